@@ -1,0 +1,3 @@
+from .calculator import mcp
+
+__all__ = ["mcp"]

@@ -1,0 +1,55 @@
+"""The command line's root: which commands there are, and how their errors are shown."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import typer
+
+from osmosis_ai.cli import eval, test
+from osmosis_ai.errors import OsmosisError
+
+__all__ = ["app", "run"]
+
+COULD_NOT_START = 2
+
+# Root of what typer raises for a command line it can't read; of the whole family it exports only this member.
+_BadCommandLine: Any = typer.BadParameter.__base__
+
+app = typer.Typer(
+    name="osmosis",
+    help="Run, score and debug rollouts of an MCP repository, locally.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("test")(test.test)
+app.add_typer(eval.app, name="eval")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Show the version and exit.")
+) -> None:
+    if version:
+        from osmosis_ai import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def run() -> int:
+    """Run the command line and give its exit code."""
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except OsmosisError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except _BadCommandLine as error:
+        print(f"error: {error.format_message()}", file=sys.stderr)
+        if error.ctx is not None:
+            print(f"See {error.ctx.command_path} --help", file=sys.stderr)
+    return COULD_NOT_START

@@ -1,0 +1,273 @@
+"""What `test` and `eval` do once their options are known: check, load, probe, run, print."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+
+import anyio
+import msgspec
+
+from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.options import RunOptions
+from osmosis_ai.cli.progress import RunProgress, checking
+from osmosis_ai.cli.report import print_report
+from osmosis_ai.dataset import DatasetSummary, open_dataset
+from osmosis_ai.environment import load_env_files
+from osmosis_ai.errors import DatasetError, StartError, StoreError
+from osmosis_ai.runtime.logs import new_log
+from osmosis_ai.runtime.masking import Masker
+from osmosis_ai.runtime.planning import Prepared, RunRequest, check_output, find_tools, prepare
+from osmosis_ai.runtime.pool import Pool, PoolOptions, default_workers, open_pool
+from osmosis_ai.runtime.report import Report, build_report, results_object, run_summary
+from osmosis_ai.runtime.resume import find_resumable, run_config, run_identity
+from osmosis_ai.runtime.run import Run, RunPlan
+from osmosis_ai.runtime.store import Completed, RunStore
+from osmosis_ai.runtime.tasks import task_group
+
+__all__ = ["execute"]
+
+FAILED = 1
+COULD_NOT_START = 2
+INTERRUPTED = 130
+GRACE_SECONDS = 10.0
+
+
+def execute(request: RunRequest, options: RunOptions, *, fail_under: float | None = None) -> int:
+    """Run what was asked for and print what came out.
+
+    Args:
+        request: What to run.
+        options: How to show it.
+        fail_under: The least mean of every function for exit code 0.
+
+    Returns:
+        The exit code.
+    """
+    cwd = Path.cwd()
+    load_env_files(cwd)
+    output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
+    try:
+        _, repository = find_tools(request.mcp, cwd)
+        load_env_files(repository.root)
+        keys = [key for key in (request.api_key, request.baseline_api_key) if key]
+        masker = Masker.from_environment(os.environ, keys)
+        output = Output(masker.text, quiet=options.quiet)
+        output_file = check_output(options.output, cwd)
+        prepared = prepare(request, cwd, os.environ)
+        return asyncio.run(_Execution(prepared, options, output, masker, output_file, fail_under).run())
+    except StartError as error:
+        output.fail(str(error))
+        return COULD_NOT_START
+    except StoreError as error:
+        output.fail(str(error))
+        return FAILED
+
+
+class _Execution:
+    """One run of a command, from a prepared request to the exit code."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        options: RunOptions,
+        output: Output,
+        masker: Masker,
+        output_file: Path | None,
+        fail_under: float | None,
+    ) -> None:
+        self._prepared = prepared
+        self._plan = prepared.plan
+        self._options = options
+        self._output = output
+        self._masker = masker
+        self._output_file = output_file
+        self._fail_under = fail_under
+        self._interrupted = False
+        self._scope: anyio.CancelScope
+        self._pool: Pool | None = None
+        self._run: Run | None = None
+        self._progress: RunProgress
+
+    async def run(self) -> int:
+        """Run it all; gives the exit code."""
+        output = self._output
+        for banner in self._prepared.banners:
+            output.say(banner)
+        for problem in self._prepared.problems:
+            output.warn(f"{problem.file}:{problem.line}: {problem.message}")
+        self._scope = anyio.CancelScope()
+        with self._interrupts(), self._scope, self._open_store() as store:
+            return await self._run_with(store)
+        output.warn("interrupted before the first rollout")
+        return INTERRUPTED
+
+    async def _run_with(self, store: RunStore) -> int:
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(task_group())
+            check = _DatasetCheck(self._plan, checking(self._output))
+            group.start_soon(check.run)
+            try:
+                pool = self._pool = await stack.enter_async_context(
+                    open_pool(self._prepared.worker, self._pool_options(store))
+                )
+            finally:
+                # Raises what is wrong with the dataset first, whatever is wrong with the repository.
+                summary = await check.summary()
+            plan = self._plan = msgspec.structs.replace(self._plan, total_rows=summary.count)
+            self._introduce(pool, summary)
+            for policy in plan.policies:
+                await pool.probe(policy, price=plan.max_cost is not None)
+            run = self._run = await self._begin(store, pool, summary)
+            started = monotonic()
+            with self._progress as progress:
+                async with task_group() as ticker:
+                    ticker.start_soon(progress.keep_showing)
+                    await run.execute()
+                    ticker.cancel_scope.cancel()
+            wall_ms = (monotonic() - started) * 1000
+            return await self._finish(store, pool, run, wall_ms)
+
+    async def _begin(self, store: RunStore, pool: Pool, summary: DatasetSummary) -> Run:
+        plan, options = self._plan, self._options
+        identity = run_identity(plan, summary.sha256, pool.loaded.tool_sources)
+        completed: Completed | None = None
+        if options.resume or options.resume_run or options.retry_failed:
+            run_id = find_resumable(store, plan.command, identity, options.resume_run, finished=options.retry_failed)
+            await store.resume_run(run_id)
+            completed = store.completed_keys(run_id)
+            self._output.say(f"resuming run {run_id}: {len(completed.keys)} rollouts are recorded")
+        else:
+            run_id = await store.create_run(plan.command, identity=identity, config=run_config(plan, pool.loaded))
+        done = 0 if completed is None else len(completed.keys) - (len(completed.failed) if options.retry_failed else 0)
+        self._progress = RunProgress(self._output, plan.total_rollouts, pool.oldest, done=done)
+        return Run(run_id, plan, pool, store, self._progress, completed=completed, retry_failed=options.retry_failed)
+
+    async def _finish(self, store: RunStore, pool: Pool, run: Run, wall_ms: float) -> int:
+        plan = self._plan
+        report = build_report(plan, pool.loaded.functions, store.outcomes(run.id))
+        unfinished = self._interrupted or run.out_of_budget
+        await store.mark(run.id, "interrupted" if unfinished else "finished", run_summary(report))
+        if run.out_of_budget:
+            self._output.warn(f"stopped: the budget of ${plan.max_cost:g} (--max-cost) is spent")
+        self._print(plan, report, store, run.id, wall_ms)
+        return self._exit_code(report)
+
+    def _open_store(self) -> RunStore:
+        try:
+            return RunStore.open(Path(self._plan.root), masker=self._masker)
+        except StoreError as error:
+            raise StartError(str(error)) from error
+
+    def _pool_options(self, store: RunStore) -> PoolOptions:
+        options, plan = self._options, self._plan
+        workers = options.workers if options.workers is not None else default_workers(plan.batch_size)
+        return PoolOptions(
+            workers=workers,
+            worker_memory=options.worker_memory,
+            log=str(new_log(store.path.parent)),
+            debug=options.debug,
+            keys=[spec.api_key for spec in plan.policies.values() if spec.api_key],
+        )
+
+    def _introduce(self, pool: Pool, summary: DatasetSummary) -> None:
+        plan, output = self._plan, self._output
+        for problem in pool.loaded.problems:
+            output.warn(f"not scored with: {problem.message}")
+        tools = ", ".join(tool["function"]["name"] for tool in pool.loaded.tools) or "none"
+        policies = " against ".join(spec.name for spec in plan.policies.values())
+        runs = f" × {plan.n}" if plan.n > 1 else ""
+        output.say(f"{policies} on {summary.count} rows{runs} of {plan.dataset}")
+        output.say(f"tools: {tools}")
+        output.say(f"scored with: {', '.join(pool.loaded.functions) or 'nothing'}")
+
+    def _print(self, plan: RunPlan, report: Report, store: RunStore, run_id: str, wall_ms: float) -> None:
+        if self._output_file is not None or self._options.json:
+            result = results_object(plan, report, lambda: store.outcomes(run_id), wall_ms=wall_ms, run_id=run_id)
+            data = self._masker.encoded(msgspec.json.encode(result))
+            if self._output_file is not None:
+                self._output_file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+            if self._options.json:
+                self._output.line(data.decode("utf-8"))
+                return
+        print_report(self._output, plan, report, wall_ms=wall_ms, run_id=run_id)
+        if self._output_file is not None:
+            self._output.say(f"results written to {self._output_file}")
+
+    def _exit_code(self, report: Report) -> int:
+        if self._interrupted:
+            return INTERRUPTED
+        if not report.whole:
+            return FAILED
+        if self._fail_under is not None:
+            low = [name for name, statistics in report.functions.items() if statistics.mean < self._fail_under]
+            for name in low:
+                self._output.warn(
+                    f"{name}: the mean {report.functions[name].mean:.3f} is under {self._fail_under:g} (--fail-under)"
+                )
+            if low:
+                return FAILED
+        return 0
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        """Ctrl-C once stops the run with a grace, twice ends it at once."""
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            if self._run is None:
+                self._scope.cancel()
+                return
+            self._output.warn(f"stopping: what runs has {GRACE_SECONDS:.0f} s to finish; Ctrl-C again ends at once")
+            self._run.stop()
+            loop.call_later(GRACE_SECONDS, self._run.cancel)
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self._interrupted:
+                if self._pool is not None:
+                    self._pool.kill()
+                os._exit(INTERRUPTED)
+            self._interrupted = True
+            loop.call_soon_threadsafe(stop)
+
+        previous = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+
+class _DatasetCheck:
+    """Checks every row while the workers load the repository."""
+
+    def __init__(self, plan: RunPlan, progress: Callable[[int, int], None]) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._done = anyio.Event()
+        self._summary: DatasetSummary | None = None
+        self._error: DatasetError | None = None
+
+    async def run(self) -> None:
+        plan = self._plan
+        try:
+            dataset = open_dataset(Path(plan.dataset))
+            self._summary = await anyio.to_thread.run_sync(
+                lambda: dataset.check(offset=plan.offset, limit=plan.limit, progress=self._progress)
+            )
+        except DatasetError as error:
+            self._error = error
+        self._done.set()
+
+    async def summary(self) -> DatasetSummary:
+        """What the check found; raises DatasetError."""
+        await self._done.wait()
+        if self._summary is None:
+            assert self._error is not None
+            raise self._error
+        return self._summary

@@ -1,0 +1,187 @@
+"""What is in a repository: its root, and which of the folders and files it may have exist."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from osmosis_ai.errors import UsageError
+from osmosis_ai.records import Record
+
+__all__ = ["McpSource", "Repository", "find_repository", "parse_mcp_source", "show_url"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A git-sync repository on disk. Every path is absolute; what doesn't exist is None.
+
+    `mcp_dir` is the folder with the tools' entry point, None when the tools come from a URL or an `mcp.json`.
+    """
+
+    root: Path
+    mcp_dir: Path | None = None
+    reward_dir: Path | None = None
+    rubric_dir: Path | None = None
+    dataset: Path | None = None
+
+
+class McpSource(Record, frozen=True):
+    """Where the tools come from.
+
+    `kind` is `directory` (`path` is the entry point, `main.py` or the file that was named), `config` (`path` is the
+    `mcp.json`) or `url`. `server_name` is the variable named after the colon in `mcp/main.py:name`.
+    """
+
+    kind: Literal["directory", "url", "config"]
+    path: str | None = None
+    url: str | None = None
+    server_name: str | None = None
+
+    def __repr__(self) -> str:
+        """A URL may carry a key in its query, which must not reach a log."""
+        url = None if self.url is None else show_url(self.url)
+        return f"McpSource(kind={self.kind!r}, path={self.path!r}, url={url!r}, server_name={self.server_name!r})"
+
+
+def find_repository(mcp: str | None, cwd: Path) -> Repository:
+    """Find the repository an `--mcp` value belongs to.
+
+    Its root is the parent of the tools' folder; the working directory if `mcp` is None, a URL or an `mcp.json`.
+
+    Args:
+        mcp: The option's value, None if it wasn't given.
+        cwd: The working directory that a relative path starts from.
+
+    Raises:
+        UsageError: The value can't be used; see `parse_mcp_source`.
+    """
+    root = _absolute(cwd)
+    mcp_dir = _folder(root / "mcp")
+    if mcp is not None:
+        source = parse_mcp_source(mcp, cwd)
+        mcp_dir = Path(source.path).parent if source.kind == "directory" and source.path is not None else None
+        root = mcp_dir.parent if mcp_dir is not None else root
+    dataset = root / "test_data.jsonl"
+    return Repository(
+        root=root,
+        mcp_dir=mcp_dir,
+        reward_dir=_folder(root / "reward_fn"),
+        rubric_dir=_folder(root / "reward_rubric"),
+        dataset=dataset if dataset.is_file() else None,
+    )
+
+
+def parse_mcp_source(text: str, cwd: Path) -> McpSource:
+    """Read an `--mcp` value: `DIR`, `DIR/main.py`, either with `:name`, a URL, or an `mcp.json` file.
+
+    Args:
+        text: The value as it was typed.
+        cwd: The working directory that a relative path starts from.
+
+    Raises:
+        UsageError: The path doesn't exist, the folder has no `main.py`, the file is neither Python nor JSON, or the URL
+            isn't one. Names and keys in a URL are left out of the message.
+    """
+    if not text.strip():
+        raise UsageError("--mcp is empty: name a folder with main.py, a URL or an mcp.json file")
+    if _SCHEME.match(text):
+        _check_url(text)
+        return McpSource("url", url=text)
+    try:
+        return _on_disk(text, cwd)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--mcp {_shown(text)} can't be read: {reason}") from None
+
+
+def show_url(url: str) -> str:
+    """Return a URL without what may be secret in it: user, password, query and fragment."""
+    scheme, _, rest = url.partition("://")
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    port = authority.rpartition("]")[2].partition(":")[2]
+    if "@" in authority:
+        rest = rest[authority.rindex("@") + 1 :]
+    elif "@" in rest and port and not port.isdecimal():
+        # A password with an unescaped / ? or # in it: everything before the last @ belongs to it.
+        rest = rest.rpartition("@")[2]
+    return f"{scheme}://{re.split(r'[?#]', rest, maxsplit=1)[0]}"
+
+
+def _on_disk(text: str, cwd: Path) -> McpSource:
+    path, name = _absolute(cwd, text), None
+    if not path.exists():
+        before, _, after = text.rpartition(":")
+        # A single letter before the colon is a Windows drive.
+        if len(before) > 1 and after.isidentifier():
+            path, name = _absolute(cwd, before), after
+    if path.is_dir():
+        if not (path / "main.py").is_file():
+            raise UsageError(_no_main(text if name is None else before, path))
+        return McpSource("directory", path=str(path / "main.py"), server_name=name)
+    if not path.exists():
+        missing = f"there is no {path}" if _shown(text) == text else "there is no such path"
+        raise UsageError(
+            f"--mcp {_shown(text)}: {missing}; name a folder with main.py, a Python file, a URL or an mcp.json file"
+        )
+    if not path.is_file():
+        raise UsageError(f"--mcp {_shown(text)} is neither a folder nor a file")
+    if path.suffix == ".py":
+        return McpSource("directory", path=str(path), server_name=name)
+    if path.suffix == ".json":
+        if name is not None:
+            raise UsageError(f"--mcp {_shown(text)}: a name after the colon goes with a Python file, not with .json")
+        return McpSource("config", path=str(path))
+    raise UsageError(
+        f"--mcp {_shown(text)} is neither a Python file (the one that creates the server, usually main.py) "
+        "nor a .json file (an mcp.json)"
+    )
+
+
+def _no_main(text: str, path: Path) -> str:
+    entries = sorted(path.iterdir())
+    python = [entry.name for entry in entries if entry.suffix == ".py" and entry.is_file()]
+    start = f"--mcp {_shown(text)}: the folder has no main.py, which creates the MCP server"
+    if (path / "mcp" / "main.py").is_file():
+        return f"{start}; its subfolder has one: --mcp {Path(text, 'mcp')}"
+    if python:
+        listed = ", ".join(python[:5]) + (", …" if len(python) > 5 else "")
+        return f"{start}; found {listed}. Name the file that does, as in --mcp {Path(text, python[0])}"
+    names = [entry.name + "/" * entry.is_dir() for entry in entries]
+    found = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+    return f"{start}; {f'found {found}' if names else 'it is empty'}"
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        valid = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if any(ord(character) <= 32 or ord(character) == 127 for character in url):
+        valid = False
+    if not valid:
+        raise UsageError(f"--mcp {show_url(url)!r} is not a valid URL; it looks like http://localhost:8000/mcp")
+    if parts.scheme.lower() not in ("http", "https"):
+        raise UsageError(f"--mcp {show_url(url)!r}: only http:// and https:// URLs can be used")
+
+
+def _shown(text: str) -> str:
+    """A URL without its scheme looks like a path; what precedes its @ is not for a message."""
+    if re.match(r"[^/\\@]*:[^@]*@", text):
+        return re.split(r"[?#]", text.rpartition("@")[2], maxsplit=1)[0]
+    return text
+
+
+def _folder(path: Path) -> Path | None:
+    return path if path.is_dir() else None
+
+
+def _absolute(cwd: Path, text: str = "") -> Path:
+    # Not resolve(): a linked mcp folder belongs to the repository that has the link. Not absolute(): it keeps "..".
+    return Path(os.path.abspath(cwd / text))  # noqa: PTH100 - see above

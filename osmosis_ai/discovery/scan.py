@@ -1,0 +1,491 @@
+"""Functions and tools, read from source without importing it.
+
+Decorators are recognised by name, as written or as imported, so a file is understood even when what it imports isn't
+installed. A file that can't be read or parsed becomes a `Problem`, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import io
+import stat
+import tokenize
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from osmosis_ai.discovery.repository import Repository
+from osmosis_ai.errors import FunctionError
+from osmosis_ai.records import FunctionRef, Record
+
+__all__ = [
+    "MAX_FILE_BYTES",
+    "Component",
+    "Problem",
+    "ScanResult",
+    "discovered_refs",
+    "resolve_function",
+    "scan_functions",
+    "scan_tools",
+]
+
+MAX_FILE_BYTES = 5_000_000
+
+_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
+_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Component(Record, frozen=True):
+    """One function or tool found in source.
+
+    `file` is relative to the repository's root, with forward slashes; `line` is that of the `def`. `module` is the
+    import path from the root. `name` is the function's, or the tool's if it was given one. `parameters` are names in
+    order, `*args` and `**kwargs` with their stars.
+    """
+
+    kind: Literal["reward", "rubric", "tool"]
+    name: str
+    file: str
+    line: int
+    module: str
+    is_async: bool = False
+    parameters: tuple[str, ...] = ()
+
+
+class Problem(Record, frozen=True):
+    """A file or folder that could not be read, and why; `file` is relative to the repository's root."""
+
+    file: str
+    line: int | None
+    message: str
+
+
+class ScanResult(Record, frozen=True):
+    """What a scan found, in order of file and line, and what it could not read."""
+
+    components: list[Component]
+    problems: list[Problem]
+
+
+def scan_functions(folder: Path, root: Path, kind: Literal["reward", "rubric"]) -> ScanResult:
+    """Find the `@osmosis_reward` or `@osmosis_rubric` functions in a folder and its subfolders.
+
+    Only functions at a module's top level count, also those under an `if` or `try`: others can't be imported by name.
+
+    Args:
+        folder: The folder to search, in `root`; one that doesn't exist has nothing in it.
+        root: The repository's root, absolute.
+        kind: Which of the two decorators to look for.
+    """
+
+    def find(tree: ast.Module, file: str, module: str) -> Iterator[Component]:
+        aliases = _aliases(tree)
+        # A later definition of the same name replaces the earlier one, as it does at run time.
+        found = {node.name: node for node in _functions(tree) if _decorated(node, aliases) == kind}
+        for node in found.values():
+            yield _component(kind, node.name, node, file, module)
+
+    return _scan(folder, root, find)
+
+
+def scan_tools(mcp_dir: Path, root: Path) -> ScanResult:
+    """Find the tools declared by `@mcp.tool`, under whatever name the server goes, in a folder and its subfolders.
+
+    Tools declared inside a function count too (`def register(server): @server.tool ...`). Tools that are added by a
+    call or mounted are only known to the running server.
+
+    Args:
+        mcp_dir: The folder to search, in `root`; one that doesn't exist has nothing in it.
+        root: The repository's root, absolute.
+    """
+
+    def find(tree: ast.Module, file: str, module: str) -> Iterator[Component]:
+        aliases = _aliases(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                name = next(filter(None, (_tool_name(item, node, aliases) for item in node.decorator_list)), None)
+                if name is not None:
+                    yield _component("tool", name, node, file, module)
+
+    return _scan(mcp_dir, root, find)
+
+
+def discovered_refs(repository: Repository) -> tuple[list[FunctionRef], list[Problem]]:
+    """The reward functions of a repository, and what could not be read while looking for them."""
+    if repository.reward_dir is None:
+        return [], []
+    result = scan_functions(repository.reward_dir, repository.root, "reward")
+    return [_ref(component, repository.root) for component in result.components], result.problems
+
+
+def resolve_function(spec: str, components: Sequence[Component], root: Path, cwd: Path) -> FunctionRef:
+    """Find the function that `module:function`, or a discovered function's bare name, stands for.
+
+    A module is looked for from the repository's root, then from the working directory, then among installed packages.
+    Nothing is imported; whether the function is in it is read from the source as far as that can tell.
+
+    Args:
+        spec: What the user wrote.
+        components: The functions discovered in the repository.
+        root: The repository's root, absolute.
+        cwd: The working directory, absolute.
+
+    Raises:
+        FunctionError: There is no such module or function, the bare name stands for several, or the source can't be
+            read. The message lists what there is.
+    """
+    module, colon, attribute = (part.strip() for part in spec.partition(":"))
+    if not colon:
+        return _by_name(module, components, root)
+    if not attribute.isidentifier() or not all(module.split(".")) or any(mark in module for mark in "/\\"):
+        raise FunctionError(_malformed(spec, module, attribute))
+    for component in components:
+        if (component.module, component.name) == (module, attribute):
+            return _ref(component, root)
+    if module.endswith(".py"):
+        raise FunctionError(_malformed(spec, module, attribute))
+    found = [(base, _find_module(module, base)) for base in dict.fromkeys((root, cwd))]
+    for base, module_spec in found:
+        if module_spec is not None and module_spec.origin is not None:
+            return _in_file(spec, module, attribute, base, Path(module_spec.origin))
+    if _is_installed(module, [base for base, _ in found]):
+        return FunctionRef(f"{module}:{attribute}", module, attribute, str(root))
+    if any(module_spec is not None for _, module_spec in found):
+        message = f"{spec}: {module} is a folder, and the function is in a file of it. {_discovered(components)}"
+        raise FunctionError(message)
+    places = " or ".join(str(base) for base, _ in found)
+    near = _near(module, [component.module for component in components])
+    raise FunctionError(f"{spec}: there is no module {module} in {places}{near} {_discovered(components)}")
+
+
+# Resolving
+
+
+def _by_name(name: str, components: Sequence[Component], root: Path) -> FunctionRef:
+    if not name:
+        raise FunctionError("a function's name is empty; write MODULE:FUNCTION or a discovered function's name")
+    candidates = [component for component in components if component.name == name]
+    if len(candidates) == 1:
+        return _ref(candidates[0], root)
+    if candidates:
+        listed = ", ".join(f"{component.module}:{component.name}" for component in candidates)
+        raise FunctionError(f"{name}: {len(candidates)} functions have this name: {listed}. Write one of these instead")
+    near = _near(name, [component.name for component in components])
+    raise FunctionError(f"{name}: no discovered function has this name{near} {_discovered(components)}")
+
+
+def _malformed(spec: str, module: str, attribute: str) -> str:
+    if attribute.isidentifier() and module:
+        path = module.replace("\\", "/").removeprefix("./")
+        dotted = path.removesuffix(".py").strip("/").replace("/", ".")
+        if dotted != module and all(dotted.split(".")):
+            return f"{spec}: the module is written with dots: {dotted}:{attribute}"
+    return f"{spec!r} names no function; write MODULE:FUNCTION, for example reward_fn.compute_reward:my_reward"
+
+
+def _find_module(module: str, base: Path) -> ModuleSpec | None:
+    """Look a module up in a folder by Python's own rules, without importing its parents."""
+    PathFinder.invalidate_caches()
+    places = [str(base)]
+    spec = None
+    for part in module.split("."):
+        # The bare part: a dotted name would make the finder ask for the imported parent.
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            return None
+        places = list(spec.submodule_search_locations or [])
+    return spec
+
+
+def _is_installed(module: str, bases: Iterable[Path]) -> bool:
+    top = module.partition(".")[0]
+    for base in bases:
+        own = _find_module(top, base)
+        if own is not None and own.origin is not None:
+            return False
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
+
+
+def _in_file(spec: str, module: str, attribute: str, base: Path, file: Path) -> FunctionRef:
+    shown = _relative(file, base)
+    name = f"{module}:{attribute}"
+    if file.suffix != ".py":
+        return FunctionRef(name, module, attribute, str(base), file=shown)
+    try:
+        tree = _parse(file)
+    except _Unreadable as error:
+        place = shown if error.line is None else f"{shown}:{error.line}"
+        raise FunctionError(f"{spec}: {place}: {error.message}") from None
+    functions = {node.name: node for node in _functions(tree)}
+    if attribute in functions:
+        node = functions[attribute]
+        kind = _decorated(node, _aliases(tree)) or "reward"
+        return FunctionRef(name, module, attribute, str(base), kind=kind, file=shown, line=node.lineno)
+    bound = _bound_names(tree)
+    if attribute in bound or _binds_names_dynamically(tree):
+        return FunctionRef(name, module, attribute, str(base), file=shown, line=bound.get(attribute))
+    listed = ", ".join(functions) if functions else "none"
+    near = _near(attribute, functions)
+    raise FunctionError(f"{spec}: there is no {attribute} in {shown}{near} Its functions: {listed}")
+
+
+def _ref(component: Component, root: Path) -> FunctionRef:
+    return FunctionRef(
+        f"{component.module}:{component.name}",
+        component.module,
+        component.name,
+        str(root),
+        kind="rubric" if component.kind == "rubric" else "reward",
+        file=component.file,
+        line=component.line,
+    )
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"; did you mean {close[0]}?" if close else "."
+
+
+def _discovered(components: Sequence[Component]) -> str:
+    if not components:
+        return "No functions were discovered in the repository"
+    names = [f"{component.module}:{component.name}" for component in components]
+    return f"Discovered: {', '.join(names[:20])}" + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+# Files
+
+
+class _Unreadable(Exception):  # noqa: N818 - says what the file is, and never leaves this module
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+
+
+def _scan(folder: Path, root: Path, find: Callable[[ast.Module, str, str], Iterator[Component]]) -> ScanResult:
+    components: list[Component] = []
+    problems: list[Problem] = []
+    for path in _python_files(folder, root, problems):
+        file = _relative(path, root)
+        parts = Path(file).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        try:
+            found = list(find(_parse(path), file, module))
+        except _Unreadable as error:
+            problems.append(Problem(file, error.line, error.message))
+            continue
+        dotted = next((part for part in parts[:-1] if "." in part), None)
+        if dotted is not None and found:
+            message = f"can't be imported from the folder {dotted}: a folder's name can't have a dot in it"
+            problems.append(Problem(file, found[0].line, message))
+            continue
+        components += found
+    components.sort(key=lambda component: (component.file, component.line))
+    problems.sort(key=lambda problem: problem.file)
+    return ScanResult(components, problems)
+
+
+def _python_files(folder: Path, root: Path, problems: list[Problem]) -> Iterator[Path]:
+    real_root = root.resolve()
+    seen: set[Path] = set()
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        try:
+            is_folder, is_link = path.is_dir(), path.is_symlink()
+            if not is_folder and (path.suffix != ".py" or path == folder):
+                continue
+            if is_link and not path.exists():
+                raise _Unreadable("a link to something that doesn't exist")
+            real = path.resolve()
+            if not real.is_relative_to(real_root):
+                raise _Unreadable("a link to a place outside the repository")
+            if real in seen:
+                continue
+            seen.add(real)
+            if not is_folder:
+                yield path
+            elif not (path / "pyvenv.cfg").exists():
+                entries = sorted(path.iterdir(), reverse=True)
+                waiting += [entry for entry in entries if entry.name[0] != "." and entry.name not in _SKIPPED_FOLDERS]
+        except _Unreadable as error:
+            problems.append(Problem(_relative(path, root), None, error.message))
+        except OSError as error:
+            problems.append(Problem(_relative(path, root), None, f"can't be read: {error.strerror or error}"))
+
+
+def _relative(path: Path, root: Path) -> str:
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise _Unreadable("not a regular file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise _Unreadable(f"larger than {MAX_FILE_BYTES // 1_000_000} MB, too large to be source")
+        data = path.read_bytes()
+    except OSError as error:
+        raise _Unreadable(f"can't be read: {error.strerror or error}") from None
+    source = _decoded(data)
+    try:
+        with warnings.catch_warnings():
+            # What the compiler thinks of the file's escapes is said when it is imported.
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
+    except SyntaxError as error:
+        raise _Unreadable(f"{type(error).__name__}: {error.msg}", error.lineno) from None
+    except ValueError as error:
+        raise _Unreadable(f"can't be parsed: {error}") from None
+    except (RecursionError, MemoryError):
+        raise _Unreadable("can't be parsed: nested too deeply") from None
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"not UTF-8 (byte 0x{data[error.start]:02x}), and no other encoding is declared"
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError):
+        raise _Unreadable(message, line) from None
+
+
+# Source
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported, in order, without those inside functions and classes."""
+    waiting: list[ast.AST] = [*reversed(tree.body)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        children: list[ast.AST] = []
+        for field in ("body", "handlers", "cases", "orelse", "finalbody"):
+            if field == "body" and isinstance(node, ast.If) and _never_on_import(node.test):
+                continue
+            inner = getattr(node, field, None)
+            children += inner if isinstance(inner, list) else []
+        waiting += reversed(children)
+
+
+def _never_on_import(test: ast.expr) -> bool:
+    """Whether a condition is `__name__ == "__main__"` or `TYPE_CHECKING`."""
+    if isinstance(test, ast.Compare):
+        sides = [test.left, *test.comparators]
+        return any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides) and isinstance(
+            test.ops[0], ast.Eq
+        )
+    return _dotted(test, {}).rpartition(".")[2] == "TYPE_CHECKING"
+
+
+def _functions(tree: ast.Module) -> Iterator[_Function]:
+    return (node for node in _statements(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """What each imported name stands for: `from osmosis_ai import osmosis_reward as r` gives r its full name."""
+    aliases = {}
+    for node in _statements(tree):
+        if isinstance(node, ast.Import):
+            aliases.update({name.asname: name.name for name in node.names if name.asname})
+        elif isinstance(node, ast.ImportFrom):
+            aliases.update({name.asname or name.name: f"{node.module or ''}.{name.name}" for name in node.names})
+    return aliases
+
+
+def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
+    """The full name an expression such as `a.b` or `a.b()` refers to; empty if it isn't one."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([aliases.get(node.id, node.id), *reversed(parts)])
+
+
+_DECORATORS: dict[str, Literal["reward", "rubric"]] = {"osmosis_reward": "reward", "osmosis_rubric": "rubric"}
+
+
+def _decorated(node: _Function, aliases: dict[str, str]) -> Literal["reward", "rubric"] | None:
+    for decorator in node.decorator_list:
+        # The last part decides, so that a name passed on by the repository's own module counts too.
+        kind = _DECORATORS.get(_dotted(decorator, aliases).rpartition(".")[2])
+        if kind is not None:
+            return kind
+    return None
+
+
+def _tool_name(decorator: ast.expr, node: _Function, aliases: dict[str, str]) -> str | None:
+    call = decorator if isinstance(decorator, ast.Call) else None
+    target = decorator if call is None else call.func
+    if not (isinstance(target, ast.Attribute) and target.attr == "tool"):
+        package, _, name = _dotted(target, aliases).rpartition(".")
+        if name != "tool" or package.partition(".")[0] not in ("fastmcp", "mcp"):
+            return None
+    given = [] if call is None else [*call.args[:1], *(item.value for item in call.keywords if item.arg == "name")]
+    for value in reversed(given):
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            return value.value
+    return node.name
+
+
+def _component(
+    kind: Literal["reward", "rubric", "tool"], name: str, node: _Function, file: str, module: str
+) -> Component:
+    arguments = node.args
+    parameters = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    parameters += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+    parameters += [argument.arg for argument in arguments.kwonlyargs]
+    parameters += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
+    is_async = isinstance(node, ast.AsyncFunctionDef)
+    return Component(kind, name, file, node.lineno, module, is_async, tuple(parameters))
+
+
+def _bound_names(tree: ast.Module) -> dict[str, int]:
+    """The names a module binds when it is imported, other than functions, with their lines."""
+    names: dict[str, int] = {}
+    for node in _statements(tree):
+        if isinstance(node, ast.ClassDef):
+            names[node.name] = node.lineno
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for name in node.names:
+                names[name.asname or name.name.partition(".")[0]] = node.lineno
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if isinstance(node, ast.AnnAssign) and node.value is None:
+                continue
+            parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, (ast.expr, ast.withitem))]
+            stored = [name for part in parts for name in ast.walk(part) if isinstance(name, ast.Name)]
+            names.update({name.id: name.lineno for name in stored if isinstance(name.ctx, ast.Store)})
+    return names
+
+
+def _binds_names_dynamically(tree: ast.Module) -> bool:
+    """Whether the module may bind names that can't be read from it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("globals", "exec"):
+            return True
+        if isinstance(node, (ast.Global, ast.Match)):
+            return True
+    return any(node.name == "__getattr__" for node in _functions(tree))

@@ -1,0 +1,118 @@
+"""The whole error tree. Everything this package raises on purpose has one root, OsmosisError.
+
+    OsmosisError
+    ├── StartError                 the run can't start: exit code 2, one clear message
+    │   ├── UsageError             an option, an argument or a file named on the command line
+    │   ├── DatasetError           rows that are missing or malformed
+    │   ├── RepositoryError        mcp/ can't be loaded, or holds no server or two
+    │   ├── FunctionError          a reward function that isn't there or has the wrong form
+    │   └── ModelStartError        the model can't be reached, is unknown, or refuses the key
+    ├── ModelError                 one model request failed (a rollout's failure, origin `model`)
+    ├── ToolError                  a tool call failed (goes back to the model as a result)
+    ├── ScoreError                 a score could not be computed (origin `reward` or `rubric`)
+    ├── WorkerError                a worker process died, or could not be started
+    └── StoreError                 the run store can't be read or written
+
+What happens inside a rollout is data, not an exception that travels: see `records.Failure`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DatasetError",
+    "FunctionError",
+    "ModelError",
+    "ModelStartError",
+    "OsmosisError",
+    "RepositoryError",
+    "ScoreError",
+    "StartError",
+    "StoreError",
+    "ToolError",
+    "UsageError",
+    "WorkerError",
+]
+
+
+class OsmosisError(Exception):
+    """Root of every error this package raises on purpose."""
+
+
+class StartError(OsmosisError):
+    """The run can't start. The message says what is wrong, where, and what to do."""
+
+
+class UsageError(StartError):
+    """An option, an argument or a file named on the command line can't be used."""
+
+
+class DatasetError(StartError):
+    """The dataset is missing, empty or malformed."""
+
+
+class RepositoryError(StartError):
+    """The repository's `mcp/` can't be loaded, or holds no server, or two."""
+
+
+class FunctionError(StartError):
+    """A reward function that doesn't exist, can't be loaded or has the wrong form."""
+
+
+class ModelStartError(StartError):
+    """The model can't be reached, is unknown, or refuses the key."""
+
+
+class ModelError(OsmosisError):
+    """One model request failed.
+
+    Args:
+        message: What happened, naming the endpoint or model, without any key.
+        kind: A short cause for grouping: `refused`, `timeout`, `dropped`, `rate_limit`, `overloaded`,
+            `auth`, `not_found`, `bad_request`, `bad_reply`, `unknown_model`.
+        status: The HTTP status, if there was a reply.
+        retry_after: Seconds the endpoint asked to wait, if it said so.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str,
+        status: int | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.status = status
+        self.retry_after = retry_after
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later."""
+        return self.kind in {"timeout", "dropped", "rate_limit", "overloaded"}
+
+
+class ToolError(OsmosisError):
+    """A tool call failed. `kind` is a short cause for grouping, as in `records.ToolCall.error`."""
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class ScoreError(OsmosisError):
+    """A score could not be computed; `file` and `line` point into the user's code when known."""
+
+    def __init__(self, message: str, *, kind: str, file: str | None = None, line: int | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.file = file
+        self.line = line
+
+
+class WorkerError(OsmosisError):
+    """A worker process died, or could not be started."""
+
+
+class StoreError(OsmosisError):
+    """The run store can't be read or written."""

@@ -1,0 +1,145 @@
+"""MCP tool → OpenAI function; tool result → text for the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from osmosis_ai.records import Tool
+
+__all__ = ["TOOL_CONTENT_LIMIT", "clean", "convert_result", "convert_tool", "truncate"]
+
+TOOL_CONTENT_LIMIT = 256 * 1024
+"""Characters of one text, image or file that a record keeps; of a longer one, its size and SHA-256."""
+
+
+def convert_tool(tool: dict[str, Any], prefix: str = "") -> Tool:
+    """Turn an MCP tool into an OpenAI function. Its JSON Schema passes verbatim.
+
+    Args:
+        tool: The tool as in the protocol: `name`, `description`, `inputSchema`.
+        prefix: What goes before the name.
+    """
+    return {
+        "type": "function",
+        "function": {
+            "name": prefix + tool["name"],
+            "description": tool.get("description") or "",
+            "parameters": tool.get("inputSchema") or {"type": "object", "properties": {}},
+        },
+    }
+
+
+def convert_result(result: dict[str, Any]) -> tuple[str, Any]:
+    """Turn a tool's result into the text the model reads and what that text leaves out.
+
+    Texts and embedded text files are joined by newlines; images, audio and other files become a placeholder such as
+    `[image image/png, 1234 bytes]`. Without any text the structured content is given as JSON.
+
+    Args:
+        result: The result as in the protocol: `content`, `structuredContent`.
+
+    Returns:
+        The text, always encodable as UTF-8, and None or `{"blocks": […], "structured": …}`: the blocks shown as
+        placeholders and the structured content, as far as the text doesn't say the same.
+    """
+    lines, kept, has_text = [], [], False
+    for block in result.get("content") or []:
+        text = _text(block)
+        if text is None:
+            lines.append(_placeholder(block))
+            kept.append({key: value for key, value in block.items() if value is not None})
+        else:
+            lines.append(text)
+            has_text = True
+    structured = result.get("structuredContent")
+    if structured is not None and not has_text:
+        lines.append(_json(structured))
+    text = clean("\n".join(lines))
+    content: dict[str, Any] = {}
+    if kept:
+        content["blocks"] = kept
+    if structured is not None and has_text and not _says_the_same(text, structured):
+        content["structured"] = structured
+    return text, _bounded(content) if content else None
+
+
+def truncate(text: str, limit: int) -> tuple[str, int | None]:
+    """Cut a text to `limit` characters, followed by a note to the model that says how much was cut.
+
+    Returns:
+        The text and None, or the cut text and the original length in characters.
+    """
+    if len(text) <= limit:
+        return text, None
+    cut = len(text) - limit
+    return f"{text[:limit]}\n[output truncated: {cut:,} of {len(text):,} characters were cut]", len(text)
+
+
+def clean(text: str) -> str:
+    """Replace lone surrogates, so that the text can be encoded as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _text(block: dict[str, Any]) -> str | None:
+    if block.get("type") == "text":
+        return str(block.get("text") or "")
+    if block.get("type") == "resource" and isinstance(block["resource"].get("text"), str):
+        return str(block["resource"]["text"])
+    return None
+
+
+def _placeholder(block: dict[str, Any]) -> str:
+    kind = str(block.get("type"))
+    if kind == "resource_link":
+        return f"[link {block.get('uri')}]"
+    source = block.get("resource") or block
+    data = source.get("blob") or source.get("data") or ""
+    described = [kind if kind != "resource" else "file", source.get("mimeType"), source.get("uri")]
+    # Four characters of base64 are three bytes, less the padding.
+    size = len(data) * 3 // 4 - data[-2:].count("=")
+    return f"[{' '.join(str(part) for part in described if part)}, {size} bytes]"
+
+
+def _bounded(value: Any) -> Any:
+    """Give the value without the texts in it that are over the limit; when that is still too much, only its size."""
+    value = _short(value)
+    encoded = _json(value)
+    return value if len(encoded) <= 4 * TOOL_CONTENT_LIMIT else _digest(encoded)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {clean(str(key)): _short(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    if isinstance(value, str):
+        return clean(value) if len(value) <= TOOL_CONTENT_LIMIT else _digest(value)
+    return value
+
+
+def _digest(text: str) -> dict[str, Any]:
+    encoded = text.encode("utf-8", "replace")
+    return {"omitted_bytes": len(encoded), "sha256": hashlib.sha256(encoded).hexdigest()}
+
+
+def _says_the_same(text: str, structured: Any) -> bool:
+    readings = [structured]
+    # Servers wrap a result that is no object: {"result": 3}.
+    if isinstance(structured, dict) and set(structured) == {"result"}:
+        readings.append(structured["result"])
+    if text in readings:
+        return True
+    try:
+        return json.loads(text) in readings
+    except (ValueError, RecursionError):
+        return False
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

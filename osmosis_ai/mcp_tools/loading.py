@@ -1,0 +1,230 @@
+"""Import a repository's `mcp/main.py` the way `python mcp/main.py` would, and find the server in it.
+
+For workers only: loading changes `sys.path`, `sys.argv` and `sys.modules` of the process, once, and nothing is undone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import re
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from osmosis_ai.errors import RepositoryError
+from osmosis_ai.tracebacks import describe, locate
+
+__all__ = ["load_server", "prepare_path", "uncached_imports"]
+
+_USUAL_NAMES = ("mcp", "server", "app")
+
+
+def prepare_path(mcp_dir: Path, root: Path) -> None:
+    """Make imports in this process work as in `python mcp/main.py` started in the repository's root.
+
+    `sys.path` begins with the mcp directory, then the root. The SDK is imported first, so that `mcp` never means the
+    repository's own folder. Call it once, before any code of the repository is imported.
+
+    Args:
+        mcp_dir: The folder that holds `main.py`.
+        root: The repository's root folder.
+    """
+    import fastmcp  # noqa: F401
+    import mcp.types  # noqa: F401
+
+    first = [str(mcp_dir.resolve()), str(root.resolve())]
+    sys.path[:] = first + [entry for entry in sys.path if entry not in first]
+    uncached_imports(root)
+
+
+def uncached_imports(root: Path) -> None:
+    """Import the repository's modules from their source only: no `__pycache__` is read or written under `root`.
+
+    Python trusts a cached module whose source has the same size and the same modification time in whole seconds, so
+    two saves within a second could bring back the old code. Installed packages keep their cache.
+
+    Args:
+        root: The repository's root folder.
+    """
+    root = root.resolve()
+    finder = FileFinder.path_hook((ExtensionFileLoader, EXTENSION_SUFFIXES), (_UncachedLoader, SOURCE_SUFFIXES))
+
+    def hook(path: str) -> Any:
+        folder = Path(path).resolve()
+        if not folder.is_relative_to(root) or {"site-packages", "dist-packages"} & set(folder.parts):
+            raise ImportError(path)
+        return finder(path)
+
+    sys.path_hooks.insert(0, hook)
+    for path in list(sys.path_importer_cache):
+        if Path(path).resolve().is_relative_to(root):
+            del sys.path_importer_cache[path]
+
+
+class _UncachedLoader(SourceFileLoader):
+    def path_stats(self, path: str) -> Any:
+        # The documented answer of a loader that can't say how old a source is: it is compiled anew.
+        raise OSError(path)
+
+
+def load_server(entry: Path, name: str | None = None) -> Any:
+    """Import `main.py` under the module name `main` and give the MCP server in it.
+
+    The server is what `name` says, else the module's `mcp`, `server` or `app`, else the only server there.
+    `prepare_path` comes first.
+
+    Args:
+        entry: The path of `main.py`; the folder above its own is the repository's root.
+        name: The server's variable name, as in `mcp/main.py:name`.
+
+    Returns:
+        A `fastmcp.FastMCP`, or the MCP SDK's `FastMCP` (1.x) or `MCPServer` (2.x).
+
+    Raises:
+        RepositoryError: `main.py` is missing, can't be imported, or holds no server or several. The message names the
+            user's file and line and their exception.
+    """
+    entry = entry.resolve()
+    root = entry.parent.parent
+    shown = entry.relative_to(root).as_posix()
+    if not entry.is_file():
+        raise RepositoryError(f"{shown}: there is no such file; it is where the MCP server is created")
+    module = _import_main(entry, root, shown)
+    servers = {key: value for key, value in vars(module).items() if _is_server(value)}
+    if name is not None:
+        return _named(module, name, servers, shown)
+    for usual in _USUAL_NAMES:
+        if usual in servers:
+            return servers[usual]
+    distinct = list({id(server): server for server in servers.values()}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    if distinct:
+        raise RepositoryError(
+            f"{shown}: holds {len(distinct)} servers: {_listed(servers)}. "
+            f"Name the one to use, as in `--mcp {shown}:{next(iter(servers))}`, or call it `mcp`."
+        )
+    raise RepositoryError(_no_server(module, shown, entry.parent))
+
+
+def _import_main(entry: Path, root: Path, shown: str) -> ModuleType:
+    loaded = sys.modules.get("main")
+    if loaded is not None:
+        if getattr(loaded, "__file__", None) == str(entry):
+            return loaded
+        raise RepositoryError(f"{shown}: another module called `main` is already loaded in this process")
+    spec = importlib.util.spec_from_file_location("main", entry, loader=_UncachedLoader("main", str(entry)))
+    if spec is None or spec.loader is None:  # never so for a path and a loader
+        raise RepositoryError(f"{shown}: is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.argv[:] = [str(entry)]
+    # Registered before it runs, so that `from main import mcp` in a tool module finds this very module.
+    sys.modules["main"] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as exc:  # whatever the user's code raises, SystemExit too, is the repository's failure
+        sys.modules.pop("main", None)
+        raise RepositoryError(_import_failure(exc, entry, root, shown)) from exc
+    return module
+
+
+def _import_failure(exc: BaseException, entry: Path, root: Path, shown: str) -> str:
+    place = locate(exc, root)
+    message = f"{place or shown}: {describe(exc)}"
+    if place is not None and place.text:
+        message += f"\n    {place.text}"
+    hint = _hint(exc, entry.parent, root, place.text if place else "")
+    return f"{message}\n{hint}" if hint else message
+
+
+def _hint(exc: BaseException, mcp_dir: Path, root: Path, line: str) -> str | None:
+    if isinstance(exc, ImportError):
+        missing = exc.name or ""
+        text = str(exc)
+        if missing.startswith("mcp.server.fastmcp") or (missing == "mcp.server" and "'FastMCP'" in text):
+            return (
+                "The installed MCP SDK is version 2, which has no FastMCP of its own. "
+                "Write `from fastmcp import FastMCP` instead, or install `mcp<2`."
+            )
+        if missing.startswith("mcp.server.mcpserver") or (missing == "mcp.server" and "'MCPServer'" in text):
+            return (
+                "The installed MCP SDK is version 1, which has no MCPServer. "
+                "Write `from fastmcp import FastMCP` instead, or install `mcp>=2`."
+            )
+        package = missing.partition(".")[0]
+        if isinstance(exc, ModuleNotFoundError) and package and package not in sys.modules:
+            here = [folder / form for folder in (mcp_dir, root) for form in (package, f"{package}.py")]
+            if not any(path.exists() for path in here):
+                return f"Install what provides it into this environment, for example: pip install {package}"
+    if isinstance(exc, SystemExit):
+        return "The code ended the process while it was imported."
+    if isinstance(exc, KeyboardInterrupt):
+        return "The import was interrupted."
+    if re.search(r"\.run(_\w+)?\(", line):
+        return 'Start the server only when the file is run itself: put it under `if __name__ == "__main__":`.'
+    return None
+
+
+def _named(module: ModuleType, name: str, servers: dict[str, Any], shown: str) -> Any:
+    if name in servers:
+        return servers[name]
+    found = f"The servers there: {_listed(servers)}." if servers else "There is no server in it at all."
+    if hasattr(module, name):
+        raise RepositoryError(f"{shown}: `{name}` is {_kind(getattr(module, name))}, not an MCP server. {found}")
+    raise RepositoryError(f"{shown}: has no `{name}`. {found}")
+
+
+def _no_server(module: ModuleType, shown: str, mcp_dir: Path) -> str:
+    message = f"{shown}: no MCP server found, in `mcp`, `server`, `app` or any other name"
+    near = [
+        f"`{usual}` is {_kind(getattr(module, usual))}"
+        for usual in _USUAL_NAMES
+        if hasattr(module, usual) and not isinstance(getattr(module, usual), ModuleType)
+    ]
+    message += f" ({'; '.join(near)}). " if near else ". "
+    for other in list(sys.modules.values()):
+        file = getattr(other, "__file__", None)
+        if file and other is not module and Path(file).is_relative_to(mcp_dir):
+            for key, value in list(vars(other).items()):
+                if _is_server(value):
+                    return message + f"There is one elsewhere; import it there: `from {other.__name__} import {key}`"
+    return message + (
+        'Create it when the module is imported, outside of functions and of `if __name__ == "__main__":`, '
+        'for example: `from fastmcp import FastMCP`, then `mcp = FastMCP("tools")`'
+    )
+
+
+def _is_server(value: object) -> bool:
+    return isinstance(value, _server_types())
+
+
+@functools.cache
+def _server_types() -> tuple[type, ...]:
+    from fastmcp import FastMCP
+
+    types: list[type] = [FastMCP]
+    # One of the two exists, by SDK generation.
+    for module, attribute in (("mcp.server.fastmcp", "FastMCP"), ("mcp.server.mcpserver", "MCPServer")):
+        try:
+            types.append(getattr(importlib.import_module(module), attribute))
+        except ModuleNotFoundError:
+            continue
+    return tuple(types)
+
+
+def _listed(servers: dict[str, Any]) -> str:
+    names: dict[int, list[str]] = {}
+    for key, server in servers.items():
+        names.setdefault(id(server), []).append(f"`{key}`")
+    return ", ".join(" = ".join(same) for same in names.values())
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

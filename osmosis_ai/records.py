@@ -1,0 +1,214 @@
+"""What crosses process boundaries and what is stored: plain, frozen, JSON-able data without behaviour.
+
+Messages are plain dicts in the OpenAI chat format, because repositories' functions receive them as such and
+because fields that aren't ours (`reasoning_content`, provider extras) must survive.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+Message: TypeAlias = dict[str, Any]
+"""One chat message: {"role": …, "content": …, …}."""
+
+Tool: TypeAlias = dict[str, Any]
+"""One tool as the model sees it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+
+Origin: TypeAlias = Literal["model", "tool", "reward", "rubric", "timeout", "worker", "dataset"]
+FinishReason: TypeAlias = Literal["stop", "length", "max_turns", "max_tokens_total", "timeout", "error"]
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of every record: immutable, and encoded without the fields that hold their default."""
+
+
+class Row(Record, frozen=True):
+    """One dataset row.
+
+    `index` is the absolute position in the file; `id` identifies the row by its content and its occurrence number
+    among equal rows, and stays the same when rows around it move. `extra` holds every other column.
+    """
+
+    index: int
+    id: str
+    system_prompt: str
+    user_prompt: str
+    ground_truth: str | None = None
+    extra: dict[str, Any] = {}
+
+
+class Failure(Record, frozen=True):
+    """Why something failed and where that came from.
+
+    `kind` is a short cause for grouping (`exception`, `exit`, `refused`, `not_finite`, …); `file` and `line` point
+    into the user's code when it is to blame. `detail` is a longer text, a traceback for example.
+    """
+
+    origin: Origin
+    message: str
+    kind: str = ""
+    file: str | None = None
+    line: int | None = None
+    detail: str | None = None
+
+
+class Usage(Record, frozen=True):
+    """Tokens of one or more model calls."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class Completion(Record, frozen=True):
+    """One model reply.
+
+    `message` is the assistant message as it goes into the conversation. `attempts` counts requests, retries included.
+    `cost_usd` is None when no price is known. `logprobs` and `token_ids` are kept as the endpoint gave them.
+    """
+
+    message: Message
+    finish_reason: str = "stop"
+    usage: Usage = Usage()
+    model: str | None = None
+    logprobs: Any = None
+    token_ids: Any = None
+    attempts: int = 1
+    cost_usd: float | None = None
+    cached: bool = False
+
+
+class Turn(Record, frozen=True):
+    """One model call of a rollout, without its message (that is in the trajectory). Times in milliseconds."""
+
+    index: int
+    finish_reason: str
+    usage: Usage
+    duration_ms: float
+    model: str | None = None
+    params: dict[str, Any] = {}
+    logprobs: Any = None
+    token_ids: Any = None
+    attempts: int = 1
+    cost_usd: float | None = None
+    cached: bool = False
+
+
+class ToolCall(Record, frozen=True):
+    """One tool call of a rollout.
+
+    `arguments` is the text the model wrote; `error` is None or the cause: `unknown_tool`, `bad_json`, `schema`,
+    `exception`, `timeout`, `session`. `truncated_from` is the result's length in characters when it was cut for the
+    model. `content` keeps what the model saw only as a placeholder: structured content, images, files.
+    """
+
+    turn: int
+    id: str
+    name: str
+    arguments: str
+    duration_ms: float
+    error: str | None = None
+    truncated_from: int | None = None
+    content: Any = None
+
+
+class Rollout(Record, frozen=True):
+    """One finished rollout: what was run, what came out, and what it took. Times in milliseconds.
+
+    `failure` is None when the rollout ended without error, whatever its score. `messages` is the whole trajectory,
+    system and user message included; a rollout that failed keeps what it had. `samples` are completions that tools
+    asked the rollout's model for; they count in `usage` and `cost_usd`, but aren't part of the conversation.
+    """
+
+    id: str
+    row_index: int
+    row_id: str
+    run_index: int
+    policy: str
+    messages: list[Message]
+    finish_reason: FinishReason
+    duration_ms: float
+    failure: Failure | None = None
+    usage: Usage = Usage()
+    turns: list[Turn] = []
+    tool_calls: list[ToolCall] = []
+    samples: list[Turn] = []
+    cost_usd: float | None = None
+
+
+class Score(Record, frozen=True):
+    """One function's score of one rollout; exactly one of `value` and `failure` is set."""
+
+    function: str
+    value: float | None = None
+    failure: Failure | None = None
+    duration_ms: float = 0.0
+    explanation: str | None = None
+
+
+class CallOutcome(Record, frozen=True):
+    """One tool call without its text."""
+
+    name: str
+    duration_ms: float
+    error: str | None = None
+
+
+class Outcome(Record, frozen=True):
+    """One stored rollout without its trajectory, with its scores."""
+
+    id: str
+    row_index: int
+    row_id: str
+    run_index: int
+    policy: str
+    finish_reason: FinishReason
+    duration_ms: float
+    failure: Failure | None
+    usage: Usage
+    cost_usd: float | None
+    calls: list[CallOutcome]
+    scores: dict[str, Score]
+
+    @property
+    def reward(self) -> float | None:
+        """The only function's score, else the mean of them; None when one is missing."""
+        values = [score.value for score in self.scores.values() if score.value is not None]
+        return sum(values) / len(values) if values and len(values) == len(self.scores) else None
+
+
+class FunctionRef(Record, frozen=True):
+    """A reward or rubric function, named but not loaded.
+
+    `name` is the label in reports (`reward_fn.compute_reward:exact_match`); `module` and `attribute` say how to import
+    it, with `root` first on `sys.path`; `file` is its source when known.
+    """
+
+    name: str
+    module: str
+    attribute: str
+    root: str
+    kind: Literal["reward", "rubric"] = "reward"
+    file: str | None = None
+    line: int | None = None
+
+
+class ModelSpec(Record, frozen=True):
+    """Which model, where, and how to ask it.
+
+    `name` is what reports show, `model` is what is sent. `engine` chooses the implementation. `api_key` never leaves
+    the processes of a run: it is not stored, logged or shown.
+    """
+
+    name: str
+    engine: Literal["litellm", "openai_compatible", "offline"]
+    model: str
+    base_url: str | None = None
+    api_key: str | None = None
+    params: dict[str, Any] = {}
+    request_timeout: float = 300.0
+
+    def __repr__(self) -> str:
+        return f"ModelSpec(name={self.name!r}, engine={self.engine!r}, base_url={self.base_url!r})"

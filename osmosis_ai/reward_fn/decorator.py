@@ -1,0 +1,48 @@
+"""The decorator of reward functions. Imports nothing heavy: repositories import it in every reward file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from osmosis_ai.reward_fn.signature import Expected, check_signature, wrap
+
+__all__ = ["osmosis_reward"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STR = frozenset({"str"})
+_DICT = frozenset({"dict"})
+_EXPECTED = (
+    Expected("solution_str: str", (_STR,)),
+    Expected("ground_truth: str", (_STR,)),
+    Expected("extra_info: dict = None", (_DICT, _DICT | {"None"}), default=True),
+)
+_FORM = "(solution_str: str, ground_truth: str, extra_info: dict = None, **kwargs) -> float"
+
+
+def osmosis_reward(function: F) -> F:
+    """Mark a function, sync or async, as a reward function.
+
+    A function whose first parameter is `solution_str` must have the classic signature
+    `(solution_str: str, ground_truth: str, extra_info: dict = None, **kwargs) -> float`, where `extra_info` may also be
+    `dict | None`, further parameters need a default, and the return annotation may be missing. Its result must be a
+    float: neither an int nor a bool is one. Any other function is accepted as it is, and its result isn't looked at.
+
+    A `data_source` argument is dropped from a call when the function can't take it.
+
+    Args:
+        function: The function to mark.
+
+    Returns:
+        A wrapper with the original at `__wrapped__`. It raises TypeError when the classic function returns no float.
+
+    Raises:
+        TypeError: The classic signature is not kept; the message says where and what to write.
+    """
+    parameters = inspect.signature(function).parameters
+    classic = next(iter(parameters), None) == "solution_str"
+    if classic:
+        check_signature(function, "@osmosis_reward", _EXPECTED, _FORM)
+    return wrap(function, "@osmosis_reward", "reward", returns_float=classic)

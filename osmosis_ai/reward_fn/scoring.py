@@ -1,0 +1,369 @@
+"""Loads a reward or rubric function and calls it on a trajectory. What it does wrong becomes a Score with a Failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import functools
+import importlib
+import importlib.util
+import inspect
+import math
+import numbers
+import reprlib
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from time import perf_counter
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+import anyio
+
+from osmosis_ai import tracebacks
+from osmosis_ai.errors import FunctionError
+from osmosis_ai.records import Failure, FunctionRef, Message, Record, Score
+from osmosis_ai.reward_fn.signature import annotation_members
+
+__all__ = ["Form", "Scorer", "ScoringInput", "load_scorer", "scoring_form"]
+
+Form: TypeAlias = Literal["simple", "full"]
+
+_FORMS: dict[str, tuple[Form, tuple[str, ...]]] = {
+    "solution_str": ("simple", ("solution_str", "ground_truth", "extra_info", "data_source")),
+    "messages": ("full", ("messages", "ground_truth", "metadata", "data_source")),
+}
+_TWO_FORMS = (
+    "the simple form is (solution_str, ground_truth, extra_info), the full form (messages, ground_truth, metadata)"
+)
+
+
+class ScoringInput(Record, frozen=True):
+    """What a function scores: a rollout's messages, and the dataset row it came from.
+
+    `extra` holds the row's columns other than the prompts and `ground_truth`; `row_index` is the absolute position in
+    the file.
+    """
+
+    messages: list[Message]
+    ground_truth: str | None
+    row_index: int
+    extra: dict[str, Any]
+
+
+class Scorer:
+    """A loaded function that scores trajectories. Made by `load_scorer`.
+
+    Args:
+        ref: Where the function is.
+        function: The function, or anything callable with one of the two forms.
+
+    Raises:
+        FunctionError: The function has neither form, or needs an argument that nothing gives.
+    """
+
+    def __init__(self, ref: FunctionRef, function: Callable[..., Any]) -> None:
+        self.ref = ref
+        self.form = scoring_form(function)
+        self._function = function
+        self._root = Path(ref.root)
+        self._awaitable = _is_coroutine_function(function)
+        bound = function.keywords if isinstance(function, functools.partial) else {}
+        signature = inspect.signature(function)
+        _, self._offered = _FORMS[next(iter(signature.parameters))]
+        self._parameters = [p for name, p in signature.parameters.items() if name not in bound]
+        self._takes_any = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
+        for parameter in self._parameters:
+            if _is_required(parameter) and parameter.name not in self._offered:
+                raise FunctionError(
+                    f"parameter `{parameter.name}` has no default, and the runtime doesn't pass it: {_TWO_FORMS}. "
+                    f"Give `{parameter.name}` a default, or read it from the row's columns"
+                )
+        self._needs_ground_truth = any(
+            p.name == "ground_truth" and _is_required(p) and annotation_members(p.annotation, function) == {"str"}
+            for p in self._parameters
+        )
+
+    async def score(self, trajectory: ScoringInput, timeout: float) -> Score:  # noqa: ASYNC109 - part of the result
+        """Call the function on a trajectory.
+
+        A function of the simple form gets the text of the last assistant message, which is empty when that message
+        only calls tools. `extra_info` and `metadata` are the row's other columns with `row_index` and `ground_truth`,
+        and `data_source` is passed on from the row. Only the parameters the function has are passed, as copies of its
+        own. A sync function runs in a thread, which is left behind when the time is over. An int, a bool and any other
+        real number count as the float of the same value.
+
+        Args:
+            trajectory: What to score.
+            timeout: Seconds the function may take.
+
+        Returns:
+            The score, or the failure of a function that raised, took too long or gave no finite number.
+        """
+        started = perf_counter()
+        if self._needs_ground_truth and trajectory.ground_truth is None:
+            outcome: float | Failure = self._failure(
+                "no_ground_truth",
+                f"row {trajectory.row_index} has no ground_truth, and `ground_truth: str` needs one; "
+                "write `ground_truth: str | None` for a function that can do without",
+            )
+        else:
+            outcome = await self._limited(trajectory, timeout)
+        duration_ms = round((perf_counter() - started) * 1000, 3)
+        if isinstance(outcome, Failure):
+            return Score(self.ref.name, failure=outcome, duration_ms=duration_ms)
+        return Score(self.ref.name, value=outcome, duration_ms=duration_ms)
+
+    async def _limited(self, trajectory: ScoringInput, seconds: float) -> float | Failure:
+        outcomes: list[float | Failure] = []
+
+        async def run() -> None:
+            outcomes.append(await self._call(trajectory))
+
+        # In a task of its own the function may swallow a cancellation, cancel its task or raise CancelledError; the
+        # outer task still tells whose it was: that of the time limit here, or of whoever cancels the scoring.
+        with anyio.move_on_after(seconds) as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(run)
+        if scope.cancelled_caught:
+            return self._failure("timeout", f"took longer than {seconds:g} s")
+        return outcomes[0]
+
+    async def _call(self, trajectory: ScoringInput) -> float | Failure:
+        try:
+            args, kwargs = self._arguments(trajectory)
+            if self._awaitable:
+                result = await self._function(*args, **kwargs)
+            else:
+                result, error = await _in_thread(functools.partial(self._function, *args, **kwargs), self.ref.name)
+                if error is not None:
+                    return self._raised(error)
+                if inspect.isawaitable(result):
+                    result = await result
+            return self._number(result)
+        except BaseException as error:  # noqa: BLE001 - whatever the function raises, SystemExit too, is this score's record
+            return self._raised(error)
+
+    def _arguments(self, trajectory: ScoringInput) -> tuple[list[Any], dict[str, Any]]:
+        names = {p.name for p in self._parameters}
+        values: dict[str, Any] = {}
+        for name in self._offered:
+            if name not in names and not self._takes_any:
+                continue
+            if name == "data_source":
+                if name in trajectory.extra or any(p.name == name and _is_required(p) for p in self._parameters):
+                    values[name] = copy.deepcopy(trajectory.extra.get(name))
+            else:
+                values[name] = _value(name, trajectory)
+        args = []
+        for parameter in self._parameters:
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                args.append(values.pop(parameter.name, parameter.default))
+        return args, values
+
+    def _number(self, result: Any) -> float | Failure:
+        if not isinstance(result, numbers.Real):
+            shown = f"{reprlib.repr(result)}, which is of type {type(result).__name__}"
+            return self._failure("wrong_type", f"returned {shown}; a score is a finite number")
+        try:
+            value = float(result)
+        except OverflowError:
+            return self._failure("not_finite", "returned a number too large for a float")
+        if not math.isfinite(value):
+            return self._failure("not_finite", f"returned {value}; a score is a finite number")
+        return value
+
+    def _raised(self, error: BaseException) -> Failure:
+        place = tracebacks.locate(error, self._root)
+        return self._failure(
+            "exit" if isinstance(error, SystemExit) else "exception",
+            tracebacks.describe(error),
+            (place.file, place.line) if place is not None else None,
+            tracebacks.short_traceback(error, self._root),
+        )
+
+    def _failure(
+        self, kind: str, message: str, place: tuple[str, int] | None = None, detail: str | None = None
+    ) -> Failure:
+        file, line = place or self._definition()
+        return Failure(self.ref.kind, message, kind=kind, file=file, line=line, detail=detail)
+
+    def _definition(self) -> tuple[str | None, int | None]:
+        """Where the function is written, for failures that have no line of their own."""
+        code = getattr(inspect.unwrap(_innermost(self._function)), "__code__", None)
+        if code is None:
+            return self.ref.file, self.ref.line
+        path = Path(code.co_filename)
+        file = path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else str(path)
+        return file, code.co_firstlineno
+
+
+def load_scorer(ref: FunctionRef) -> Scorer:
+    """Import a function's module and make its Scorer. `ref.root` must be on `sys.path` already.
+
+    Args:
+        ref: The function.
+
+    Raises:
+        FunctionError: The module can't be imported (with the user's file and line and what was raised there), has no
+            such function, or the function has neither of the two forms.
+    """
+    module = _load_module(ref)
+    where = ref.file or ref.module
+    if not hasattr(module, ref.attribute):
+        there = ", ".join(_usable_names(module)) or "none"
+        raise FunctionError(f"{where} has no function `{ref.attribute}`; functions in it that can score: {there}")
+    function = getattr(module, ref.attribute)
+    if not callable(function):
+        raise FunctionError(
+            f"`{ref.attribute}` in {where} is of type {type(function).__name__} and can't be called: name a function"
+        )
+    try:
+        return Scorer(ref, function)
+    except FunctionError as error:
+        raise FunctionError(f"{where}: `{ref.attribute}`: {error}") from None
+
+
+def scoring_form(function: Callable[..., Any]) -> Form:
+    """Tell a function's form by the name of its first parameter: `solution_str` is simple, `messages` is full.
+
+    Args:
+        function: Anything callable.
+
+    Raises:
+        FunctionError: It is neither, or its signature can't be read; the message says which two forms there are.
+    """
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise FunctionError(f"its signature can't be read ({error}); {_TWO_FORMS}") from None
+    if not parameters:
+        raise FunctionError(f"it takes no parameters; {_TWO_FORMS}")
+    first = parameters[0]
+    if first.name not in _FORMS or first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD):
+        raise FunctionError(f"its first parameter is `{first}`; {_TWO_FORMS}")
+    return _FORMS[first.name][0]
+
+
+def _load_module(ref: FunctionRef) -> ModuleType:
+    file = Path(ref.root, ref.file) if ref.file is not None else None
+    try:
+        if file is not None and not file.stem.isidentifier():
+            module = _import_by_location(ref.module, file)
+        else:
+            module = importlib.import_module(ref.module)
+    except (Exception, SystemExit) as error:
+        raise FunctionError(_import_problem(ref, error)) from error
+    loaded = getattr(module, "__file__", None)
+    if file is not None and loaded is not None and file.exists() and not file.samefile(loaded):
+        raise FunctionError(
+            f"{ref.file} can't be imported: the name `{ref.module}` already stands for another module. Rename the file"
+        )
+    return module
+
+
+def _import_by_location(name: str, file: Path) -> ModuleType:
+    """Import a file whose name no import statement could hold, such as `exact-match.v2.py`."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file.name} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_problem(ref: FunctionRef, error: BaseException) -> str:
+    place = tracebacks.locate(error, Path(ref.root))
+    if place is not None:
+        return f"{place}: {tracebacks.describe(error)}"
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and (ref.module == missing or ref.module.startswith(missing + ".")):
+        return f"there is no module `{ref.module}` in {ref.root} or on the Python path"
+    return f"{ref.file or ref.module}: {tracebacks.describe(error)}"
+
+
+def _usable_names(module: ModuleType) -> list[str]:
+    names = []
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or not callable(value):
+            continue
+        try:
+            scoring_form(value)
+        except FunctionError:
+            continue
+        names.append(name)
+    return names
+
+
+def _value(name: str, trajectory: ScoringInput) -> Any:
+    if name == "solution_str":
+        return _last_answer(trajectory.messages)
+    if name == "ground_truth":
+        return trajectory.ground_truth
+    if name == "messages":
+        return copy.deepcopy(trajectory.messages)
+    return {
+        **copy.deepcopy(trajectory.extra),
+        "row_index": trajectory.row_index,
+        "ground_truth": trajectory.ground_truth,
+    }
+
+
+def _last_answer(messages: list[Message]) -> str:
+    for message in reversed(messages):
+        if message.get("role") == "assistant":
+            content = message.get("content")
+            if isinstance(content, str):
+                return content
+            parts = content if isinstance(content, list) else []
+            texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+            return "".join(text for text in texts if isinstance(text, str))
+    return ""
+
+
+async def _in_thread(call: Callable[[], Any], name: str) -> tuple[Any, BaseException | None]:
+    """Call in a thread of its own and give the result or what was raised; a cancelled wait leaves the thread behind.
+
+    The thread is a daemon, unlike those of anyio and of executors: a function that never returns must not keep the
+    process from ending. It starts at once, so that no function's time runs while others hold a pool's threads.
+    """
+    context = contextvars.copy_context()
+    done: Future[tuple[Any, BaseException | None]] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result((context.run(call), None))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller, SystemExit and StopIteration too
+            done.set_result((None, error))
+
+    threading.Thread(target=run, name=f"score {name}", daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    function = _innermost(function)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(type(function), "__call__", None)  # noqa: B004 - asks what it is, not whether it can be called
+    )
+
+
+def _innermost(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not variadic

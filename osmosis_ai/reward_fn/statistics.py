@@ -1,0 +1,263 @@
+"""Statistics of scores: mean and its uncertainty, pass@k and pass^k, and the comparison of two policies row by row.
+
+Pure functions over plain numbers. Rows are the units that are independent of each other; the attempts of one row are
+not, so every uncertainty here is computed with rows as clusters (Miller 2024, "Adding Error Bars to Evals",
+arXiv:2411.00640).
+
+What is missing: None stands for an attempt without a score. It counts as 0 wherever scores are averaged, and never as
+a pass. An attempt that was never made is simply not in its row: it doesn't count towards the mean, and where k attempts
+are needed but the row has fewer, the lacking ones count as not passed. A row without any attempt is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from statistics import NormalDist
+
+from msgspec import field
+
+from osmosis_ai.records import Record
+
+__all__ = ["FunctionStatistics", "PairedComparison", "paired", "pass_at_k", "pass_hat_k", "summarize", "t_critical"]
+
+_KS = (1, 3, 5, 10)
+_TIE = 1e-9
+# Squares and sums of scores beyond this could exceed the range of a float, so they are scaled down meanwhile.
+_LARGE, _SCALE = 1e100, 2.0**-600
+
+
+class FunctionStatistics(Record, frozen=True):
+    """One function's scores over all rows.
+
+    `count` attempts on `rows` rows; `scored` of them have a score. In `mean`, `std` (population), `min`, `max`,
+    `standard_error` and `confidence_interval` (95 %) a missing score is 0; `mean_scored` leaves missing ones out and is
+    None when there is no score at all. The last two need two rows, else they are None. `pass_at_k` and `pass_hat_k` are
+    empty when no row has more than one attempt.
+    """
+
+    rows: int
+    count: int
+    scored: int
+    scoring_errors: int
+    mean: float
+    mean_scored: float | None
+    std: float
+    min: float
+    max: float
+    standard_error: float | None = None
+    confidence_interval: tuple[float, float] | None = None
+    pass_at_k: dict[int, float] = field(default_factory=dict)
+    pass_hat_k: dict[int, float] = field(default_factory=dict)
+
+
+class PairedComparison(Record, frozen=True):
+    """How `a` did against `b` on the same rows.
+
+    `wins` counts the rows where the mean of `a` is higher; `mean_difference` is the mean over rows of a − b, with its
+    standard error and 95 % confidence interval, which are None for fewer than two rows.
+    """
+
+    rows: int
+    wins: int
+    losses: int
+    ties: int
+    mean_difference: float
+    standard_error: float | None = None
+    confidence_interval: tuple[float, float] | None = None
+
+
+def summarize(
+    scores_by_row: Sequence[Sequence[float | None]], pass_threshold: float, *, scoring_errors: int | None = None
+) -> FunctionStatistics:
+    """Summarize one function's scores.
+
+    Args:
+        scores_by_row: For every row the scores of its attempts, finite; None is an attempt without a score.
+        pass_threshold: An attempt passes when its score is at least this.
+        scoring_errors: How many scores are missing because the function failed, rather than the rollout. By default
+            all that are missing.
+    """
+    rows = [row for row in scores_by_row if row]
+    scored = [score for row in rows for score in row if score is not None]
+    count = sum(map(len, rows))
+    filled = [[0.0 if score is None else score for score in row] for row in rows]
+    values = [score for row in filled for score in row]
+    mean = _mean(values)
+    error = _clustered_error(filled, mean)
+    return FunctionStatistics(
+        rows=len(rows),
+        count=count,
+        scored=len(scored),
+        scoring_errors=count - len(scored) if scoring_errors is None else scoring_errors,
+        mean=mean,
+        mean_scored=_mean(scored) if scored else None,
+        std=_root_of_mean_square(values, mean),
+        min=min(values, default=0.0),
+        max=max(values, default=0.0),
+        standard_error=error,
+        confidence_interval=_interval(mean, error, len(rows)),
+        **_passes(rows, pass_threshold),
+    )
+
+
+def paired(a_by_row: Sequence[Sequence[float | None]], b_by_row: Sequence[Sequence[float | None]]) -> PairedComparison:
+    """Compare two policies on the same rows by the mean score of each row.
+
+    The standard error is that of the mean of paired differences (Miller 2024, section 4.2). Means closer than 1e-9 tie.
+    Rows where either has no attempt are left out.
+
+    Args:
+        a_by_row: For every row the scores of its attempts; None is an attempt without a score and counts as 0.
+        b_by_row: The same rows, in the same order.
+
+    Raises:
+        ValueError: The two don't have the same number of rows.
+    """
+    pairs = zip(a_by_row, b_by_row, strict=True)
+    differences = [_mean(a) - _mean(b) for a, b in pairs if a and b]
+    mean = _mean(differences)
+    error = _clustered_error([(difference,) for difference in differences], mean)
+    wins = sum(difference > _TIE for difference in differences)
+    losses = sum(difference < -_TIE for difference in differences)
+    return PairedComparison(
+        rows=len(differences),
+        wins=wins,
+        losses=losses,
+        ties=len(differences) - wins - losses,
+        mean_difference=mean,
+        standard_error=error,
+        confidence_interval=_interval(mean, error, len(differences)),
+    )
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Probability that at least one of k attempts passes, estimated without bias from n attempts of which c passed.
+
+    1 − C(n−c, k) / C(n, k): Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374.
+
+    Raises:
+        ValueError: Not 1 ≤ k ≤ n, or not 0 ≤ c ≤ n.
+    """
+    _check_counts(n, c, k)
+    ways = math.comb(n, k)
+    return (ways - math.comb(n - c, k)) / ways
+
+
+def pass_hat_k(n: int, c: int, k: int) -> float:
+    """Probability that all of k attempts pass, pass^k, estimated without bias from n attempts of which c passed.
+
+    C(c, k) / C(n, k): Yao et al. 2024, "τ-bench", arXiv:2406.12045.
+
+    Raises:
+        ValueError: Not 1 ≤ k ≤ n, or not 0 ≤ c ≤ n.
+    """
+    _check_counts(n, c, k)
+    return math.comb(c, k) / math.comb(n, k)
+
+
+@lru_cache(maxsize=64)
+def t_critical(degrees: int, confidence: float = 0.95) -> float:
+    """The t for which Student's distribution has the given probability between −t and t.
+
+    Up to 200 degrees of freedom the finite series for that probability is inverted (Abramowitz & Stegun 1964, 26.7.3
+    and 26.7.4), beyond that the expansion around the normal quantile is exact to 10 digits (26.7.5).
+
+    Args:
+        degrees: Degrees of freedom, at least 1.
+        confidence: The probability, between 0 and 1.
+    """
+    if degrees > 200:
+        z = NormalDist().inv_cdf((1 + confidence) / 2)
+        terms = (
+            (z**3 + z) / 4,
+            (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+        )
+        return math.fsum([z, *(term / degrees**power for power, term in enumerate(terms, start=1))])
+    # The angle halves its interval until it is as exact as a float can be.
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _central_probability(middle, degrees) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _central_probability(angle: float, degrees: int) -> float:
+    """Probability between −t and t, where t = √degrees · tan(angle)."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= cosine * cosine * (power + 1) / (power + 2)
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total
+
+
+def _passes(rows: Sequence[Sequence[float | None]], threshold: float) -> dict[str, dict[int, float]]:
+    longest = max(map(len, rows), default=0)
+    if longest < 2:
+        return {}
+    # Rows with equal counts have equal estimates, and there are few different counts.
+    kinds = Counter((len(row), sum(score is not None and score >= threshold for score in row)) for row in rows)
+    found: dict[str, dict[int, float]] = {"pass_at_k": {}, "pass_hat_k": {}}
+    for k in _KS:
+        if k <= longest:
+            for name, estimate in (("pass_at_k", pass_at_k), ("pass_hat_k", pass_hat_k)):
+                total = math.fsum(times * estimate(max(n, k), c, k) for (n, c), times in kinds.items())
+                found[name][k] = total / len(rows)
+    return found
+
+
+def _clustered_error(rows: Sequence[Sequence[float]], mean: float) -> float | None:
+    """Standard error of the mean of all scores, with rows as clusters that may differ in size.
+
+    √(G/(G−1) · Σ_rows (Σ_attempts (score − mean))²) / N for G rows and N scores: Miller 2024, equation for clustered
+    standard errors, with the usual correction for few clusters. For rows of equal size it is the standard error of the
+    row means.
+    """
+    groups = len(rows)
+    if groups < 2:
+        return None
+    scale = _scale_for(score for row in rows for score in row)
+    residuals = (math.fsum(score * scale - mean * scale for score in row) for row in rows)
+    squares = math.fsum(residual * residual for residual in residuals)
+    return math.sqrt(squares * groups / (groups - 1)) / sum(map(len, rows)) / scale
+
+
+def _interval(mean: float, error: float | None, rows: int) -> tuple[float, float] | None:
+    if error is None:
+        return None
+    half = t_critical(rows - 1) * error
+    return mean - half, mean + half
+
+
+def _mean(scores: Sequence[float | None]) -> float:
+    if not scores:
+        return 0.0
+    values = [0.0 if score is None else score for score in scores]
+    scale = _scale_for(values)
+    return math.fsum(value * scale for value in values) / len(values) / scale
+
+
+def _root_of_mean_square(values: Sequence[float], mean: float) -> float:
+    if not values:
+        return 0.0
+    scale = _scale_for(values)
+    deviations = (value * scale - mean * scale for value in values)
+    return math.sqrt(math.fsum(deviation * deviation for deviation in deviations) / len(values)) / scale
+
+
+def _scale_for(values: Iterable[float]) -> float:
+    return _SCALE if max(map(abs, values), default=0.0) > _LARGE else 1.0
+
+
+def _check_counts(n: int, c: int, k: int) -> None:
+    if not 1 <= k <= n or not 0 <= c <= n:
+        raise ValueError(f"needs 1 <= k <= n and 0 <= c <= n, got n={n}, c={c}, k={k}")

@@ -1,0 +1,1 @@
+"""LLM-as-judge scores: the decorator of rubric functions."""

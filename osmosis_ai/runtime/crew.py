@@ -1,0 +1,441 @@
+"""The worker processes of one role: started, fed, watched and replaced.
+
+A job that loses its worker simply runs again, unless it is to blame: the job that held the event loop is, and so is a
+suspect (a job that was inside user code when the worker died) that takes down a worker of its own as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
+
+import anyio
+import anyio.abc
+import psutil
+
+from osmosis_ai import errors
+from osmosis_ai.errors import OsmosisError, StartError, WorkerError
+from osmosis_ai.records import Failure
+from osmosis_ai.runtime import frames
+from osmosis_ai.runtime.frames import Done, Event, Job, Progress
+from osmosis_ai.runtime.process import HEADER, Boot, pack, worker_main
+from osmosis_ai.runtime.tasks import task_group
+
+__all__ = ["Crew", "JobFailedError", "WorkerProcess"]
+
+LOAD_SECONDS = 120.0
+STOP_SECONDS = 5.0
+FREEZE_SECONDS = 30.0
+LOOK_SECONDS = 0.25
+MAX_LOSSES = 5
+MAX_FAILED_STARTS = 3
+
+DoneT = TypeVar("DoneT", frames.RolloutDone, frames.ScoresDone, frames.Probed)
+
+
+class JobFailedError(OsmosisError):
+    """A job can't be finished, and `failure` says why."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class WorkerLostError(WorkerError):
+    """A worker ended with jobs in it.
+
+    Args:
+        reason: How it ended.
+        culprit: The job that held its event loop, if that is why.
+        suspects: The jobs that were inside user code.
+    """
+
+    def __init__(self, reason: str, culprit: str | None, suspects: frozenset[str], seconds: float) -> None:
+        super().__init__(reason)
+        self.culprit = culprit
+        self.suspects = suspects
+        self.seconds = seconds
+
+
+class _Assignment:
+    """A job in a worker: who hears its events, and whether user code runs on its behalf."""
+
+    def __init__(self, job: Job, listen: Callable[[Progress], None]) -> None:
+        self.job = job
+        self.listen = listen
+        self.inside: set[str] = set()
+        self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+
+class WorkerProcess:
+    """One worker process, seen from the run."""
+
+    def __init__(self) -> None:
+        self.ready: frames.Ready | None = None
+        self.taken = 0
+        self.pid = 0
+        self.last_beat = anyio.current_time()
+        self.settled = anyio.Event()
+        self.leaving = anyio.Event()
+        self.ended = anyio.Event()
+        self._jobs: dict[str, _Assignment] = {}
+        self._writer: asyncio.StreamWriter
+        self._reader: asyncio.StreamReader
+        self._process: multiprocessing.process.BaseProcess
+        self._why: str | None = None
+        self._culprit: str | None = None
+        self._stuck_seconds = 0.0
+        self._not_ready: frames.NotReady | None = None
+
+    @property
+    def load(self) -> int:
+        """How many jobs it has."""
+        return len(self._jobs)
+
+    @property
+    def accepts(self) -> bool:
+        """Whether it may get a job."""
+        return self.ready is not None and not self.leaving.is_set()
+
+    async def loaded(self) -> None:
+        """Wait until it has loaded the repository.
+
+        Raises:
+            StartError: It can't, or takes too long.
+        """
+        with anyio.move_on_after(LOAD_SECONDS):
+            await self.settled.wait()
+        if self.ready is None:
+            if not self.ended.is_set():
+                self.kill(f"it did not finish within {LOAD_SECONDS:.0f} s")
+                await self.ended.wait()
+            raise self._start_error()
+
+    async def start(self, boot: Boot) -> None:
+        """Start the process; `read` must run for anything to happen."""
+        jobs, jobs_far = socket.socketpair()
+        events, events_far = socket.socketpair()
+        with jobs_far, events_far:
+            self._process = _context().Process(
+                target=worker_main, args=(jobs_far, events_far, frames.encode(boot)), name="osmosis-worker"
+            )
+            await asyncio.to_thread(self._process.start)
+        self.pid = self._process.pid or 0
+        _, self._writer = await asyncio.open_unix_connection(sock=jobs)
+        self._reader, events_writer = await asyncio.open_unix_connection(sock=events, limit=1 << 20)
+        self._events_writer = events_writer
+
+    async def run(self, job: Job, listen: Callable[[Progress], None]) -> Done:
+        """Run one job to its last event.
+
+        Raises:
+            WorkerLostError: The process ended first.
+        """
+        assignment = self._jobs[job.id] = _Assignment(job, listen)
+        self.taken += 1
+        try:
+            self._writer.write(pack(job))
+            return await assignment.done
+        except asyncio.CancelledError:
+            if not self.ended.is_set():
+                self._writer.write(pack(frames.Cancel(job.id)))
+            raise
+        finally:
+            self._jobs.pop(job.id, None)
+
+    async def read(self) -> None:
+        """Take events until the process ends; then everything that was left in it is lost."""
+        try:
+            while True:
+                (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+                self._take(frames.decode_event(await self._reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._bury()
+
+    async def stop(self) -> None:
+        """Let the process close its server properly; what takes longer is killed."""
+        if not self.ended.is_set() and self.ready is not None and not self._jobs:
+            self._writer.write(pack(frames.Stop()))
+            with anyio.move_on_after(STOP_SECONDS):
+                await self.ended.wait()
+        if not self.ended.is_set():
+            self.kill("stopped")
+            await self.ended.wait()
+
+    def kill(self, why: str) -> None:
+        """End the process and whatever it started, now."""
+        self._why = self._why or why
+        end_processes(self.pid)
+
+    def memory(self) -> int:
+        """Bytes the process holds."""
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+    def _take(self, event: Event) -> None:
+        self.last_beat = anyio.current_time()
+        if isinstance(event, Progress):
+            assignment = self._jobs.get(event.job)
+            if assignment is not None:
+                _note_user_code(assignment.inside, event)
+                assignment.listen(event)
+        elif isinstance(event, Done):
+            assignment = self._jobs.get(event.job)
+            if assignment is not None and not assignment.done.done():
+                assignment.done.set_result(event)
+        elif isinstance(event, frames.Ready):
+            self.ready = event
+            self.settled.set()
+        elif isinstance(event, frames.NotReady):
+            self._not_ready = event
+        elif isinstance(event, frames.Retiring):
+            self.leaving.set()
+        elif isinstance(event, frames.Dying):
+            self._why = event.reason
+        elif isinstance(event, frames.Stuck):
+            self._culprit, self._stuck_seconds = event.job, event.seconds
+            self._why = f"its event loop was held for {event.seconds:.0f} s"
+
+    async def _bury(self) -> None:
+        end_processes(self.pid)
+        await asyncio.to_thread(self._process.join)
+        self._writer.close()
+        self._events_writer.close()
+        for event in (self.ended, self.leaving, self.settled):
+            event.set()
+        inside = frozenset(job for job, assignment in self._jobs.items() if assignment.inside)
+        for assignment in list(self._jobs.values()):
+            if not assignment.done.done():
+                lost = WorkerLostError(self.epitaph, self._culprit, inside, self._stuck_seconds)
+                assignment.done.set_exception(lost)
+
+    @property
+    def epitaph(self) -> str:
+        """How the process ended, in words."""
+        if self._why:
+            return self._why
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    def _start_error(self) -> StartError:
+        if self._not_ready is None:
+            return StartError(f"the repository can't be loaded: while it was, the worker was lost: {self.epitaph}")
+        kind = getattr(errors, self._not_ready.error, StartError)
+        error: StartError = kind(self._not_ready.message)
+        return error
+
+
+class Crew:
+    """The workers of one role, `size` of them kept alive while the crew is `working`.
+
+    Args:
+        boot: What each worker loads.
+        size: How many workers.
+        memory_limit: Bytes a worker may hold; one that holds more is killed.
+    """
+
+    def __init__(self, boot: Boot, size: int, memory_limit: int) -> None:
+        self._boot = boot
+        self._size = size
+        self._memory_limit = memory_limit
+        self._workers: list[WorkerProcess] = []
+        self._changed = asyncio.Condition()
+        self._failed_starts = 0
+        self._start_error: StartError | None = None
+        self._solo = asyncio.Semaphore(max(size, 2))
+        self._group: anyio.abc.TaskGroup
+        self._closing = False
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        """Keep the workers alive during the block; afterwards none is left."""
+        async with task_group() as group:
+            self._group = group
+            try:
+                for _ in range(self._size):
+                    group.start_soon(self._keep_one)
+                group.start_soon(self._watch)
+                yield
+            finally:
+                self._closing = True
+                with anyio.CancelScope(shield=True):
+                    await self._stop_all()
+                group.cancel_scope.cancel()
+
+    async def ready(self) -> frames.Ready:
+        """What the first worker found when it loaded the repository.
+
+        Raises:
+            StartError: It can't be loaded.
+        """
+        worker = await self._pick()
+        assert worker.ready is not None
+        return worker.ready
+
+    async def run(
+        self, job: Job, kind: type[DoneT], listen: Callable[[Progress], None], restart: Callable[[], None]
+    ) -> DoneT:
+        """Run one job to its last event, in as many workers as it takes.
+
+        Args:
+            job: The job.
+            kind: The type of its last event.
+            listen: Hears its other events.
+            restart: Called when the job begins anew, because its worker was lost through no fault of its own.
+
+        Raises:
+            JobFailedError: The job is to blame for the loss of its worker, or none can be started.
+        """
+        losses = 0
+        alone = False
+        while True:
+            try:
+                if alone:
+                    done, fresh = await self._run_alone(job, listen), True
+                else:
+                    worker = await self._pick()
+                    fresh = worker.taken == 0
+                    done = await worker.run(job, listen)
+                assert isinstance(done, kind)
+                return done
+            except StartError as error:
+                raise JobFailedError(Failure("worker", str(error), kind="start")) from error
+            except WorkerLostError as lost:
+                losses += 1
+                if lost.culprit == job.id:
+                    raise JobFailedError(_held(lost)) from lost
+                if (lost.suspects == {job.id} and (alone or fresh)) or losses >= MAX_LOSSES:
+                    raise JobFailedError(Failure("worker", str(lost), kind="died")) from lost
+                alone = job.id in lost.suspects
+                restart()
+
+    def kill(self) -> None:
+        """End every worker now."""
+        self._closing = True
+        for worker in list(self._workers):
+            worker.kill("stopped")
+
+    async def _run_alone(self, job: Job, listen: Callable[[Progress], None]) -> Done:
+        async with self._solo:
+            worker = await self._hire()
+            # Nobody else's: it takes this one job.
+            worker.leaving.set()
+            await worker.loaded()
+            try:
+                return await worker.run(job, listen)
+            finally:
+                self._group.start_soon(worker.stop)
+
+    async def _hire(self) -> WorkerProcess:
+        worker = WorkerProcess()
+        await worker.start(self._boot)
+        self._workers.append(worker)
+        self._group.start_soon(self._attend, worker)
+        return worker
+
+    async def _pick(self) -> WorkerProcess:
+        async with self._changed:
+            while True:
+                if self._start_error is not None and not any(worker.accepts for worker in self._workers):
+                    raise self._start_error
+                free = [worker for worker in self._workers if worker.accepts]
+                if free:
+                    return min(free, key=lambda worker: worker.load)
+                await self._changed.wait()
+
+    async def _keep_one(self) -> None:
+        """Keep one worker alive: when it is lost or retires, start the next."""
+        while not self._closing and self._start_error is None:
+            worker = await self._hire()
+            try:
+                await worker.loaded()
+            except StartError as error:
+                self._failed_starts += 1
+                if self._failed_starts >= MAX_FAILED_STARTS or not any(other.ready for other in self._workers):
+                    self._start_error = error
+            else:
+                self._failed_starts = 0
+            await self._notify()
+            await worker.leaving.wait()
+
+    async def _attend(self, worker: WorkerProcess) -> None:
+        await worker.read()
+        self._workers.remove(worker)
+        await self._notify()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _watch(self) -> None:
+        """End workers that hold too much memory, that no longer show any life, or that retired and are empty."""
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            for worker in list(self._workers):
+                if worker.ended.is_set():
+                    continue
+                if worker.leaving.is_set() and worker.taken and not worker.load:
+                    worker.kill("retired")
+                elif (held := worker.memory()) > self._memory_limit:
+                    worker.kill(
+                        f"it held {held >> 20} MiB of memory, over the limit of {self._memory_limit >> 20} MiB "
+                        "(--worker-memory)"
+                    )
+                elif worker.ready and anyio.current_time() - worker.last_beat > FREEZE_SECONDS:
+                    worker.kill(f"it stood still for {FREEZE_SECONDS:.0f} s")
+
+    async def _stop_all(self) -> None:
+        async with anyio.create_task_group() as group:
+            for worker in list(self._workers):
+                group.start_soon(worker.stop)
+
+
+def end_processes(pid: int) -> None:
+    """Kill a worker's process group, and the children that left the group."""
+    try:
+        strays = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        strays = []
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    for stray in strays:
+        try:
+            stray.kill()
+        except psutil.Error:
+            continue
+
+
+def _held(lost: WorkerLostError) -> Failure:
+    return Failure("timeout", f"user code held the event loop for {lost.seconds:.0f} s", kind="blocked")
+
+
+def _note_user_code(inside: set[str], event: Progress) -> None:
+    """Keep track of the tool calls and scores that are running on a job's behalf."""
+    if isinstance(event, frames.TurnDone):
+        inside.clear()
+        inside.update(call["id"] for call in event.message.get("tool_calls") or ())
+    elif isinstance(event, frames.CallDone):
+        inside.discard(event.call.id)
+    elif isinstance(event, frames.ScoringStarted):
+        inside.add(event.function)
+
+
+def _context() -> multiprocessing.context.ForkServerContext | multiprocessing.context.SpawnContext:
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["osmosis_ai.runtime.preload"])
+        return context
+    return multiprocessing.get_context("spawn")

@@ -1,0 +1,204 @@
+"""What a run and its workers say to each other: jobs go down, events come up, each a frozen tagged record.
+
+A trajectory travels as it grows (one event per turn and per tool call), so what a worker had done is known even when it
+dies; the run puts the pieces together (`trajectory.TrajectoryBuilder`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from osmosis_ai.discovery.repository import McpSource
+from osmosis_ai.records import (
+    Failure,
+    FinishReason,
+    FunctionRef,
+    Message,
+    ModelSpec,
+    Record,
+    Row,
+    Score,
+    Tool,
+    ToolCall,
+    Turn,
+)
+
+
+class Limits(Record, frozen=True):
+    """Bounds of one rollout and its scores. Times in seconds, None means unbounded."""
+
+    max_turns: int = 10
+    timeout: float = 450.0
+    tool_timeout: float = 60.0
+    request_timeout: float = 300.0
+    reward_timeout: float = 150.0
+    max_tokens_total: int | None = None
+    max_tool_output: int = 100_000
+
+
+class WorkerSpec(Record, frozen=True):
+    """What a worker loads: the repository's tools (`mcp`), its functions, or both; and the models it may ask."""
+
+    root: str
+    limits: Limits
+    mcp: McpSource | None = None
+    policies: dict[str, ModelSpec] = {}
+    functions: list[FunctionRef] = []
+    strict_functions: bool = False
+    batch_size: int = 8
+
+
+# From the run to a worker: jobs, and orders about them.
+
+
+class RolloutJob(Record, frozen=True, tag=True):
+    """Run the agent over one row. `policy` names one of the spec's policies."""
+
+    id: str
+    row: Row
+    run_index: int
+    policy: str
+
+
+class ScoreJob(Record, frozen=True, tag=True):
+    """Score one stored trajectory with the named functions."""
+
+    id: str
+    messages: list[Message]
+    row_index: int
+    ground_truth: str | None
+    extra: dict[str, Any]
+    functions: list[str]
+
+
+class ProbeJob(Record, frozen=True, tag=True):
+    """Ask a policy's model for one small reply, to see that it answers; with `price`, also that its price is known."""
+
+    id: str
+    policy: str
+    price: bool = False
+
+
+class Cancel(Record, frozen=True, tag=True):
+    """Stop a running job. Its last event still comes."""
+
+    id: str
+
+
+class Stop(Record, frozen=True, tag=True):
+    """Close everything properly and end."""
+
+
+Job = RolloutJob | ScoreJob | ProbeJob
+Order = Job | Cancel | Stop
+
+
+# Events: from a worker to the run.
+
+
+class Ready(Record, frozen=True, tag=True):
+    """The worker has loaded everything.
+
+    `problems` are functions that could not be loaded while others could. `tool_sources` and `function_sources` are the
+    repository's files that each side imported, with a hash of their content.
+    """
+
+    tools: list[Tool] = []
+    functions: list[str] = []
+    problems: list[Failure] = []
+    tool_sources: dict[str, str] = {}
+    function_sources: dict[str, str] = {}
+
+
+class NotReady(Record, frozen=True, tag=True):
+    """The worker can't load the repository. `error` is the name of a StartError subclass."""
+
+    error: str
+    message: str
+
+
+class TurnDone(Record, frozen=True, tag=True):
+    """The model replied; the tool calls in `message` start now."""
+
+    job: str
+    turn: Turn
+    message: Message
+
+
+class SampleDone(Record, frozen=True, tag=True):
+    """A tool asked the rollout's model for a completion of its own."""
+
+    job: str
+    turn: Turn
+
+
+class CallDone(Record, frozen=True, tag=True):
+    """A tool call ended; `message` is its result for the model."""
+
+    job: str
+    call: ToolCall
+    message: Message
+
+
+class RolloutDone(Record, frozen=True, tag=True):
+    """The rollout ended; its trajectory came with the events before."""
+
+    job: str
+    finish_reason: FinishReason
+    duration_ms: float
+    failure: Failure | None = None
+
+
+class ScoringStarted(Record, frozen=True, tag=True):
+    """User code of this function runs from now on."""
+
+    job: str
+    function: str
+
+
+class ScoresDone(Record, frozen=True, tag=True):
+    """All functions of a ScoreJob are done."""
+
+    job: str
+    scores: list[Score]
+
+
+class Probed(Record, frozen=True, tag=True):
+    """The probe's answer: None, or why the model can't be used."""
+
+    job: str
+    error: str | None = None
+
+
+class Retiring(Record, frozen=True, tag=True):
+    """The worker holds something it can't let go of (a blocked thread); it should get no further jobs."""
+
+    reason: str
+
+
+class Dying(Record, frozen=True, tag=True):
+    """The worker ends because of an exception that user code let out of the event loop."""
+
+    reason: str
+
+
+class Stuck(Record, frozen=True, tag=True):
+    """The worker ends because a call has held its event loop for longer than its job may. `job` is to blame."""
+
+    job: str | None
+    seconds: float
+
+
+class Beat(Record, frozen=True, tag=True):
+    """The worker's watchdog thread still runs."""
+
+
+Progress = TurnDone | SampleDone | CallDone | ScoringStarted
+Done = RolloutDone | ScoresDone | Probed
+Event = Ready | NotReady | Progress | Done | Retiring | Dying | Stuck | Beat
+
+encode = msgspec.json.Encoder().encode
+decode_order = msgspec.json.Decoder(Order).decode
+decode_event = msgspec.json.Decoder(Event).decode

@@ -1,0 +1,127 @@
+"""User code's output: into the run's log, each line with the row it came from, never onto the command's own streams."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["LogWriter", "capture_output", "new_log"]
+
+JOB_BYTES = 1 << 20
+PROCESS_BYTES = 8 << 20
+LINE_CHARACTERS = 8192
+KEPT_LOGS = 50
+
+
+def new_log(folder: Path) -> Path:
+    """The path of a new log in a repository's `.osmosis` folder. Of older ones the latest are kept."""
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    for old in sorted(logs.glob("*.log"))[: -KEPT_LOGS + 1]:
+        old.unlink(missing_ok=True)
+    return logs / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}.log"
+
+
+class LogWriter:
+    """Appends labelled lines to a log file; several processes may append to one file.
+
+    Args:
+        path: The log file, None to keep nothing.
+        mask: Removes key values from a text.
+        live: A file descriptor that gets a copy of every line, for `--debug`.
+    """
+
+    def __init__(self, path: Path | None, mask: Callable[[str], str], live: int | None = None) -> None:
+        self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._mask = mask
+        self._live = live
+        self._written: dict[str, int] = {}
+
+    def write(self, label: str, stream: str, line: str, budget: int = JOB_BYTES) -> None:
+        """Append one line. Past the budget of its label nothing more is kept, and the log says so."""
+        size = self._written.get(label, 0)
+        if size > budget:
+            return
+        shown = line if len(line) <= LINE_CHARACTERS else f"{line[:LINE_CHARACTERS]} … ({len(line)} characters)"
+        self._written[label] = size + len(shown) + 1
+        if self._written[label] > budget:
+            shown = f"… further output left out, over {budget >> 20} MiB"
+        data = f"[{label} {stream}] {self._mask(shown)}\n".encode("utf-8", "replace")
+        for target in (self._file, self._live):
+            if target is not None:
+                os.write(target, data)
+
+    def forget(self, label: str) -> None:
+        """The label's job is over; its count is no longer needed."""
+        self._written.pop(label, None)
+
+
+class _JobStream(io.TextIOBase):
+    """Stands in for sys.stdout or sys.stderr: splits what is written into lines per job."""
+
+    def __init__(self, writer: LogWriter, stream: str, label: Callable[[], str], descriptor: int) -> None:
+        self._writer = writer
+        self._stream = stream
+        self._label = label
+        self._descriptor = descriptor
+        self._parts: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return "utf-8"
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, text: str, /) -> int:
+        label = self._label()
+        with self._lock:
+            *lines, rest = (self._parts.pop(label, "") + text).split("\n")
+            if len(rest) > LINE_CHARACTERS:
+                lines, rest = [*lines, rest], ""
+            if rest:
+                self._parts[label] = rest
+            for line in lines:
+                self._writer.write(label, self._stream, line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Unfinished lines stay until they end: several jobs share the stream."""
+
+
+def capture_output(writer: LogWriter, label: Callable[[], str]) -> None:
+    """Send this process's output to a log for the rest of its life.
+
+    `sys.stdout` and `sys.stderr` are labelled by job. What bypasses them (C code, child processes) arrives through the
+    file descriptors and can't be told apart; it is labelled as the worker's.
+
+    Args:
+        writer: Where lines go.
+        label: Names the job on whose behalf the calling code runs.
+    """
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        read_end, write_end = os.pipe()
+        os.dup2(write_end, descriptor)
+        os.close(write_end)
+        threading.Thread(target=_drain, args=(read_end, writer, name), name=f"osmosis-{name}", daemon=True).start()
+    sys.stdout = _JobStream(writer, "stdout", label, 1)
+    sys.stderr = _JobStream(writer, "stderr", label, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def _drain(descriptor: int, writer: LogWriter, stream: str) -> None:
+    with open(descriptor, "rb") as pipe:
+        while chunk := pipe.readline(LINE_CHARACTERS):
+            line = chunk.decode("utf-8", "replace").rstrip("\n")
+            writer.write(f"worker {os.getpid()}", stream, line, PROCESS_BYTES)

@@ -1,0 +1,144 @@
+"""Keeps the key values a process knows out of everything it writes: store, logs, errors, results."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
+from urllib.parse import quote, quote_plus
+
+import msgspec
+
+from osmosis_ai import records
+
+__all__ = ["MASK", "MIN_LENGTH", "Masker"]
+
+MASK = "[masked]"
+MIN_LENGTH = 6
+"""Shorter values (`1`, `true`) are no secrets, and masking them would garble the text."""
+
+_SECRET_NAME = re.compile(r"(_KEY|APIKEY|ACCESSKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)$", re.IGNORECASE)
+_ESCAPE_OR_QUOTE = re.compile(rb'\\.|"')
+
+
+def _format_words() -> str:
+    words = [MASK, "assistant system function tool_calls tool_call_id reasoning_content description parameters"]
+    words += [*get_args(records.Origin), *get_args(records.FinishReason)]
+    for record in vars(records).values():
+        if isinstance(record, type) and issubclass(record, records.Record):
+            words += [field.name for field in msgspec.structs.fields(record)]
+    return " ".join(words)
+
+
+_FORMAT_WORDS = _format_words()
+
+
+class Masker:
+    """Replaces known key values by `[masked]`, in text and in encoded JSON.
+
+    Found are a value itself and its JSON-escaped, URL-quoted and base64 forms; of a value of several lines also each
+    line, because logs are written line by line. Where one value contains another, the longer is replaced as a whole.
+    Not masked are values shorter than `MIN_LENGTH` characters, and values that are part of a word of the stored format
+    itself (`timeout`, `assistant`): those are no secrets, and masking them would make records unreadable.
+
+    Args:
+        values: The key values.
+    """
+
+    __slots__ = ("_count", "_encoded_needles", "_needles", "_pattern")
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        secrets = {part for value in values for part in _parts(value)}
+        secrets = {secret for secret in secrets if len(secret) >= MIN_LENGTH and secret not in _FORMAT_WORDS}
+        forms = {form for secret in secrets for form in _forms(secret)}
+        escaped = {text for form in forms for text in _json_forms(form)}
+        self._count = len(secrets)
+        # Looking for each form on its own is several times faster than one pattern of alternatives, so the pattern is
+        # kept for texts that are known to hold one.
+        self._needles = sorted(forms)
+        self._encoded_needles = sorted(text.encode("utf-8", "surrogatepass") for text in escaped)
+        self._pattern = re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str], explicit: Iterable[str] = ()) -> Masker:
+        """A masker for the variables whose names say that they hold a key, and for values given otherwise.
+
+        Args:
+            environ: Variables, `.env` included; taken are those whose name ends in `_KEY`, `TOKEN`, `SECRET`,
+                `PASSWORD` or the like.
+            explicit: Further key values, from options for example.
+        """
+        named = (value for name, value in environ.items() if _SECRET_NAME.search(name))
+        return cls([*named, *explicit])
+
+    def __repr__(self) -> str:
+        return f"Masker({self._count} values)"
+
+    def text(self, text: str) -> str:
+        """`text` with every known value replaced."""
+        if any(needle in text for needle in self._needles):
+            return self._pattern.sub(MASK, text)
+        return text
+
+    def encoded(self, data: bytes) -> bytes:
+        """Encoded JSON with every known value replaced inside its strings, keys included.
+
+        What isn't a string stays as it is, so that the result is valid JSON whatever the values look like. Without a
+        hit the same object is returned.
+
+        Args:
+            data: One valid JSON document in UTF-8.
+        """
+        if not any(needle in data for needle in self._encoded_needles):
+            return data
+        parts: list[bytes] = []
+        done = 0
+        for start, end in _strings(data):
+            text: str = json.loads(data[start:end])
+            masked = self.text(text)
+            if masked is not text:
+                parts += (data[done:start], msgspec.json.encode(masked))
+                done = end
+        parts.append(data[done:])
+        return b"".join(parts)
+
+
+def _parts(value: str) -> Iterator[str]:
+    value = value.strip()
+    yield value
+    if "\n" in value:
+        # The header lines of a PEM file are the same in everybody's.
+        yield from (line for line in map(str.strip, value.splitlines()) if not line.startswith("-----"))
+
+
+def _forms(secret: str) -> Iterator[str]:
+    for escaped in _json_forms(secret):
+        yield from _json_forms(escaped)  # twice: a tool's arguments are JSON, and may hold JSON text themselves
+    raw = secret.encode("utf-8", "surrogateescape" if secret.isprintable() else "surrogatepass")
+    yield from (quote(raw), quote(raw, safe=""), quote_plus(raw))
+    for shift in range(3):
+        # In base64 a value looks different at each of three offsets; the characters it shares with its neighbours are
+        # left out.
+        encoded = base64.b64encode(b"\0" * shift + raw).rstrip(b"=")
+        core = encoded[(shift * 8 + 5) // 6 : (shift + len(raw)) * 8 // 6].decode("ascii")
+        if len(core) >= MIN_LENGTH:
+            yield from (core, core.replace("+", "-").replace("/", "_"))
+
+
+def _json_forms(text: str) -> set[str]:
+    return {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+
+
+def _strings(data: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of every string of a JSON document, quotes included."""
+    opened = -1
+    for token in _ESCAPE_OR_QUOTE.finditer(data):
+        if token[0] != b'"':
+            continue
+        if opened < 0:
+            opened = token.start()
+        else:
+            yield opened, token.end()
+            opened = -1

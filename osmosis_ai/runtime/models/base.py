@@ -1,0 +1,204 @@
+"""What every model is to the agent loop, and how a chat-completion reply becomes a `Completion`."""
+
+from __future__ import annotations
+
+import email.utils
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from osmosis_ai.errors import ModelError
+from osmosis_ai.records import Completion, Message, Tool, Usage
+
+__all__ = ["ChatModel", "describe_error", "error_kind", "mask", "parse_reply", "retry_after"]
+
+MAX_ERROR_TEXT = 500
+
+
+class ChatModel(Protocol):
+    """A policy: it continues a conversation, and may call tools."""
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+        """The next assistant message.
+
+        Args:
+            messages: The conversation so far, in the OpenAI chat format. Not changed.
+            tools: The tools the model may call; may be empty.
+            params: Sampling parameters of this call, over the model's own; None removes one.
+
+        Raises:
+            ModelError: The request failed.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release connections. The model can't be used afterwards."""
+        ...
+
+
+def mask(text: str, key: str | None) -> str:
+    """The text without the key."""
+    return text.replace(key, "***") if key else text
+
+
+def error_kind(status: int) -> str:
+    """The `ModelError` kind of an HTTP status."""
+    if status in (401, 403):
+        return "auth"
+    if status in (404, 405) or 300 <= status < 400:
+        return "not_found"
+    if status == 408:
+        return "timeout"
+    if status == 429:
+        return "rate_limit"
+    if status >= 500:
+        return "overloaded"
+    return "bad_request"
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds an endpoint asks to wait: `retry-after-ms`, or `Retry-After` in seconds or as a date (RFC 9110)."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        value = headers.get(name)
+        if value is None:
+            continue
+        try:
+            seconds = float(value) * scale
+        except ValueError:
+            try:
+                seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+            except ValueError:
+                continue
+        # Also leaves out NaN, which compares as false, and infinity.
+        if seconds < float("inf"):
+            return max(0.0, seconds)
+    return None
+
+
+def describe_error(body: bytes, key: str | None) -> tuple[str, str | None]:
+    """What an endpoint says about an error: a short text without the key, and the error's code if it gives one.
+
+    Understands `{"error": {"message", "code"}}`, `{"error": …}`, `{"message": …}` and `{"detail": …}`; an HTML page is
+    named as such.
+    """
+    # The key is masked before the text is cut, so that no half of it survives.
+    text = mask(body.decode("utf-8", "replace"), key)
+    code: str | None = None
+    try:
+        reply = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        if text.lstrip()[:1] == "<":
+            return "an HTML page", None
+    else:
+        if isinstance(reply, dict):
+            error = reply.get("error") or reply.get("message") or reply.get("detail") or reply
+            if isinstance(error, dict):
+                code = error.get("code") or error.get("type")
+                error = error.get("message") or error
+            text = error if isinstance(error, str) else msgspec.json.encode(error).decode()
+    text = " ".join(text.split())
+    if len(text) > MAX_ERROR_TEXT:
+        text = text[:MAX_ERROR_TEXT] + "…"
+    return text or "no message", code if isinstance(code, str) else None
+
+
+def parse_reply(reply: Any, *, source: str, position: int, key: str | None = None) -> Completion:
+    """A decoded chat-completion reply as a `Completion`.
+
+    Tool calls come out in the one form the conversation can go on with: every call has an id of its own, and its
+    arguments are text. Fields that aren't ours stay; those that are null are left out.
+
+    Args:
+        reply: The decoded JSON.
+        source: The endpoint or model, for messages.
+        position: The number of messages in the request, which makes ids for calls that have none.
+        key: Never to appear in an error.
+
+    Raises:
+        ModelError: The reply isn't a chat completion.
+    """
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    if not choices and isinstance(reply, dict) and reply.get("error"):
+        # Some gateways report errors of the model behind them with status 200.
+        text, _ = describe_error(msgspec.json.encode(reply), key)
+        code = reply["error"].get("code") if isinstance(reply["error"], dict) else None
+        if isinstance(code, int) and 400 <= code < 600:
+            raise ModelError(f"{source} answered with error {code}: {text}", kind=error_kind(code), status=code)
+        raise ModelError(f"{source} answered with an error: {text}", kind="bad_reply")
+    if not isinstance(choices, list):
+        raise _bad_reply(source, "has no `choices`")
+    if not choices:
+        raise _bad_reply(source, "has an empty `choices`")
+    choice = choices[0]
+    given = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(given, dict):
+        raise _bad_reply(source, "has a choice without a `message`")
+
+    message: Message = {name: value for name, value in given.items() if value is not None}
+    message["role"] = "assistant"
+    calls = message.pop("tool_calls", None)
+    legacy = message.pop("function_call", None)
+    if not calls and legacy:
+        calls = [{"function": legacy}]
+    if calls:
+        message["tool_calls"] = _parse_calls(calls, source, position)
+    # A null beside tool calls is the format's own; without them it would be refused when sent back.
+    message.setdefault("content", None if calls else "")
+
+    finish_reason = choice.get("finish_reason")
+    if finish_reason == "function_call" or not isinstance(finish_reason, str):
+        finish_reason = "tool_calls" if calls else "stop"
+    model = reply.get("model")
+    token_ids = {
+        name: value
+        for name in ("prompt_token_ids", "token_ids")
+        if (value := choice.get(name, reply.get(name))) is not None
+    }
+    return Completion(
+        message=message,
+        finish_reason=finish_reason,
+        usage=_parse_usage(reply.get("usage")),
+        model=model if isinstance(model, str) else None,
+        logprobs=choice.get("logprobs"),
+        token_ids=token_ids or None,
+    )
+
+
+def _parse_calls(calls: Any, source: str, position: int) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise _bad_reply(source, "has `tool_calls` that aren't a list")
+    used: set[str] = set()
+    parsed = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _bad_reply(source, "has a tool call without a function name")
+        given = call.get("id")
+        name = f"call_{position}_{index}" if given is None or given == "" else str(given)
+        call_id, number = name, 2
+        while call_id in used:
+            call_id, number = f"{name}_{number}", number + 1
+        used.add(call_id)
+        arguments = function.get("arguments")
+        if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+            arguments = "{}"
+        elif not isinstance(arguments, str):
+            arguments = msgspec.json.encode(arguments).decode()
+        parsed.append({**call, "id": call_id, "type": "function", "function": {**function, "arguments": arguments}})
+    return parsed
+
+
+def _parse_usage(usage: Any) -> Usage:
+    if not isinstance(usage, dict):
+        return Usage()
+    prompt, completion, total = (
+        value if isinstance(value := usage.get(name), int) else 0
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+    )
+    return Usage(prompt, completion, total or prompt + completion)
+
+
+def _bad_reply(source: str, what: str) -> ModelError:
+    return ModelError(f"{source} answered with a reply that {what}: not a chat completion", kind="bad_reply")

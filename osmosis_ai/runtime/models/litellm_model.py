@@ -1,0 +1,238 @@
+"""Any `provider/model` LiteLLM knows.
+
+LiteLLM takes seconds and some 170 MB to import, so this module is imported only when such a model is used. Everything
+here goes through its public settings: no remote price map, no telemetry, no callbacks, no retries or cache of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import socket
+import ssl
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import anyio
+
+from osmosis_ai.errors import ModelError
+from osmosis_ai.records import Completion, Message, ModelSpec, Tool
+from osmosis_ai.runtime.models.base import MAX_ERROR_TEXT, error_kind, mask, parse_reply, retry_after
+
+__all__ = ["LiteLLMModel", "import_litellm", "missing_keys", "price_known"]
+
+SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+PREFIX = re.compile(r"^(?:litellm\.)?\w+(?:Error|Exception)(?:: | - )|^litellm\.Timeout: ")
+KEY_TROUBLE = re.compile(r"missing credentials|api.?key", re.IGNORECASE)
+MIN_SECRET_LENGTH = 8
+
+_open_models = 0
+
+
+@functools.cache
+def import_litellm() -> ModuleType:
+    """LiteLLM, with everything switched off that connects anywhere or prints."""
+    # Without a local price map its import fetches one, and can hang where there is no network.
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+    os.environ.setdefault("LITELLM_LOG", "ERROR")
+    # LiteLLM's own logging dumps replies in a way that pydantic complains about.
+    warnings.filterwarnings("ignore", message="Pydantic serializer warnings", category=UserWarning)
+    import litellm
+
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    return litellm
+
+
+@functools.cache
+def price_known(model: str) -> bool:
+    """Whether LiteLLM's price table has this model's price per token.
+
+    Args:
+        model: As in `--model`, with its provider.
+    """
+    litellm = import_litellm()
+    try:
+        bare, provider, _, _ = litellm.get_llm_provider(model)
+    except litellm.exceptions.BadRequestError:
+        return False
+    # Looked up in the table itself: LiteLLM's own lookup asks a local server about models of some providers.
+    for name in (model, f"{provider}/{bare}", bare):
+        entry = litellm.model_cost.get(name)
+        # The same bare name may belong to another provider, at another price.
+        if entry and str(entry.get("litellm_provider", "")).startswith(provider):
+            return entry.get("input_cost_per_token") is not None
+    return False
+
+
+def missing_keys(model: str) -> list[str]:
+    """The environment variables this model's provider needs and that aren't set, as far as LiteLLM knows."""
+    found = import_litellm().validate_environment(model=model)
+    return [str(name) for name in found.get("missing_keys", [])]
+
+
+class LiteLLMModel:
+    """A model called through LiteLLM.
+
+    Parameters the provider doesn't take are refused, not dropped: what was asked for is part of a run's identity.
+
+    Args:
+        spec: `model` is LiteLLM's name; without `api_key` or `base_url` LiteLLM reads the provider's own variables.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        global _open_models
+        self._litellm = import_litellm()
+        self._spec = spec
+        self._priced = price_known(spec.model)
+        self._closed = False
+        _open_models += 1
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+        """One request.
+
+        Raises:
+            ModelError: It failed. The message names the model and what the provider said, without any key.
+        """
+        spec = self._spec
+        request = {
+            **{name: value for name, value in {**spec.params, **params}.items() if value is not None},
+            "model": spec.model,
+            "messages": messages,
+            "api_key": spec.api_key,
+            "timeout": spec.request_timeout,
+            "num_retries": 0,
+            "max_retries": 0,
+            "no-log": True,
+        }
+        if spec.base_url is not None:
+            request["base_url"] = spec.base_url
+        if tools:
+            request["tools"] = tools
+        try:
+            # LiteLLM's timeout is per read with some providers; this one is for the whole request.
+            with anyio.fail_after(spec.request_timeout):
+                reply = await self._litellm.acompletion(**request)
+        except TimeoutError as error:
+            raise self._timeout() from error
+        except Exception as error:
+            # LiteLLM lets any type through, and all of them are this request's failure.
+            raise self._failure(error) from error
+        completion = parse_reply(
+            _without_empty_extras(reply.model_dump(warnings=False)),
+            source=spec.name,
+            position=len(messages),
+            key=spec.api_key,
+        )
+        if not self._priced:
+            return completion
+        return _with_cost(completion, self._cost(getattr(reply, "usage", None)))
+
+    async def aclose(self) -> None:
+        """Close LiteLLM's connections, once no other model in this process uses them."""
+        global _open_models
+        if self._closed:
+            return
+        self._closed = True
+        _open_models -= 1
+        if not _open_models:
+            await self._litellm.close_litellm_async_clients()
+
+    def _cost(self, usage: Any) -> float | None:
+        if usage is None:
+            return None
+        prompt, completion = self._litellm.cost_per_token(model=self._spec.model, usage_object=usage)
+        return float(prompt + completion)
+
+    def _timeout(self) -> ModelError:
+        return ModelError(f"{self._spec.name} gave no answer within {self._spec.request_timeout:g} s", kind="timeout")
+
+    def _failure(self, error: Exception) -> ModelError:
+        exceptions = self._litellm.exceptions
+        if isinstance(error, exceptions.Timeout):
+            return self._timeout()
+        causes = list(_causes(error))
+        status, wait = _http_facts(causes)
+        said = self._said(error)
+        if status is None and any(
+            isinstance(cause, (ConnectionRefusedError, socket.gaierror, ssl.SSLError)) for cause in causes
+        ):
+            reason = next(str(cause) for cause in reversed(causes) if isinstance(cause, OSError))
+            where = f" at {url}" if (url := self._base_url()) else ""
+            return ModelError(f"{self._spec.name} can't be reached{where}: {reason}", kind="refused")
+        if "LLM Provider NOT provided" in str(error):
+            return ModelError(f"LiteLLM knows no provider for the model {self._spec.name!r}", kind="unknown_model")
+        if status is None and any(isinstance(cause, json.JSONDecodeError) for cause in causes):
+            return ModelError(f"{self._spec.name} answered with broken JSON: {said}", kind="bad_reply")
+        if status is None:
+            status, kind = self._kind_without_reply(error, said)
+        else:
+            kind = error_kind(status)
+        if status == 429 and any(getattr(cause, "code", None) == "insufficient_quota" for cause in causes):
+            kind = "quota"
+        return ModelError(f"{self._spec.name} failed: {said}", kind=kind, status=status, retry_after=wait)
+
+    def _kind_without_reply(self, error: Exception, said: str) -> tuple[int | None, str]:
+        claimed = getattr(error, "status_code", None)
+        if isinstance(claimed, int) and claimed < 500:
+            return claimed, error_kind(claimed)
+        if KEY_TROUBLE.search(said):
+            return None, "auth"
+        # LiteLLM calls a connection that broke an internal server error.
+        return None, "dropped"
+
+    def _said(self, error: Exception) -> str:
+        text = mask(str(error).partition("\nTraceback")[0], self._spec.api_key)
+        for name, value in os.environ.items():
+            if len(value) >= MIN_SECRET_LENGTH and any(word in name.upper() for word in SECRET_NAMES):
+                text = mask(text, value)
+        text = " ".join(text.split())
+        while (shorter := PREFIX.sub("", text)) != text:
+            text = shorter
+        return text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + "…"
+
+    def _base_url(self) -> str | None:
+        if self._spec.base_url is not None or not self._spec.model.startswith("openai/"):
+            return self._spec.base_url
+        return os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _http_facts(causes: list[BaseException]) -> tuple[int | None, float | None]:
+    """Status and wait of the HTTP reply behind an error; LiteLLM's own exceptions have made-up ones without headers."""
+    for cause in causes:
+        response = getattr(cause, "response", None)
+        headers = getattr(response, "headers", None)
+        status = getattr(response, "status_code", None)
+        if headers and isinstance(status, int):
+            return status, retry_after(headers)
+    return None, None
+
+
+def _without_empty_extras(reply: dict[str, Any]) -> dict[str, Any]:
+    for choice in reply.get("choices") or []:
+        message = choice.get("message") or {}
+        extras = message.get("provider_specific_fields")
+        if isinstance(extras, dict):
+            # `{"refusal": None}` on every message; and what stands beside it in the message already.
+            kept = {name: value for name, value in extras.items() if value is not None and message.get(name) != value}
+            message["provider_specific_fields"] = kept or None
+    return reply
+
+
+def _with_cost(completion: Completion, cost: float | None) -> Completion:
+    import msgspec
+
+    return msgspec.structs.replace(completion, cost_usd=cost)

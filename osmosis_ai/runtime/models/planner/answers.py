@@ -1,0 +1,88 @@
+"""The form an answer is asked for in: `#### x`, `\\boxed{x}`, `<answer>x</answer>`, JSON, `Answer: x`, or plain."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from .parsing import NUMBER_WORDS, parse_number
+
+__all__ = ["asks_for_form", "decimals_asked", "render"]
+
+_MAX_ANSWER = 4000
+
+# A line that begins with #### may also be a heading; an answer line shows a placeholder.
+_HASHES = re.compile(
+    r"(?<=[^\n#])####(?!#)"
+    r"|^\s*####\s*(?=[<{\[(]|-?[0-9]|x\b|(?:the |your |final |numeric )*(?:answer|number|result|value)\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_BOXED = re.compile(r"\\{1,2}boxed\b")
+_TAG_NAMES = "answer|final_answer|final|result|solution|output|response"
+_TAG = re.compile(rf"<({_TAG_NAMES})>(?=[^<]{{0,300}}</\1>|.{{0,60}}\btags?\b|[^\n]{{0,60}}\\boxed)", re.IGNORECASE)
+_JSON_FORM = re.compile(r"\{(\s*\"[\w ]{1,40}\"\s*:[^{}]{0,300})\}")
+_JSON_PAIR = re.compile(r"\"([\w ]{1,40})\"\s*:\s*(\"?)")
+_ANSWER_KEYS = ("answer", "final_answer", "result", "value", "solution", "output", "response")
+_LABEL = re.compile(r"\b((?:final )?answer):\s*(?=[<{\[(]|x\b|your|the answer|number)", re.IGNORECASE)
+_DECIMALS = re.compile(
+    r"\bround\w{0,3}\b[^.?!\n]{0,40}?\b([0-9]|one|two|three|four|five|six) decimals?\b", re.IGNORECASE
+)
+
+
+def render(answer: str, system: str, prompt: str) -> str:
+    """Write an answer in the form that the system prompt, or else the prompt, asks for.
+
+    Args:
+        answer: The answer, plain.
+        system: The system prompt.
+        prompt: The user prompt.
+    """
+    answer = answer.strip()[:_MAX_ANSWER]
+    for text in (system, prompt):
+        rendered = _render(answer, text)
+        if rendered is not None:
+            return rendered
+    return answer
+
+
+def asks_for_form(system: str, prompt: str) -> bool:
+    """Whether an answer is asked for in a form of its own."""
+    return _render("", system) is not None or _render("", prompt) is not None
+
+
+def _render(answer: str, text: str) -> str | None:
+    line = " ".join(answer.split())
+    found: list[tuple[int, str]] = []
+    boxed, tag, hashes = _BOXED.search(text), _TAG.search(text), _HASHES.search(text)
+    if tag is not None:
+        name = tag.group(1)
+        inner = text[tag.end() :].split(f"</{name}>", 1)[0]
+        content = f"\\boxed{{{answer}}}" if _BOXED.search(inner) and f"</{name}>" in text else answer
+        found.append((tag.start(), f"<{name}>{content}</{name}>"))
+    if boxed is not None:
+        found.append((boxed.start(), f"\\boxed{{{answer}}}"))
+    if hashes is not None:
+        found.append((hashes.start(), f"#### {line}"))
+    form = _JSON_FORM.search(text)
+    if form is not None and any(key.lower() in _ANSWER_KEYS for key, _ in _JSON_PAIR.findall(form.group(1))):
+        found.append((form.start(), _json_answer(answer, form.group(1))))
+    label = _LABEL.search(text)
+    if label is not None:
+        found.append((label.start(), f"{label.group(1)}: {line}"))
+    return min(found)[1] if found else None
+
+
+def _json_answer(answer: str, form: str) -> str:
+    pairs = dict(_JSON_PAIR.findall(form))
+    chosen = next(key for key in pairs if key.lower() in _ANSWER_KEYS)
+    number = parse_number(answer)
+    return json.dumps({key: (number if number is not None else answer) if key == chosen else "" for key in pairs})
+
+
+def decimals_asked(system: str, prompt: str) -> int | None:
+    """Return how many decimals the answer shall be rounded to, None if nothing is said."""
+    match = _DECIMALS.search(prompt) or _DECIMALS.search(system)
+    if match is None:
+        return None
+    digits = match.group(1).lower()
+    return NUMBER_WORDS[digits] if digits in NUMBER_WORDS else int(digits)

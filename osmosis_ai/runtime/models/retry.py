@@ -1,0 +1,224 @@
+"""Failed model requests are tried again, within bounds, and fewer at a time while an endpoint is overloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from osmosis_ai.errors import ModelError
+from osmosis_ai.records import Completion, Message, Record, Tool
+from osmosis_ai.runtime.models.base import ChatModel
+
+__all__ = ["AdaptiveLimiter", "OnWait", "RetryPolicy", "RetryingModel"]
+
+THROTTLING = frozenset({429, 503, 529})
+
+OnWait = Callable[[ModelError, float], None]
+"""Told about each wait before a retry: the error and the seconds."""
+
+
+class RetryPolicy(Record, frozen=True):
+    """How often and how long a failed request is tried again.
+
+    Attributes:
+        max_attempts: Requests in total, the first one included.
+        max_seconds: No request starts later than this after the first failure.
+        base_delay: Upper bound of the first wait, in seconds; it doubles with each retry.
+        max_delay: Upper bound of any wait the endpoint didn't ask for, in seconds.
+    """
+
+    max_attempts: int = 6
+    max_seconds: float = 120.0
+    base_delay: float = 0.5
+    max_delay: float = 30.0
+
+
+class AdaptiveLimiter:
+    """Lets a number of requests through at a time; first come, first served.
+
+    When the endpoint says it is overloaded the number is halved, at most once per round of requests that were already
+    on their way; then it creeps back, one more after as many successes as the current number, up to the start value
+    (additive increase, multiplicative decrease, as in TCP congestion control, RFC 5681).
+
+    Args:
+        limit: Requests at a time, at least 1.
+
+    Attributes:
+        limit: The current number.
+        throttled: How many requests the endpoint turned away.
+    """
+
+    def __init__(self, limit: int) -> None:
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, not {limit}")
+        self.limit = limit
+        self.throttled = 0
+        self._start = limit
+        self._in_flight = 0
+        self._successes = 0
+        self._round = 0
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests on their way."""
+        return self._in_flight
+
+    async def acquire(self) -> int:
+        """Wait for a slot; every call must be followed by one `release`.
+
+        Returns:
+            The round the request belongs to, for `throttle`.
+        """
+        if self._in_flight < self.limit and not self._waiters:
+            self._in_flight += 1
+            return self._round
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.cancelled():
+                # Still in the queue, or skipped by a later hand-over: a cancelled waiter holds no slot.
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+            else:
+                # It was given a slot in the same moment: pass it on.
+                self.release()
+            raise
+        return self._round
+
+    def release(self) -> None:
+        """Give a slot back."""
+        self._in_flight -= 1
+        self._hand_over()
+
+    def succeed(self) -> None:
+        """A request succeeded."""
+        if self.limit == self._start:
+            return
+        self._successes += 1
+        if self._successes >= self.limit:
+            self._successes = 0
+            self.limit += 1
+            self._hand_over()
+
+    def throttle(self, started: int) -> None:
+        """A request was turned away.
+
+        Args:
+            started: What `acquire` returned for it.
+        """
+        self.throttled += 1
+        if started != self._round:
+            return
+        self._round += 1
+        self._successes = 0
+        self.limit = max(1, self.limit // 2)
+
+    def _hand_over(self) -> None:
+        while self._waiters and self._in_flight < self.limit:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                self._in_flight += 1
+                waiter.set_result(None)
+
+
+class RetryingModel:
+    """A model whose failed requests are tried again with exponential backoff and full jitter.
+
+    Only what may succeed later is tried again (`ModelError.retryable`). A wait the endpoint asked for (`Retry-After`)
+    is honoured, as far as `max_seconds` allows. Between attempts no slot of the limiter is held.
+
+    Args:
+        inner: The model.
+        policy: The bounds.
+        limiter: Shared by all rollouts of one endpoint.
+        on_wait: Called before each wait.
+        sleep: Waits for a number of seconds.
+        clock: Seconds, for `max_seconds`.
+        rng: Source of the jitter.
+    """
+
+    def __init__(
+        self,
+        inner: ChatModel,
+        policy: RetryPolicy,
+        limiter: AdaptiveLimiter,
+        on_wait: OnWait | None = None,
+        *,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._inner = inner
+        self._policy = policy
+        self._limiter = limiter
+        self._on_wait = on_wait
+        self._sleep = sleep
+        self._clock = clock
+        self._rng = rng or random.Random()  # noqa: S311  jitter, not a secret
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+        """The next assistant message; `attempts` counts every request that was made for it.
+
+        Raises:
+            ModelError: The last attempt's error; its message says how many there were.
+        """
+        attempts = 0
+        deadline: float | None = None
+        while True:
+            attempts += 1
+            started = await self._limiter.acquire()
+            try:
+                completion = await self._inner.complete(messages, tools, params)
+            except ModelError as error:
+                if error.status in THROTTLING:
+                    self._limiter.throttle(started)
+                failure = error
+            else:
+                self._limiter.succeed()
+                # `attempts` of the reply itself is 1 unless a wrapper inside has retried too.
+                total = attempts - 1 + completion.attempts
+                return completion if total == completion.attempts else _with_attempts(completion, total)
+            finally:
+                self._limiter.release()
+
+            now = self._clock()
+            deadline = now + self._policy.max_seconds if deadline is None else deadline
+            remaining = deadline - now
+            if not failure.retryable or attempts >= self._policy.max_attempts or remaining <= 0:
+                if attempts == 1:
+                    raise failure
+                raise _after(failure, attempts) from failure
+            delay = min(self._delay(attempts, failure), remaining)
+            if self._on_wait is not None:
+                self._on_wait(failure, delay)
+            await self._sleep(delay)
+
+    async def aclose(self) -> None:
+        """Close the model inside."""
+        await self._inner.aclose()
+
+    def _delay(self, attempts: int, failure: ModelError) -> float:
+        # Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+        ceiling = min(self._policy.max_delay, self._policy.base_delay * 2.0 ** min(attempts - 1, 30))
+        jitter = self._rng.uniform(0, ceiling)
+        # The jitter on top spreads out the rollouts that were all told to come back at the same moment.
+        return jitter if failure.retry_after is None else failure.retry_after + min(jitter, self._policy.base_delay)
+
+
+def _with_attempts(completion: Completion, attempts: int) -> Completion:
+    return msgspec.structs.replace(completion, attempts=attempts)
+
+
+def _after(error: ModelError, attempts: int) -> ModelError:
+    return ModelError(
+        f"{error} (after {attempts} attempts)", kind=error.kind, status=error.status, retry_after=error.retry_after
+    )

@@ -1,0 +1,180 @@
+"""From what the user asked for to a plan that can run: every input is checked here, before any model is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.dataset import Dataset, open_dataset
+from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
+from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function, scan_functions
+from osmosis_ai.errors import UsageError
+from osmosis_ai.records import FunctionRef, Record
+from osmosis_ai.runtime.frames import Limits, WorkerSpec
+from osmosis_ai.runtime.models.choice import ModelChoice, choose_model
+from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
+
+__all__ = ["Prepared", "RunRequest", "prepare"]
+
+
+class RunRequest(Record, frozen=True):
+    """What the user asked for, option by option, unchecked. Times in seconds."""
+
+    command: str
+    mcp: str | None = None
+    dataset: str | None = None
+    model: str | None = None
+    base_url: str | None = None
+    api_key: str | None = None
+    baseline_model: str | None = None
+    baseline_base_url: str | None = None
+    baseline_api_key: str | None = None
+    params: dict[str, Any] = {}
+    eval_fns: list[str] = []
+    limits: Limits = Limits()
+    limit: int | None = None
+    offset: int = 0
+    n: int = 1
+    batch_size: int = 8
+    pass_threshold: float = 1.0
+    max_cost: float | None = None
+    score_partial: bool = False
+
+
+class Prepared(Record, frozen=True):
+    """A request that can run. `plan.total_rows` is 0 until `with_rows` has counted the dataset."""
+
+    plan: RunPlan
+    worker: WorkerSpec
+    banners: list[str]
+    problems: list[Problem]
+
+
+def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepared:
+    """Resolve a request: the repository, its functions, the dataset's file and the models.
+
+    Nothing is imported, no row is read and no connection is opened.
+
+    Args:
+        request: What the user asked for.
+        cwd: The working directory that paths are relative to.
+        environ: Environment variables, `.env` included.
+
+    Raises:
+        StartError: Something asked for doesn't exist or can't be used.
+    """
+    mcp, repository = find_tools(request.mcp, cwd)
+    dataset = find_dataset(request.dataset, repository, cwd)
+    functions, problems = find_functions(request.eval_fns, repository, cwd)
+    if request.command == "eval" and not functions:
+        raise UsageError(
+            f"nothing to score with: no @osmosis_reward function in {repository.root / 'reward_fn'}; "
+            "write one, or name a function with --eval-fn MODULE:FUNCTION"
+        )
+    choices = _choose_models(request, environ)
+    plan = RunPlan(
+        command=request.command,
+        root=str(repository.root),
+        dataset=str(dataset.path),
+        total_rows=0,
+        policies={policy: choice.spec for policy, choice in choices.items()},
+        functions=functions,
+        limits=request.limits,
+        offset=request.offset,
+        limit=request.limit,
+        n=request.n,
+        batch_size=request.batch_size,
+        pass_threshold=request.pass_threshold,
+        max_cost=request.max_cost,
+        score_partial=request.score_partial,
+    )
+    worker = WorkerSpec(
+        root=plan.root,
+        limits=plan.limits,
+        mcp=mcp,
+        policies=plan.policies,
+        functions=functions,
+        strict_functions=bool(request.eval_fns),
+        batch_size=plan.batch_size,
+    )
+    banners = list(dict.fromkeys(choice.banner for choice in choices.values() if choice.banner))
+    return Prepared(plan, worker, banners, problems)
+
+
+def find_tools(mcp: str | None, cwd: Path) -> tuple[McpSource, Repository]:
+    """The MCP source asked for, `./mcp` by default, and the repository it belongs to."""
+    if mcp is None and not (cwd / "mcp").is_dir():
+        raise UsageError(
+            f"no agent: there is no mcp folder in {cwd}; run from the repository's root, "
+            "or name its tools with --mcp DIR (a folder with main.py, a URL or an mcp.json file)"
+        )
+    return parse_mcp_source(mcp or "mcp", cwd), find_repository(mcp or "mcp", cwd)
+
+
+def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset:
+    """The dataset asked for, else `test_data.jsonl` in the working directory or the repository."""
+    if path is not None:
+        return open_dataset(cwd / Path(path).expanduser())
+    for folder in (cwd, repository.root):
+        if (folder / "test_data.jsonl").is_file():
+            return open_dataset(folder / "test_data.jsonl")
+    raise UsageError(
+        f"no dataset: there is no test_data.jsonl in {cwd}; name a .jsonl, .json, .csv or .parquet file with -d FILE"
+    )
+
+
+def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple[list[FunctionRef], list[Problem]]:
+    """The functions named, else every discovered reward function; and what could not be read while looking."""
+    discovered, problems = discovered_refs(repository)
+    if not specs:
+        return discovered, problems
+    components = []
+    if repository.reward_dir is not None:
+        components = list(scan_functions(repository.reward_dir, repository.root, "reward").components)
+    refs = [resolve_function(spec, components, repository.root, cwd) for spec in specs]
+    return list({ref.name: ref for ref in refs}.values()), problems
+
+
+def check_output(path: str | None, cwd: Path) -> Path | None:
+    """The results file, known to be writable, so that no run ends without a place for its results.
+
+    Raises:
+        UsageError: It can't be written.
+    """
+    if path is None:
+        return None
+    file = cwd / Path(path).expanduser()
+    if file.is_dir():
+        raise UsageError(f"-o {path} is a folder; name a file in it, for example {path.rstrip('/')}/results.json")
+    if not file.parent.is_dir():
+        raise UsageError(f"-o {path}: the folder {file.parent} doesn't exist; create it first")
+    existed = file.exists()
+    try:
+        # Opening it is the only sure test: permissions say nothing about a read-only or special file system.
+        with file.open("ab"):
+            pass
+        if not existed:
+            file.unlink()
+    except OSError as error:
+        raise UsageError(f"-o {path} can't be written: {error.strerror or error}") from None
+    return file
+
+
+def _choose_models(request: RunRequest, environ: Mapping[str, str]) -> dict[str, ModelChoice]:
+    def choose(model: str | None, base_url: str | None, api_key: str | None) -> ModelChoice:
+        return choose_model(
+            model=model,
+            base_url=base_url,
+            api_key=api_key,
+            params=request.params,
+            request_timeout=request.limits.request_timeout,
+            environ=environ,
+        )
+
+    choices = {POLICY: choose(request.model, request.base_url, request.api_key)}
+    if request.baseline_model is not None:
+        choices[BASELINE] = choose(request.baseline_model, request.baseline_base_url, request.baseline_api_key)
+    elif request.baseline_base_url or request.baseline_api_key:
+        raise UsageError("--baseline-base-url and --baseline-api-key go with --baseline-model; name the model too")
+    return choices

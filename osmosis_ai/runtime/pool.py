@@ -1,0 +1,341 @@
+"""Where workers run. A pool takes jobs and gives records, whatever happens to the worker in between."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from time import monotonic
+from typing import Protocol
+from uuid import uuid4
+
+import msgspec
+import psutil
+
+from osmosis_ai.errors import ModelStartError
+from osmosis_ai.records import Failure, FunctionRef, Record, Rollout, Score
+from osmosis_ai.runtime.crew import Crew, JobFailedError
+from osmosis_ai.runtime.frames import (
+    CallDone,
+    Event,
+    Probed,
+    ProbeJob,
+    Progress,
+    Ready,
+    RolloutDone,
+    RolloutJob,
+    SampleDone,
+    ScoreJob,
+    ScoresDone,
+    ScoringStarted,
+    TurnDone,
+    WorkerSpec,
+)
+from osmosis_ai.runtime.process import Boot
+from osmosis_ai.runtime.trajectory import TrajectoryBuilder
+from osmosis_ai.runtime.worker import Worker, load_repository
+
+__all__ = ["InFlight", "InlinePool", "Pool", "PoolOptions", "ProcessPool", "default_workers", "open_pool"]
+
+
+class PoolOptions(Record, frozen=True):
+    """How workers run. `workers` 0 means inside this process; `worker_memory` is in bytes, None a fair share."""
+
+    workers: int = 1
+    worker_memory: int | None = None
+    log: str | None = None
+    debug: bool = False
+    keys: list[str] = []
+
+
+class InFlight(Record, frozen=True):
+    """A rollout that runs: for how many seconds, and what it is waiting for."""
+
+    row_index: int
+    run_index: int
+    seconds: float
+    waiting_on: str
+
+
+class Pool(Protocol):
+    """Runs jobs. `loaded` is what the workers found when they loaded the repository."""
+
+    loaded: Ready
+
+    @property
+    def spent_usd(self) -> float:
+        """What model calls have cost so far, those of abandoned attempts included."""
+        ...
+
+    async def probe(self, policy: str, *, price: bool) -> None:
+        """See that a policy's model answers, and that its price is known if it must be; raises ModelStartError."""
+
+    async def rollout(self, job: RolloutJob) -> Rollout:
+        """Run one rollout to its record. Whatever goes wrong in it is in the record."""
+        ...
+
+    async def score(self, job: ScoreJob) -> list[Score]:
+        """Score one trajectory. Whatever goes wrong in a function is in its score."""
+        ...
+
+    def oldest(self) -> InFlight | None:
+        """The rollout that has been running longest."""
+        ...
+
+    def kill(self) -> None:
+        """End every worker at once."""
+
+
+@asynccontextmanager
+async def open_pool(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
+    """Load the repository into workers, or into this process.
+
+    Args:
+        spec: What to load.
+        options: How many workers, and what they may use.
+
+    Raises:
+        StartError: Something can't be loaded; the message names the user's file and line.
+    """
+    if options.workers == 0:
+        async with InlinePool.open(spec) as inline:
+            yield inline
+    else:
+        async with ProcessPool.open(spec, options) as processes:
+            yield processes
+
+
+class _Rollouts:
+    """The rollouts in flight, and what they have cost."""
+
+    def __init__(self) -> None:
+        self.spent_usd = 0.0
+        self._builders: dict[str, TrajectoryBuilder] = {}
+
+    def add(self, event: Progress) -> None:
+        """Take in what a worker reports of a rollout."""
+        self._builders[event.job].add(event)
+        if isinstance(event, (TurnDone, SampleDone)) and not event.turn.cached:
+            self.spent_usd += event.turn.cost_usd or 0.0
+
+    @contextmanager
+    def start(self, job: RolloutJob) -> Iterator[TrajectoryBuilder]:
+        builder = self._builders[job.id] = TrajectoryBuilder(job)
+        try:
+            yield builder
+        finally:
+            del self._builders[job.id]
+
+    def oldest(self) -> InFlight | None:
+        # Dicts keep the order of insertion, so the first one is the oldest.
+        builder = next(iter(self._builders.values()), None)
+        if builder is None:
+            return None
+        seconds = monotonic() - builder.started
+        return InFlight(builder.job.row.index, builder.job.run_index, seconds, builder.waiting_on)
+
+
+class InlinePool:
+    """One worker in this process, for debugging: `breakpoint()` works in a tool. Made by `InlinePool.open`."""
+
+    def __init__(self) -> None:
+        self.loaded = Ready()
+        self._rollouts = _Rollouts()
+        self._done: dict[str, RolloutDone | ScoresDone | Probed] = {}
+        self._worker: Worker
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, spec: WorkerSpec) -> AsyncIterator[InlinePool]:
+        """Load the repository into this process. What user code prints goes to stderr meanwhile.
+
+        Raises:
+            StartError: Something can't be loaded.
+        """
+        pool = cls()
+        with _output_to_stderr():
+            async with Worker.open(load_repository(spec), pool._take) as worker:
+                pool._worker = worker
+                yield pool
+
+    @property
+    def spent_usd(self) -> float:
+        return self._rollouts.spent_usd
+
+    async def probe(self, policy: str, *, price: bool) -> None:
+        job = ProbeJob(uuid4().hex, policy, price)
+        await self._worker.run(job)
+        _check(self._done.pop(job.id))
+
+    async def rollout(self, job: RolloutJob) -> Rollout:
+        with self._rollouts.start(job) as builder:
+            await self._worker.run(job)
+        done = self._done.pop(job.id)
+        assert isinstance(done, RolloutDone)
+        return builder.finish(done)
+
+    async def score(self, job: ScoreJob) -> list[Score]:
+        await self._worker.run(job)
+        done = self._done.pop(job.id)
+        assert isinstance(done, ScoresDone)
+        return done.scores
+
+    def oldest(self) -> InFlight | None:
+        return self._rollouts.oldest()
+
+    def kill(self) -> None:
+        """There is nothing but this process itself, and its caller ends that."""
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Ready):
+            self.loaded = event
+        elif isinstance(event, (TurnDone, CallDone, SampleDone)):
+            self._rollouts.add(event)
+        elif isinstance(event, (RolloutDone, ScoresDone, Probed)):
+            self._done[event.job] = event
+
+
+class ProcessPool:
+    """Worker processes: some hold the repository's tools, others its functions. Made by `ProcessPool.open`."""
+
+    def __init__(self, spec: WorkerSpec, agents: Crew | None, scorers: Crew | None) -> None:
+        self.loaded = Ready()
+        self._agents = agents
+        self._scorers = scorers
+        self._refs = {ref.name: ref for ref in spec.functions}
+        self._rollouts = _Rollouts()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[ProcessPool]:
+        """Start the worker processes and wait until they have loaded the repository.
+
+        Raises:
+            StartError: Something can't be loaded.
+        """
+        memory = options.worker_memory or _fair_share(options.workers * 2)
+
+        def crew(part: WorkerSpec) -> Crew:
+            boot = Boot(part, log=options.log, debug=options.debug, keys=options.keys)
+            return Crew(boot, options.workers, memory)
+
+        agents = crew(msgspec.structs.replace(spec, functions=[])) if spec.mcp else None
+        scorers = crew(msgspec.structs.replace(spec, mcp=None, policies={})) if spec.functions else None
+        pool = cls(spec, agents, scorers)
+        async with AsyncExitStack() as stack:
+            for part in (agents, scorers):
+                if part is not None:
+                    await stack.enter_async_context(part.working())
+            tools = await agents.ready() if agents else Ready()
+            functions = await scorers.ready() if scorers else Ready()
+            pool.loaded = Ready(
+                tools.tools, functions.functions, functions.problems, tools.tool_sources, functions.function_sources
+            )
+            yield pool
+
+    @property
+    def spent_usd(self) -> float:
+        return self._rollouts.spent_usd
+
+    async def probe(self, policy: str, *, price: bool) -> None:
+        assert self._agents is not None
+        job = ProbeJob(uuid4().hex, policy, price)
+        try:
+            _check(await self._agents.run(job, Probed, _ignore, _nothing))
+        except JobFailedError as failed:
+            raise ModelStartError(f"the model could not be asked: {failed}") from failed
+
+    async def rollout(self, job: RolloutJob) -> Rollout:
+        assert self._agents is not None
+        with self._rollouts.start(job) as builder:
+            try:
+                done = await self._agents.run(job, RolloutDone, self._rollouts.add, builder.restart)
+            except JobFailedError as failed:
+                return builder.abandon(_while_running(failed.failure, builder.open_tools))
+            return builder.finish(done)
+
+    async def score(self, job: ScoreJob) -> list[Score]:
+        assert self._scorers is not None
+        scores: dict[str, Score] = {}
+        while waiting := [name for name in job.functions if name not in scores]:
+            started = _LastStarted()
+            try:
+                done = await self._scorers.run(
+                    msgspec.structs.replace(job, functions=waiting), ScoresDone, started.listen, _nothing
+                )
+            except JobFailedError as failed:
+                name = started.function or waiting[0]
+                scores[name] = Score(name, failure=_blame_function(self._refs[name], failed.failure))
+            else:
+                scores.update((score.function, score) for score in done.scores)
+        return [scores[name] for name in job.functions]
+
+    def oldest(self) -> InFlight | None:
+        return self._rollouts.oldest()
+
+    def kill(self) -> None:
+        for crew in (self._agents, self._scorers):
+            if crew is not None:
+                crew.kill()
+
+
+class _LastStarted:
+    """Remembers which function a scoring job came to."""
+
+    function: str | None = None
+
+    def listen(self, event: Progress) -> None:
+        if isinstance(event, ScoringStarted):
+            self.function = event.function
+
+
+def _check(done: object) -> None:
+    if isinstance(done, Probed) and done.error is not None:
+        raise ModelStartError(done.error)
+
+
+def _while_running(failure: Failure, tools: list[str]) -> Failure:
+    if not tools:
+        return failure
+    names = ", ".join(sorted(set(tools)))
+    return msgspec.structs.replace(failure, message=f"{failure.message} (while running {names})")
+
+
+def _blame_function(ref: FunctionRef, failure: Failure) -> Failure:
+    """A function that takes its worker down has failed itself, whatever the worker's end looks like."""
+    return Failure(ref.kind, failure.message, kind=failure.kind, file=ref.file, line=ref.line)
+
+
+def default_workers(batch_size: int) -> int:
+    """As many workers as CPUs may be used, but no more than rollouts run at a time."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(usable, batch_size)
+
+
+def _fair_share(workers: int) -> int:
+    """Bytes for each worker when all of them together may take four fifths of the memory that is free now."""
+    return int(psutil.virtual_memory().available * 0.8 / workers)
+
+
+def _ignore(event: Progress) -> None:
+    """Nobody listens to this job's events."""
+
+
+def _nothing() -> None:
+    """Nothing has to be forgotten when this job begins anew."""
+
+
+@contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """User code's output must not mix with results on stdout, neither from Python nor from below."""
+    sys.stdout.flush()
+    stdout, saved = sys.stdout, os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+        os.dup2(saved, 1)
+        os.close(saved)

@@ -1,0 +1,159 @@
+"""The main function of a worker process, and the channel it shares with the run.
+
+Frames are a length of four bytes and a JSON record. Jobs and events have a socket each: events are written with
+blocking calls from any thread, so that what was reported has left the process before user code can take it down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from osmosis_ai.errors import StartError
+from osmosis_ai.records import Record
+from osmosis_ai.runtime import frames
+from osmosis_ai.runtime.frames import Event, Order, WorkerSpec
+from osmosis_ai.runtime.logs import LogWriter, capture_output
+from osmosis_ai.runtime.masking import Masker
+from osmosis_ai.runtime.watchdog import JobTasks, Watchdog
+from osmosis_ai.runtime.worker import LoadedRepository, Worker, current_job, load_repository
+
+__all__ = ["HEADER", "Boot", "pack", "serve", "worker_main"]
+
+HEADER = struct.Struct(">I")
+MAX_FRAME = 1 << 30
+
+
+class Boot(Record, frozen=True):
+    """What a worker process needs before its first job."""
+
+    spec: WorkerSpec
+    log: str | None = None
+    debug: bool = False
+    keys: list[str] = []
+
+
+def pack(record: Record) -> bytes:
+    """One frame."""
+    body = frames.encode(record)
+    return HEADER.pack(len(body)) + body
+
+
+class Outbox:
+    """Sends events to the run, in order, from any thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+
+    def send(self, event: Event) -> None:
+        """Hand an event to the operating system. When nobody reads any more, this process has no purpose: it ends."""
+        data = pack(event)
+        with self._lock:
+            try:
+                self._sock.sendall(data)
+            except OSError:
+                end_group()
+
+
+def end_group() -> None:
+    """Kill this process and everything it started that is still in its process group."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None:
+    """Run a worker until it is told to stop, in a session of its own so that its whole group can be ended.
+
+    Args:
+        jobs: Where jobs come from; its end means that the run is gone.
+        events: Where events go.
+        boot: An encoded Boot.
+    """
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    outbox = Outbox(events)
+    order = msgspec.json.decode(boot, type=Boot)
+    begin_capture(order)
+    try:
+        loaded = load_repository(order.spec)
+    except StartError as error:
+        outbox.send(frames.NotReady(type(error).__name__, str(error)))
+        return
+    serve(loaded, jobs, outbox)
+
+
+def begin_capture(boot: Boot) -> None:
+    """Send the process's output to the run's log."""
+    masker = Masker.from_environment(os.environ, boot.keys)
+    live = os.dup(2) if boot.debug else None
+    writer = LogWriter(Path(boot.log) if boot.log else None, masker.text, live)
+    capture_output(writer, lambda: current_job.get() or f"worker {os.getpid()}")
+
+
+def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox) -> None:
+    """Run jobs in this process until it is told to stop, then end it."""
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(_serve(loaded, jobs, outbox))
+    except StartError as error:
+        outbox.send(frames.NotReady(type(error).__name__, str(error)))
+    except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt from user code end the worker
+        outbox.send(frames.Dying(f"{type(error).__name__}: {error}".rstrip(": ")))
+        end_group()
+    # Threads that user code left behind must not keep the process; its group goes with it.
+    end_group()
+
+
+async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox) -> None:
+    loop = asyncio.get_running_loop()
+    tasks = JobTasks(current_job.get)
+    loop.set_task_factory(tasks)
+    reader, writer = await asyncio.open_unix_connection(sock=jobs)
+    async with Worker.open(loaded, outbox.send) as worker:
+        watchdog = Watchdog(
+            loop,
+            worker.clocks,
+            tasks,
+            beat=lambda: outbox.send(frames.Beat()),
+            stuck=lambda job, seconds: _stuck(outbox, job, seconds),
+            orphaned=end_group,
+        )
+        watchdog.start()
+        async with anyio.create_task_group() as group:
+            while True:
+                order = await _next_order(reader)
+                if isinstance(order, frames.Stop):
+                    break
+                if isinstance(order, frames.Cancel):
+                    worker.cancel(order.id)
+                    continue
+                # Set before the task is made, so that the task and all it starts are known to be the job's.
+                current_job.set(order.id)
+                group.start_soon(worker.run, order)
+            group.cancel_scope.cancel()
+        watchdog.stop()
+    writer.close()
+
+
+async def _next_order(reader: asyncio.StreamReader) -> Order:
+    try:
+        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+        order: Order = frames.decode_order(await reader.readexactly(size))
+        return order
+    except asyncio.IncompleteReadError:
+        # The run is gone, and nobody will read what this process still does.
+        end_group()
+        raise
+
+
+def _stuck(outbox: Outbox, job: str | None, seconds: float) -> None:
+    outbox.send(frames.Stuck(job, seconds))
+    end_group()

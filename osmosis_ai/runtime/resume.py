@@ -1,0 +1,99 @@
+"""What makes two runs the same, and which stored run is continued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from osmosis_ai.errors import StartError, StoreError
+from osmosis_ai.records import ModelSpec
+from osmosis_ai.runtime.frames import Ready
+from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.runtime.sources import combined_hash
+from osmosis_ai.runtime.store import RunStore
+
+__all__ = ["find_resumable", "run_config", "run_identity"]
+
+RECENT_RUNS = 200
+
+
+def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str]) -> dict[str, Any]:
+    """What must be the same for a run to be resumed; its keys are named to the user when one differs."""
+
+    def model(policy: str, value: Callable[[ModelSpec], Any]) -> Any:
+        return value(plan.policies[policy]) if policy in plan.policies else None
+
+    return {
+        "dataset": dataset_sha256,
+        "rows": [plan.offset, plan.limit],
+        "model": model(POLICY, lambda spec: spec.name),
+        "endpoint": model(POLICY, lambda spec: spec.base_url),
+        "parameters": model(POLICY, lambda spec: spec.params)
+        | {
+            "max_turns": plan.limits.max_turns,
+            "max_tokens_total": plan.limits.max_tokens_total,
+            "max_tool_output": plan.limits.max_tool_output,
+        },
+        "baseline": [model(BASELINE, lambda spec: spec.name), model(BASELINE, lambda spec: spec.base_url)],
+        "n": plan.n,
+        "tool code": combined_hash(tool_sources),
+    }
+
+
+def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
+    """What else is worth knowing about a run: what lists, exports and comparisons show."""
+    policy = plan.policies[POLICY]
+    return {
+        "dataset": plan.dataset,
+        "model": policy.name,
+        "base_url": policy.base_url,
+        "stand_in": policy.engine == "offline",
+        "params": policy.params,
+        "baseline_model": plan.policies[BASELINE].name if BASELINE in plan.policies else None,
+        "n": plan.n,
+        "batch_size": plan.batch_size,
+        "pass_threshold": plan.pass_threshold,
+        "planned": plan.total_rollouts,
+        "functions": loaded.functions,
+        "tools": loaded.tools,
+    }
+
+
+def find_resumable(
+    store: RunStore, command: str, identity: Mapping[str, Any], name: str | None, *, finished: bool
+) -> str:
+    """The run to continue.
+
+    Args:
+        store: Where runs are.
+        command: The command that continues it.
+        identity: What this command would run.
+        name: The run that was asked for, None for the latest.
+        finished: Whether a run that reached its end counts too.
+
+    Raises:
+        StartError: There is none, or what it ran differs; the message says in what.
+    """
+    try:
+        if name is not None:
+            run = store.find_run(name)
+            if run.command != command:
+                raise StartError(f"run {run.id} is a run of `osmosis {run.command}`: resume it with that command")
+            candidates = [run]
+        elif finished:
+            candidates = [run for run in store.list_runs(RECENT_RUNS) if run.command == command and not run.alive]
+        else:
+            candidates = store.unfinished_runs(command)
+    except StoreError as error:
+        raise StartError(str(error)) from error
+    for run in candidates:
+        if not store.differences(run, identity):
+            return run.id
+    if not candidates:
+        kind = "" if finished else "unfinished "
+        raise StartError(f"there is no {kind}run of `osmosis {command}` to continue; start one without --resume")
+    differing = ", ".join(store.differences(candidates[0], identity))
+    raise StartError(
+        f"run {candidates[0].id} can't be continued, because this differs from it: {differing}; "
+        "use what it used, or start a new run without --resume"
+    )

@@ -1,0 +1,62 @@
+"""Which files of the repository a process has imported, by content."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+__all__ = ["combined_hash", "file_hash", "imported_sources", "python_files"]
+
+_NOT_THE_USERS = {"site-packages", "dist-packages", "__pycache__"}
+
+
+def imported_sources(root: Path) -> dict[str, str]:
+    """The files under `root` that this process's modules came from, with the hash of each file's content.
+
+    Args:
+        root: The repository's root folder.
+
+    Returns:
+        Paths relative to `root` with forward slashes. A file that is gone by now has an empty hash.
+    """
+    root = root.resolve()
+    found = {}
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if isinstance(name, str):
+            file = Path(name).resolve()
+            if file.is_relative_to(root) and not _NOT_THE_USERS & set(file.parts):
+                found[file.relative_to(root).as_posix()] = file_hash(file)
+    return found
+
+
+def python_files(folder: Path, root: Path) -> dict[str, str]:
+    """Every .py file in a folder, imported or not: an import inside a function may come later."""
+    root = root.resolve()
+    files = sorted(folder.resolve().rglob("*.py"))
+    return {
+        file.relative_to(root).as_posix(): file_hash(file)
+        for file in files
+        if file.is_relative_to(root) and not any(part.startswith(".") for part in file.relative_to(root).parts)
+    }
+
+
+def file_hash(file: Path) -> str:
+    """A hash of a file's content, empty when it can't be read."""
+    try:
+        return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return ""
+
+
+def combined_hash(sources: Mapping[str, str], *more: Iterable[str]) -> str:
+    """One hash of several files and texts."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, content in sorted(sources.items()):
+        digest.update(f"{name}\0{content}\n".encode())
+    for texts in more:
+        for text in texts:
+            digest.update(f"{text}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,389 @@
+"""What can be asked of the run store. Each query has a connection of its own that can't write; any thread may ask.
+
+What streams reads a bounded number of records at a time and holds no transaction in between, so that a slow consumer
+neither fills the memory nor keeps the write-ahead log from being emptied.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+
+from osmosis_ai.errors import StoreError
+from osmosis_ai.records import Outcome, Record, Rollout, Row, Score
+from osmosis_ai.runtime.store.codec import decode_calls, decode_object, decode_rollout, decode_row, decode_score
+from osmosis_ai.runtime.store.owners import process_alive
+from osmosis_ai.runtime.store.schema import open_reader
+
+__all__ = [
+    "Completed",
+    "PairedRow",
+    "Queries",
+    "RolloutKey",
+    "RunInfo",
+    "RunStatus",
+    "ScoringInput",
+    "StoredRollout",
+    "StoredScore",
+]
+
+T = TypeVar("T")
+
+RunStatus: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+
+
+class RolloutKey(NamedTuple):
+    """What makes a rollout unique in its run."""
+
+    policy: str
+    row_id: str
+    run_index: int
+
+
+class RunInfo(Record, frozen=True):
+    """A run, without its records. Times in seconds since the epoch.
+
+    `rollouts` counts those recorded, `failed` the ones of them that failed. `alive` tells whether the process that
+    writes a `running` run exists; a running run that isn't alive was killed.
+    """
+
+    id: str
+    command: str
+    status: RunStatus
+    created_at: float
+    finished_at: float | None
+    identity: dict[str, Any]
+    config: dict[str, Any]
+    summary: dict[str, Any] | None
+    rollouts: int
+    failed: int
+    alive: bool
+
+
+class StoredRollout(Record, frozen=True):
+    """A rollout and what is known of it without its trajectory. Times in seconds since the epoch.
+
+    `requests` counts model requests, retries included; `attempt` is 2 when the record replaced a first one.
+    """
+
+    rollout: Rollout
+    turns: int
+    tool_calls: int
+    requests: int
+    attempt: int
+    started_at: float
+    finished_at: float
+
+
+class StoredScore(Record, frozen=True):
+    """A score and whose it is. `code_hash` is that of the code which computed it, when it was given."""
+
+    rollout_id: str
+    row_index: int
+    row_id: str
+    run_index: int
+    policy: str
+    score: Score
+    code_hash: str | None = None
+
+
+class ScoringInput(NamedTuple):
+    """What a scorer needs."""
+
+    rollout: Rollout
+    row: Row
+
+
+class Completed(NamedTuple):
+    """The rollouts a run has recorded, and which of those failed."""
+
+    keys: set[RolloutKey]
+    failed: set[RolloutKey]
+
+
+class PairedRow(NamedTuple):
+    """One function's scores of one row in two runs, in the order of run indices; None where a score is missing."""
+
+    row_index: int
+    row_id: str
+    a: list[float | None]
+    b: list[float | None]
+
+
+_RUNS = """
+    SELECT id, command, status, created_at, finished_at, identity, config, summary, rollouts, failed,
+           owner_pid, owner_started
+    FROM runs
+"""
+_ROLLOUT = """
+    rollouts.pk, id, rollouts.row_index, rollouts.row_id, run_index, policy, finish_reason, rollouts.duration_ms,
+    failure_origin, failure_kind, failure_message, failure_file, failure_line, failure_detail,
+    prompt_tokens, completion_tokens, total_tokens, cost_usd
+"""
+_LIST = "turns, tool_calls, requests, attempt, started_at, finished_at"
+# A page goes on where the last one ended. The index `rollouts_in_order` gives the order, whatever the page's number.
+_PAGE = """
+    WHERE rollouts.run = :run AND rollouts.row_index <= :last
+          AND (rollouts.row_index, run_index, policy, pk) > (:row, :index, :policy, :pk)
+"""
+_ORDER = "ORDER BY rollouts.row_index, run_index, policy, pk LIMIT :limit"
+
+# ruff: noqa: S608 - put together from the constants above; values are always bound
+_ROLLOUTS = f"SELECT {_ROLLOUT}, {_LIST} FROM rollouts {_PAGE} {_ORDER}"
+_ROLLOUTS_WITH_TRAJECTORY = f"""
+    SELECT {_ROLLOUT}, {_LIST}, data FROM rollouts JOIN trajectories ON rollout = pk {_PAGE} {_ORDER}
+"""
+_SCORING_INPUTS = f"""
+    SELECT {_ROLLOUT}, trajectories.data, rows.data
+    FROM rollouts JOIN trajectories ON rollout = pk
+         JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id
+    {_PAGE} AND (
+        :without IS NULL OR EXISTS (
+            SELECT 1 FROM json_each(:without) AS wanted WHERE NOT EXISTS (
+                SELECT 1 FROM scores
+                WHERE scores.rollout = pk AND function = wanted.key
+                      AND (wanted.value IS NULL OR code_hash = wanted.value)
+            )
+        )
+    )
+    {_ORDER}
+"""
+_SCORES = f"""
+    SELECT pk, id, row_index, row_id, run_index, policy, function, value, failure, scores.duration_ms, explanation,
+           code_hash
+    FROM (SELECT pk, id, row_index, row_id, run_index, policy FROM rollouts {_PAGE} {_ORDER})
+         LEFT JOIN scores ON scores.rollout = pk AND (:function IS NULL OR function = :function)
+    ORDER BY row_index, run_index, policy, pk, function
+"""
+_OUTCOMES = f"""
+    SELECT {_ROLLOUT}, calls, function, value, failure, scores.duration_ms, explanation
+    FROM (SELECT * FROM rollouts {_PAGE} {_ORDER}) AS rollouts LEFT JOIN scores ON scores.rollout = pk
+    ORDER BY rollouts.row_index, run_index, policy, pk, function
+"""
+_ROW_VALUES = """
+    SELECT value FROM rollouts LEFT JOIN scores ON rollout = pk AND function = :function
+    WHERE run = :run AND row_id = :row_id AND policy = :policy ORDER BY run_index
+"""
+_TRAJECTORY_CHUNK = 16  # a trajectory can be megabytes
+_CHUNK = 500
+
+
+class Queries:
+    """Reads the run store.
+
+    Every method raises StoreError when the file can't be read or a run doesn't exist.
+
+    Args:
+        path: The database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def list_runs(self, limit: int = 20) -> list[RunInfo]:
+        """The latest runs, newest first."""
+        with open_reader(self._path) as db:
+            found = db.execute(_RUNS + "ORDER BY created_at DESC, pk DESC LIMIT ?", (limit,))
+            return [_run_info(columns) for columns in found]
+
+    def find_run(self, name: str) -> RunInfo:
+        """The run with this id, the only one whose id begins so, or the newest one for `latest`."""
+        if name == "latest":
+            newest = self.list_runs(1)
+            if not newest:
+                raise StoreError(f"there is no run yet in {self._path}; `osmosis test` and `osmosis eval` make one")
+            return newest[0]
+        with open_reader(self._path) as db:
+            found = db.execute(_RUNS + "WHERE id = ?", (name,)).fetchall()
+            if not found and name:
+                bounds = (name, name + "\U0010ffff")
+                found = db.execute(_RUNS + "WHERE id >= ? AND id < ? ORDER BY id LIMIT 11", bounds).fetchall()
+        if len(found) == 1:
+            return _run_info(found[0])
+        if found:
+            ids = ", ".join(columns[0] for columns in found[:10]) + (", …" if len(found) > 10 else "")
+            raise StoreError(f"several runs begin with {name!r}: {ids}; give more of the id")
+        raise StoreError(f"there is no run {name!r} in {self._path}; `osmosis runs` lists those there are")
+
+    def unfinished_runs(self, command: str) -> list[RunInfo]:
+        """Runs of a command that didn't reach their end and that no process is working on, newest first."""
+        query = _RUNS + "WHERE command = ? AND status <> 'finished' ORDER BY created_at DESC, pk DESC"
+        with open_reader(self._path) as db:
+            found = [_run_info(columns) for columns in db.execute(query, (command,))]
+        return [run for run in found if not run.alive]
+
+    def completed_keys(self, run_id: str) -> Completed:
+        """Which rollouts are recorded."""
+        completed = Completed(set(), set())
+        query = "SELECT policy, row_id, run_index, failure_origin IS NOT NULL FROM rollouts WHERE run = ?"
+        with open_reader(self._path) as db:
+            for *columns, failed in db.execute(query, (self._pk(db, run_id),)):
+                key = RolloutKey(*columns)
+                completed.keys.add(key)
+                if failed:
+                    completed.failed.add(key)
+        return completed
+
+    def iter_rollouts(
+        self, run_id: str, *, with_trajectory: bool = False, row: int | None = None
+    ) -> Iterator[StoredRollout]:
+        """Rollouts in the order of rows, run indices and policies.
+
+        Args:
+            run_id: The run.
+            with_trajectory: Whether to read messages, turns, tool calls and samples too; else their lists are empty.
+            row: Only this row index.
+        """
+
+        def decode(columns: Sequence[Any]) -> StoredRollout:
+            data = columns[24] if with_trajectory else None
+            return StoredRollout(decode_rollout(columns[1:18], data), *columns[18:24])
+
+        if with_trajectory:
+            return self._stream(_ROLLOUTS_WITH_TRAJECTORY, decode, run_id, _TRAJECTORY_CHUNK, row=row)
+        return self._stream(_ROLLOUTS, decode, run_id, _CHUNK, row=row)
+
+    def outcomes(self, run_id: str) -> Iterator[Outcome]:
+        """Rollouts without their trajectories but with their scores, in the order of rows, run indices and policies.
+
+        Args:
+            run_id: The run.
+        """
+        found = self._stream(_OUTCOMES, tuple, run_id, _CHUNK)
+        for _, group in groupby(found, key=lambda columns: columns[0]):
+            # One line for each score of the rollout, a single one when it has none.
+            first, *others = group
+            scores = {c[19]: decode_score(c[19:24]) for c in (first, *others) if c[19] is not None}
+            rollout = decode_rollout(first[1:18], None)
+            yield Outcome(
+                id=rollout.id,
+                row_index=rollout.row_index,
+                row_id=rollout.row_id,
+                run_index=rollout.run_index,
+                policy=rollout.policy,
+                finish_reason=rollout.finish_reason,
+                duration_ms=rollout.duration_ms,
+                failure=rollout.failure,
+                usage=rollout.usage,
+                cost_usd=rollout.cost_usd,
+                calls=decode_calls(first[18]),
+                scores=scores,
+            )
+
+    def iter_for_scoring(
+        self, run_id: str, *, without: Mapping[str, str | None] | None = None
+    ) -> Iterator[ScoringInput]:
+        """Rollouts with their trajectories and rows, in the order of rows, run indices and policies.
+
+        Args:
+            run_id: The run.
+            without: Functions, each with the hash of its code or None for any: only rollouts that lack a score by at
+                least one of them.
+        """
+
+        def decode(columns: Sequence[Any]) -> ScoringInput:
+            rollout = decode_rollout(columns[1:18], columns[18])
+            return ScoringInput(rollout, decode_row(rollout.row_index, rollout.row_id, columns[19]))
+
+        wanted = None if without is None else json.dumps(dict(without))
+        return self._stream(_SCORING_INPUTS, decode, run_id, _TRAJECTORY_CHUNK, without=wanted)
+
+    def scores(self, run_id: str, function: str | None = None) -> Iterator[StoredScore]:
+        """Scores in the order of rows, run indices, policies and function names.
+
+        Args:
+            run_id: The run.
+            function: Only this function's.
+        """
+
+        def decode(columns: Sequence[Any]) -> StoredScore | None:
+            if columns[6] is None:
+                return None
+            rollout_id, row_index, row_id, run_index, policy = columns[1:6]
+            return StoredScore(
+                rollout_id, row_index, row_id, run_index, policy, decode_score(columns[6:11]), code_hash=columns[11]
+            )
+
+        found = self._stream(_SCORES, decode, run_id, _CHUNK, function=function)
+        return (score for score in found if score is not None)
+
+    def functions(self, run_id: str) -> list[str]:
+        """The functions that have scores in a run, by name. Looks at every score."""
+        query = "SELECT DISTINCT function FROM rollouts JOIN scores ON rollout = pk WHERE run = ? ORDER BY function"
+        with open_reader(self._path) as db:
+            return [function for (function,) in db.execute(query, (self._pk(db, run_id),))]
+
+    def paired_scores(
+        self, run_a: str, run_b: str, function: str, *, policy_a: str = "policy", policy_b: str = "policy"
+    ) -> Iterator[PairedRow]:
+        """One function's scores on the rows that two runs share, in the order of the first run's rows.
+
+        Args:
+            run_a: A run.
+            run_b: Another one, or the same with another policy.
+            function: The function.
+            policy_a: Whose rollouts of the first run.
+            policy_b: Whose rollouts of the second run.
+        """
+
+        def decode(columns: Sequence[Any]) -> tuple[int, str, str, float | None]:
+            return columns[2], columns[3], columns[5], columns[7]
+
+        with open_reader(self._path) as db:
+            other = {"run": self._pk(db, run_b), "function": function, "policy": policy_b}
+            found = self._stream(_SCORES, decode, run_a, _CHUNK, function=function)
+            for (row_index, row_id), group in groupby(found, key=lambda score: score[:2]):
+                a = [value for _, _, policy, value in group if policy == policy_a]
+                b = [value for (value,) in db.execute(_ROW_VALUES, {**other, "row_id": row_id})]
+                if a and b:
+                    yield PairedRow(row_index, row_id, a, b)
+
+    def _stream(
+        self,
+        query: str,
+        decode: Callable[[Sequence[Any]], T],
+        run_id: str,
+        chunk: int,
+        row: int | None = None,
+        **parameters: str | None,
+    ) -> Iterator[T]:
+        with open_reader(self._path) as db:
+            bounds = {"run": self._pk(db, run_id), "last": _LAST if row is None else row, "limit": chunk}
+            after = {"row": 0 if row is None else row, "index": -1, "policy": "", "pk": 0}
+            while page := db.execute(query, {**bounds, **after, **parameters}).fetchall():
+                for columns in page:
+                    yield decode(columns)
+                pk, _, row_index, _, run_index, policy = page[-1][:6]
+                after = {"row": row_index, "index": run_index, "policy": policy, "pk": pk}
+
+    def _pk(self, db: sqlite3.Connection, run_id: str) -> int:
+        found = db.execute("SELECT pk FROM runs WHERE id = ?", (run_id,)).fetchone()
+        if found is None:
+            raise StoreError(f"there is no run {run_id!r} in {self._path}; `osmosis runs` lists those there are")
+        return int(found[0])
+
+
+_LAST = 2**63 - 1
+
+
+def _run_info(columns: Sequence[Any]) -> RunInfo:
+    run_id, command, status, created_at, finished_at, identity, config, summary, rollouts, failed, pid, started = (
+        columns
+    )
+    return RunInfo(
+        id=run_id,
+        command=command,
+        status=status,
+        created_at=created_at,
+        finished_at=finished_at,
+        identity=decode_object(identity),
+        config=decode_object(config),
+        summary=None if summary is None else decode_object(summary),
+        rollouts=rollouts,
+        failed=failed,
+        alive=status == "running" and process_alive(pid, started),
+    )

@@ -1,0 +1,267 @@
+"""The run store's file: where it is, its tables, and how an older one becomes the current one."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from osmosis_ai.errors import StoreError
+
+__all__ = ["MIGRATIONS", "database_errors", "database_path", "migrate", "open_reader", "open_writer", "store_error"]
+
+BUSY_SECONDS = 60.0
+"""How long to wait for another process that is writing."""
+
+_VERSION_1 = (
+    """
+    CREATE TABLE runs (
+        pk INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        command TEXT NOT NULL,
+        status TEXT NOT NULL CHECK (status IN ('running', 'finished', 'interrupted', 'failed')),
+        created_at REAL NOT NULL,       -- seconds since the epoch, like every time of day here
+        finished_at REAL,
+        owner_pid INTEGER,              -- the process that writes the run, while its status is 'running'
+        owner_started REAL,
+        identity TEXT NOT NULL,         -- JSON objects
+        config TEXT NOT NULL,
+        summary TEXT,
+        rollouts INTEGER NOT NULL DEFAULT 0,
+        failed INTEGER NOT NULL DEFAULT 0
+    )
+    """,
+    "CREATE INDEX runs_created ON runs (created_at)",
+    """
+    CREATE TABLE rows (
+        run INTEGER NOT NULL REFERENCES runs (pk) ON DELETE CASCADE,
+        row_id TEXT NOT NULL,
+        row_index INTEGER NOT NULL,
+        data BLOB NOT NULL,
+        UNIQUE (run, row_id)
+    )
+    """,
+    """
+    CREATE TABLE rollouts (
+        pk INTEGER PRIMARY KEY,
+        run INTEGER NOT NULL REFERENCES runs (pk) ON DELETE CASCADE,
+        id TEXT NOT NULL,
+        row_index INTEGER NOT NULL,
+        row_id TEXT NOT NULL,
+        run_index INTEGER NOT NULL,
+        policy TEXT NOT NULL,
+        finish_reason TEXT NOT NULL,
+        duration_ms REAL NOT NULL,
+        failure_origin TEXT,            -- NULL: no failure
+        failure_kind TEXT,
+        failure_message TEXT,
+        failure_file TEXT,
+        failure_line INTEGER,
+        failure_detail TEXT,
+        prompt_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        total_tokens INTEGER NOT NULL,
+        cost_usd REAL,
+        turns INTEGER NOT NULL,
+        tool_calls INTEGER NOT NULL,
+        requests INTEGER NOT NULL,      -- sent to the model, retries included
+        attempt INTEGER NOT NULL,       -- 2 when this record replaced a first one
+        started_at REAL NOT NULL,
+        finished_at REAL NOT NULL,
+        calls TEXT NOT NULL,            -- JSON: name, milliseconds and error of each tool call
+        UNIQUE (run, row_id, run_index, policy),
+        UNIQUE (run, id)
+    )
+    """,
+    "CREATE INDEX rollouts_in_order ON rollouts (run, row_index, run_index, policy)",
+    # Apart from `rollouts`, so that lists and statistics never read the pages of the trajectories.
+    """
+    CREATE TABLE trajectories (
+        rollout INTEGER PRIMARY KEY REFERENCES rollouts (pk) ON DELETE CASCADE,
+        data BLOB NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE scores (
+        rollout INTEGER NOT NULL REFERENCES rollouts (pk) ON DELETE CASCADE,
+        function TEXT NOT NULL,
+        value REAL,
+        failure TEXT,                   -- JSON object
+        duration_ms REAL NOT NULL,
+        explanation TEXT,
+        code_hash TEXT,
+        PRIMARY KEY (rollout, function),
+        CHECK ((value IS NULL) <> (failure IS NULL))
+    ) WITHOUT ROWID
+    """,
+    # Counted here, so that a list of runs costs the same however large they are.
+    """
+    CREATE TRIGGER rollout_added AFTER INSERT ON rollouts BEGIN
+        UPDATE runs SET rollouts = rollouts + 1, failed = failed + (NEW.failure_origin IS NOT NULL) WHERE pk = NEW.run;
+    END
+    """,
+    """
+    CREATE TRIGGER rollout_removed AFTER DELETE ON rollouts BEGIN
+        UPDATE runs SET rollouts = rollouts - 1, failed = failed - (OLD.failure_origin IS NOT NULL) WHERE pk = OLD.run;
+    END
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1,)
+"""The statements that lead from each schema version to the next; a released one is never edited, only added to."""
+
+
+def database_path(root: Path) -> Path:
+    """Where the runs of the repository at `root` are stored."""
+    return root.resolve() / ".osmosis" / "runs.db"
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """A connection that may write, to a file that exists or is made, at the current schema version.
+
+    Raises:
+        StoreError: The file or its folder can't be used, or a newer version of the package wrote it.
+    """
+    try:
+        path.parent.mkdir(exist_ok=True)
+        _ignore_in_git(path.parent)
+    except OSError as error:
+        raise StoreError(
+            f"can't keep runs in {path.parent}: {error.strerror}; make {path.parent.parent} writable"
+        ) from error
+    with database_errors(path, "opening it"):
+        # The writer's thread is another than the one that opens, so that errors in opening are raised there.
+        connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            _configure(connection)
+            migrate(connection, path, MIGRATIONS)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+@contextmanager
+def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that can't write, for one query; translates what goes wrong in its block."""
+    with database_errors(path, "reading it"):
+        # A generator that reads may be advanced, or closed, in another thread than the one that made it.
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?mode=ro",
+            uri=True,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Sequence[str]]) -> None:
+    """Bring a file to the version that `migrations` lead to, each step in a transaction of its own.
+
+    Args:
+        connection: The file, outside a transaction.
+        path: Its name for messages.
+        migrations: Statements from version 0 to 1, from 1 to 2, ….
+
+    Raises:
+        StoreError: The file is newer than the last version.
+    """
+    while (version := _version(connection)) < len(migrations):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            # Another process may have done the step while this one waited for its turn.
+            if _version(connection) == version:
+                for statement in migrations[version]:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version = {version + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+    if version > len(migrations):
+        raise StoreError(
+            f"{path} was written by a newer version of osmosis-ai (its schema is {version}, this version knows "
+            f"{len(migrations)}); upgrade with: pip install -U osmosis-ai"
+        )
+
+
+@contextmanager
+def database_errors(path: Path, doing: str) -> Iterator[None]:
+    """Translate what SQLite raises in the block into a StoreError that says what to do."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise store_error(path, error, doing) from error
+    except (zlib.error, msgspec.DecodeError) as error:
+        raise StoreError(f"run store {path}: a record is damaged: {error}") from error
+
+
+def store_error(path: Path, error: Exception, doing: str) -> StoreError:
+    """The StoreError for what SQLite raised.
+
+    Args:
+        path: The database.
+        error: What was raised.
+        doing: What was tried, for the message.
+    """
+    text = str(error)
+    # Matched by text, because Python 3.10 doesn't give the error's code.
+    for words, advice in _ADVICE.items():
+        if words in text:
+            return StoreError(f"run store {path}: {text} while {doing}; {advice.format(path=path, folder=path.parent)}")
+    return StoreError(f"run store {path}: {text} while {doing}")
+
+
+_ADVICE = {
+    "not a database": "move {path} away and run again; a new one is made",
+    "malformed": "the file is damaged: move {path} away and run again; a new one is made",
+    "readonly": "make {folder} and the files in it writable",
+    "unable to open": "make {folder} and the files in it readable and writable",
+    "disk is full": "free some space; what was reported as done is stored, and --resume continues the run",
+    "disk I/O error": "check the disk's space, quota and health; what was reported as done is stored",
+    "locked": "another process has been writing for very long; end it or try again",
+}
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _configure(connection: sqlite3.Connection) -> None:
+    if _version(connection) == 0:
+        # Both have an effect on a new file only. A trajectory of typical size wastes less of an 8 KiB page.
+        connection.execute("PRAGMA page_size = 8192")
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            # SQLite doesn't wait here by itself when another process makes the same change.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    # A killed process loses nothing that was committed under either setting; FULL keeps it through a power failure too.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+
+
+def _ignore_in_git(folder: Path) -> None:
+    try:
+        with (folder / ".gitignore").open("x", encoding="utf-8") as file:
+            file.write("*\n")
+    except FileExistsError:
+        return

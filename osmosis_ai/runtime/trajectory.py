@@ -1,0 +1,122 @@
+"""Puts a rollout together from the events of its worker, and knows what it is waiting for at any moment."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from osmosis_ai.records import Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
+from osmosis_ai.runtime.frames import CallDone, Progress, RolloutDone, RolloutJob, SampleDone, TurnDone
+
+__all__ = ["TrajectoryBuilder", "opening_messages", "total_cost", "total_usage"]
+
+
+def opening_messages(row: Row) -> list[Message]:
+    """The conversation before the first model call."""
+    return [
+        {"role": "system", "content": row.system_prompt},
+        {"role": "user", "content": row.user_prompt},
+    ]
+
+
+def total_usage(turns: list[Turn]) -> Usage:
+    """Tokens of all these model calls; a reply from the cache costs none."""
+    paid = [turn.usage for turn in turns if not turn.cached]
+    return Usage(
+        sum(usage.prompt_tokens for usage in paid),
+        sum(usage.completion_tokens for usage in paid),
+        sum(usage.total_tokens for usage in paid),
+    )
+
+
+def total_cost(turns: list[Turn]) -> float | None:
+    """USD of all these model calls, None when no price is known for any of them."""
+    known = [turn.cost_usd for turn in turns if turn.cost_usd is not None]
+    return sum(known) if known else None
+
+
+class TrajectoryBuilder:
+    """One rollout in flight.
+
+    Args:
+        job: What was started.
+    """
+
+    def __init__(self, job: RolloutJob) -> None:
+        self.job = job
+        self.started = monotonic()
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was done: the rollout begins anew in another worker."""
+        self._messages = opening_messages(self.job.row)
+        self._results: dict[str, Message] = {}
+        self._open_calls: dict[str, str] = {}
+        self._turns: list[Turn] = []
+        self._calls: list[ToolCall] = []
+        self._samples: list[Turn] = []
+
+    @property
+    def open_tools(self) -> list[str]:
+        """Names of the tools that are running: while there are any, the rollout is inside user code."""
+        return list(self._open_calls.values())
+
+    @property
+    def waiting_on(self) -> str:
+        """What the rollout is waiting for, in words."""
+        if self._open_calls:
+            return "tool " + ", ".join(sorted(set(self._open_calls.values())))
+        return f"the model (turn {len(self._turns) + 1})"
+
+    def add(self, event: Progress) -> None:
+        """Take in what the worker reports."""
+        if isinstance(event, TurnDone):
+            self._flush_results()
+            self._turns.append(event.turn)
+            self._messages.append(event.message)
+            for call in event.message.get("tool_calls") or ():
+                self._open_calls[call["id"]] = call["function"]["name"]
+        elif isinstance(event, CallDone):
+            self._open_calls.pop(event.call.id, None)
+            self._calls.append(event.call)
+            self._results[event.call.id] = event.message
+        elif isinstance(event, SampleDone):
+            self._samples.append(event.turn)
+
+    def finish(self, done: RolloutDone) -> Rollout:
+        """The finished rollout."""
+        return self._build(done.finish_reason, done.duration_ms, done.failure)
+
+    def abandon(self, failure: Failure) -> Rollout:
+        """The rollout as far as it came, when its worker can't finish it."""
+        finish_reason: FinishReason = "timeout" if failure.origin == "timeout" else "error"
+        return self._build(finish_reason, (monotonic() - self.started) * 1000, failure)
+
+    def _build(self, finish_reason: FinishReason, duration_ms: float, failure: Failure | None) -> Rollout:
+        self._flush_results()
+        job = self.job
+        model_calls = self._turns + self._samples
+        return Rollout(
+            id=job.id,
+            row_index=job.row.index,
+            row_id=job.row.id,
+            run_index=job.run_index,
+            policy=job.policy,
+            messages=self._messages,
+            finish_reason=finish_reason,
+            duration_ms=round(duration_ms, 3),
+            failure=failure,
+            usage=total_usage(model_calls),
+            turns=self._turns,
+            tool_calls=self._calls,
+            samples=self._samples,
+            cost_usd=total_cost(model_calls),
+        )
+
+    def _flush_results(self) -> None:
+        """Append the last turn's results in the order of its calls, whatever order they came in."""
+        for call in self._messages[-1].get("tool_calls") or ():
+            result = self._results.pop(call["id"], None)
+            if result is not None:
+                self._messages.append(result)
+        self._results.clear()
+        self._open_calls.clear()

@@ -1,0 +1,134 @@
+"""A worker's watchdog thread: sees the event loop stand still, finds who holds it, and ends what can't be helped."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from time import monotonic
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from osmosis_ai.runtime.clocks import Clocks
+
+__all__ = ["JobTasks", "Watchdog"]
+
+BEAT_SECONDS = 0.1
+LOOK_SECONDS = 0.2
+STALL_SECONDS = 0.5
+NOBODYS_STALL_SECONDS = 60.0
+
+
+class JobTasks:
+    """Knows on whose behalf a task runs. A task factory, because only at its creation is a task's context at hand.
+
+    Args:
+        current: Gives the job of the running context.
+    """
+
+    def __init__(self, current: Callable[[], str | None]) -> None:
+        self._current = current
+        self._jobs: WeakKeyDictionary[asyncio.Future[Any], str] = WeakKeyDictionary()
+
+    def __call__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        *,
+        context: Context | None = None,
+        **options: Any,
+    ) -> asyncio.Task[Any]:
+        if context is not None:
+            options["context"] = context
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
+        job = self._current() if context is None else context.run(self._current)
+        if job is not None:
+            self._jobs[task] = job
+        return task
+
+    def running(self, loop: asyncio.AbstractEventLoop) -> str | None:
+        """The job whose task holds the loop right now, if any. May be asked from any thread."""
+        task = asyncio.current_task(loop)
+        return self._jobs.get(task) if task is not None else None
+
+
+class Watchdog:
+    """Watches one event loop.
+
+    A call that holds the loop can't be cancelled. While it lasts, the clocks of every other job stand still; when it
+    outlasts the time its own job has, `stuck` is called and must end the process.
+
+    Args:
+        loop: The loop to watch; `start` must be called on it.
+        clocks: The running time limits.
+        tasks: Tells which job holds the loop.
+        beat: Called from the thread about once a second while the process lives.
+        stuck: Called from the thread with the job to blame (None: nobody's task) and the seconds it stood still.
+        orphaned: Called from the thread when the process that started this one is gone.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clocks: Clocks,
+        tasks: JobTasks,
+        *,
+        beat: Callable[[], None],
+        stuck: Callable[[str | None, float], None],
+        orphaned: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._clocks = clocks
+        self._tasks = tasks
+        self._beat = beat
+        self._stuck = stuck
+        self._orphaned = orphaned
+        self._last_beat = monotonic()
+        self._holder: str | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="osmosis-watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin; called on the loop."""
+        self._last_beat = monotonic()
+        self._tick()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+
+    def _tick(self) -> None:
+        now = monotonic()
+        late = now - self._last_beat - BEAT_SECONDS
+        if late > STALL_SECONDS:
+            # Timers that ran out while the loop stood still are ready in this same turn of it, behind this one.
+            self._clocks.give_back(late, self._holder)
+        self._holder = None
+        self._last_beat = now
+        if not self._stop.is_set():
+            self._loop.call_later(BEAT_SECONDS, self._tick)
+
+    def _watch(self) -> None:
+        parent = os.getppid()
+        next_beat = 0.0
+        while not self._stop.wait(LOOK_SECONDS):
+            now = monotonic()
+            if os.getppid() != parent:
+                self._orphaned()
+            if now >= next_beat:
+                self._beat()
+                next_beat = now + 1.0
+            still = now - self._last_beat - BEAT_SECONDS
+            if still < STALL_SECONDS:
+                continue
+            holder = self._tasks.running(self._loop)
+            if holder is None:
+                if still > NOBODYS_STALL_SECONDS:
+                    self._stuck(None, still)
+                continue
+            self._holder = holder
+            if self._clocks.expired(holder):
+                self._stuck(holder, still)

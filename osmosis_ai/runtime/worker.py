@@ -1,0 +1,328 @@
+"""What runs inside a worker: the only place where user code is imported.
+
+One Worker holds a loaded repository and runs jobs concurrently on one event loop. Whether that loop is a process of its
+own or the command's is decided by `pool`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import anyio
+
+from osmosis_ai import tracebacks
+from osmosis_ai.discovery.repository import McpSource
+from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, StartError
+from osmosis_ai.records import Completion, Failure, FinishReason, Message, Tool, ToolCall, Turn
+from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput, load_scorer
+from osmosis_ai.runtime.agent_loop import McpAgentLoop, RolloutContext
+from osmosis_ai.runtime.clocks import Clock, Clocks, elapsed_ms
+from osmosis_ai.runtime.frames import (
+    CallDone,
+    Event,
+    Job,
+    Probed,
+    ProbeJob,
+    Ready,
+    Retiring,
+    RolloutDone,
+    RolloutJob,
+    SampleDone,
+    ScoreJob,
+    ScoresDone,
+    ScoringStarted,
+    TurnDone,
+    WorkerSpec,
+)
+from osmosis_ai.runtime.models import ChatModel, ModelHost, create_model
+from osmosis_ai.runtime.sources import imported_sources, python_files
+from osmosis_ai.runtime.trajectory import opening_messages
+
+__all__ = ["LoadedRepository", "Worker", "current_job", "load_repository"]
+
+SCORE_GRACE_SECONDS = 1.0
+
+current_job: ContextVar[str | None] = ContextVar("current_job", default=None)
+"""The job on whose behalf code runs; tasks and threads that the job starts inherit it."""
+
+
+@dataclass(frozen=True)
+class LoadedRepository:
+    """User code, imported: the server (or how to reach one), the functions, and what could not be loaded."""
+
+    spec: WorkerSpec
+    server: Any
+    scorers: dict[str, Scorer]
+    problems: list[Failure]
+    tool_sources: dict[str, str]
+    function_sources: dict[str, str]
+
+
+def load_repository(spec: WorkerSpec) -> LoadedRepository:
+    """Import the user code that the spec names into this process. Starts no event loop and no thread of its own.
+
+    Args:
+        spec: What to load.
+
+    Raises:
+        StartError: Something can't be loaded; the message names the user's file and line.
+    """
+    root = Path(spec.root)
+    os.chdir(root)
+    server, tool_sources = None, {}
+    if spec.mcp is not None:
+        server = _load_tools(spec.mcp, root)
+        tool_sources = imported_sources(root)
+        if spec.mcp.kind == "directory" and spec.mcp.path is not None:
+            tool_sources |= python_files(Path(spec.mcp.path).parent, root)
+    scorers, problems = _load_functions(spec)
+    function_sources = imported_sources(root) if spec.functions else {}
+    return LoadedRepository(spec, server, scorers, problems, tool_sources, function_sources)
+
+
+class Worker:
+    """A loaded repository that runs jobs. Made by `Worker.open`.
+
+    Args:
+        loaded: The repository.
+        emit: Takes every event, in order.
+    """
+
+    def __init__(self, loaded: LoadedRepository, emit: Callable[[Event], None]) -> None:
+        self.spec = loaded.spec
+        self.clocks = Clocks()
+        self._emit = emit
+        self._host: Any = None
+        self._models: dict[str, ModelHost] = {}
+        self._scorers = loaded.scorers
+        self._scopes: dict[str, anyio.CancelScope] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, loaded: LoadedRepository, emit: Callable[[Event], None]) -> AsyncIterator[Worker]:
+        """Start the server and the models' clients, and emit Ready.
+
+        Args:
+            loaded: The repository.
+            emit: Takes every event.
+
+        Raises:
+            StartError: The server doesn't start.
+        """
+        worker = cls(loaded, emit)
+        async with AsyncExitStack() as stack:
+            tools: list[Tool] = []
+            if loaded.server is not None:
+                from osmosis_ai.mcp_tools.host import ToolHost
+
+                worker._host = await stack.enter_async_context(
+                    ToolHost(loaded.server, root=Path(worker.spec.root), limit=worker._tool_clock)
+                )
+                tools = worker._host.tools
+            for policy, model in worker.spec.policies.items():
+                worker._models[policy] = create_model(model, concurrency=worker.spec.batch_size)
+                stack.push_async_callback(worker._models[policy].aclose)
+            emit(
+                Ready(
+                    tools=tools,
+                    functions=list(worker._scorers),
+                    problems=loaded.problems,
+                    tool_sources=loaded.tool_sources,
+                    function_sources=loaded.function_sources,
+                )
+            )
+            yield worker
+
+    async def run(self, job: Job) -> None:
+        """Run one job to its last event. A job never raises for what user code or a model does."""
+        current_job.set(job.id)
+        with anyio.CancelScope() as scope:
+            self._scopes[job.id] = scope
+            try:
+                if isinstance(job, RolloutJob):
+                    await self._rollout(job)
+                elif isinstance(job, ScoreJob):
+                    await self._score(job)
+                else:
+                    await self._probe(job)
+            finally:
+                del self._scopes[job.id]
+
+    def cancel(self, job: str) -> None:
+        """Cancel a job, if it still runs. It emits nothing more."""
+        if job in self._scopes:
+            self._scopes[job].cancel()
+
+    async def _probe(self, job: ProbeJob) -> None:
+        model = self._models[job.policy]
+        try:
+            if job.price and not model.price_known():
+                raise ModelStartError(
+                    f"no price is known for {model.spec.name}, so --max-cost can't be kept; leave the option out"
+                )
+            await model.probe()
+        except StartError as error:
+            self._emit(Probed(job.id, str(error)))
+        else:
+            self._emit(Probed(job.id))
+
+    def _tool_clock(self, seconds: float) -> Clock:
+        return self.clocks.limit(seconds, current_job.get() or "")
+
+    async def _score(self, job: ScoreJob) -> None:
+        trajectory = ScoringInput(
+            messages=job.messages, ground_truth=job.ground_truth, row_index=job.row_index, extra=job.extra
+        )
+        scores = []
+        for name in job.functions:
+            self._emit(ScoringStarted(job.id, name))
+            with self.clocks.limit(self.spec.limits.reward_timeout + SCORE_GRACE_SECONDS, job.id):
+                scores.append(await self._scorers[name].score(trajectory, self.spec.limits.reward_timeout))
+        self._emit(ScoresDone(job.id, scores))
+        if any(score.failure is not None and score.failure.kind == "timeout" for score in scores):
+            self._emit(Retiring(f"a function that scores row {job.row_index} may still hold a thread"))
+
+    async def _rollout(self, job: RolloutJob) -> None:
+        limits = self.spec.limits
+        rollout = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
+        started = monotonic()
+        reason: FinishReason = "error"
+        failure: Failure | None = None
+        async with self._host.session(meta=_call_meta(job), sampling_handler=rollout.sample) as session:
+            rollout.session = session
+            context = RolloutContext(
+                messages=opening_messages(job.row),
+                tools=self._host.tools,
+                max_turns=limits.max_turns,
+                max_tokens_total=limits.max_tokens_total,
+                chat=rollout.chat,
+                call_tool=rollout.call_tool,
+            )
+            with self.clocks.limit(limits.timeout, job.id) as clock:
+                try:
+                    reason = await McpAgentLoop().run(context)
+                except ModelError as error:
+                    failure = Failure("model", str(error), kind=error.kind)
+                except Exception as error:  # noqa: BLE001 - whatever goes wrong in one rollout is that rollout's record
+                    failure = Failure(
+                        "worker",
+                        tracebacks.describe(error),
+                        kind="exception",
+                        detail=tracebacks.short_traceback(error, Path(self.spec.root)),
+                    )
+            if clock.cancelled_caught:
+                reason, failure = "timeout", _timed_out(limits.timeout)
+            # The record is out before the session closes: a tool that holds the session open can't hold it back.
+            self._emit(RolloutDone(job.id, reason, elapsed_ms(started), failure))
+        if not session.clean:
+            self._emit(Retiring(f"a tool of row {job.row.index} still holds a thread"))
+
+
+class _RolloutRun:
+    """One rollout's edges: the model it asks and the session its tool calls go to, with an event for each."""
+
+    def __init__(self, worker: Worker, job: RolloutJob, model: ChatModel) -> None:
+        self._spec = worker.spec
+        self._emit = worker._emit
+        self._clocks = worker.clocks
+        self._job = job
+        self._model = model
+        self._params = worker.spec.policies[job.policy].params
+        self._tools = worker._host.tools
+        self._turns = 0
+        self.session: Any = None
+
+    async def chat(self, messages: list[Message]) -> Completion:
+        started = monotonic()
+        completion = await self._model.complete(messages, self._tools, self._params)
+        self._emit(TurnDone(self._job.id, self._turn(self._turns, completion, started), completion.message))
+        self._turns += 1
+        return completion
+
+    async def sample(self, messages: list[Message], params: dict[str, Any]) -> Message:
+        started = monotonic()
+        completion = await self._model.complete(messages, [], {**self._params, **params})
+        self._emit(SampleDone(self._job.id, self._turn(self._turns - 1, completion, started)))
+        return completion.message
+
+    async def call_tool(self, call: dict[str, Any]) -> Message:
+        from osmosis_ai.mcp_tools.conversion import truncate
+
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        started = monotonic()
+        outcome = await self.session.call(name, arguments, timeout=self._spec.limits.tool_timeout)
+        text, truncated_from = truncate(outcome.text, self._spec.limits.max_tool_output)
+        record = ToolCall(
+            turn=self._turns - 1,
+            id=call["id"],
+            name=name,
+            arguments=arguments,
+            duration_ms=elapsed_ms(started),
+            error=outcome.error,
+            truncated_from=truncated_from,
+            content=outcome.content,
+        )
+        message = {"role": "tool", "tool_call_id": call["id"], "content": text}
+        self._emit(CallDone(self._job.id, record, message))
+        return message
+
+    def _turn(self, index: int, completion: Completion, started: float) -> Turn:
+        return Turn(
+            index=index,
+            finish_reason=completion.finish_reason,
+            usage=completion.usage,
+            duration_ms=elapsed_ms(started),
+            model=completion.model,
+            params=self._params,
+            logprobs=completion.logprobs,
+            token_ids=completion.token_ids,
+            attempts=completion.attempts,
+            cost_usd=completion.cost_usd,
+            cached=completion.cached,
+        )
+
+
+def _load_tools(source: McpSource, root: Path) -> Any:
+    from osmosis_ai.mcp_tools.host import read_config
+    from osmosis_ai.mcp_tools.loading import load_server, prepare_path
+
+    if source.kind == "directory":
+        entry = Path(source.path or "")
+        prepare_path(entry.parent, root)
+        return load_server(entry, source.server_name)
+    if source.kind == "config":
+        return read_config(Path(source.path or ""))
+    return source.url
+
+
+def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]:
+    for folder in dict.fromkeys(ref.root for ref in reversed(spec.functions)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    scorers: dict[str, Scorer] = {}
+    problems: list[Failure] = []
+    for ref in spec.functions:
+        try:
+            scorers[ref.name] = load_scorer(ref)
+        except FunctionError as error:
+            if spec.strict_functions:
+                raise
+            problems.append(Failure(ref.kind, str(error), kind="load", file=ref.file, line=ref.line))
+    return scorers, problems
+
+
+def _call_meta(job: RolloutJob) -> dict[str, Any]:
+    """What a tool may know of its rollout: never the ground truth."""
+    return {"rollout_id": job.id, "row_index": job.row.index, "metadata": job.row.extra}
+
+
+def _timed_out(seconds: float) -> Failure:
+    return Failure("timeout", f"the rollout took longer than {seconds:g} s (--timeout)", kind="rollout")

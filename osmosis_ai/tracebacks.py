@@ -1,0 +1,147 @@
+"""Where in a repository's own code an exception comes from, and what to show of its traceback."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+__all__ = ["SourceLocation", "describe", "locate", "short_traceback"]
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_NOT_THE_USERS = tuple(os.path.realpath(path) for path in (Path(__file__).parent, sysconfig.get_path("stdlib")))
+
+
+class SourceLocation(NamedTuple):
+    """A line of the user's code: `file` relative to the repository's root with forward slashes, `text` stripped."""
+
+    file: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def describe(exc: BaseException, limit: int = 2000) -> str:
+    """Give an exception as `NameError: name 'foo' is not defined`, also when its own `__str__` fails.
+
+    Args:
+        exc: Any exception.
+        limit: The most characters to give; what is over is cut from the end.
+    """
+    # TracebackException survives an exception whose __str__ raises.
+    text = exc.msg if isinstance(exc, SyntaxError) else str(traceback.TracebackException(type(exc), exc, None))
+    name = type(exc).__name__
+    return _shown(f"{name}: {text}" if text else name, limit)
+
+
+def locate(exc: BaseException, root: Path) -> SourceLocation | None:
+    """Find the line of the user's code that an exception comes from.
+
+    It is the deepest frame in a file under `root` that is no installed package; for a syntax error it is the error's
+    own place. An exception without such a frame is looked for in its group's members, its cause and its context.
+
+    Args:
+        exc: The exception, with its traceback.
+        root: The repository's root folder.
+
+    Returns:
+        The place, or None when no line of the user's code took part.
+    """
+    for candidate in _related(exc):
+        if isinstance(candidate, SyntaxError) and candidate.filename and candidate.lineno:
+            file = _user_file(candidate.filename, root)
+            if file is not None:
+                text = candidate.text or linecache.getline(candidate.filename, candidate.lineno)
+                return SourceLocation(file, candidate.lineno, _shown(text.strip(), 200))
+        frames = _user_frames(candidate.__traceback__, root)
+        if frames:
+            return frames[-1][0]
+    return None
+
+
+def short_traceback(exc: BaseException, root: Path, frames: int = 12) -> str:
+    """Format an exception with the frames of the user's code only.
+
+    Args:
+        exc: The exception, with its traceback.
+        root: The repository's root folder.
+        frames: The most frames to show; of a longer traceback the middle is left out.
+    """
+    found = _user_frames(exc.__traceback__, root)
+    first, last = frames // 3, frames - frames // 3
+    lines = []
+    if found:
+        lines.append("Traceback (most recent call last, this repository's code only):")
+    for number, (place, function) in enumerate(found):
+        if len(found) <= frames or number < first or number >= len(found) - last:
+            lines.append(f'  File "{place.file}", line {place.line}, in {function}')
+            if place.text:
+                lines.append(f"    {place.text}")
+        elif number == first:
+            lines.append(f"  … {len(found) - frames} more frames …")
+    if isinstance(exc, SyntaxError):
+        place_or_none = locate(exc, root)
+        if place_or_none is not None:
+            lines.append(f'  File "{place_or_none.file}", line {place_or_none.line}')
+            lines.append(f"    {place_or_none.text}")
+    lines.append(describe(exc))
+    return "\n".join(lines)
+
+
+def _related(exc: BaseException) -> Iterator[BaseException]:
+    """Give the exception, then what it groups, was caused by, or interrupted; each once."""
+    seen: set[int] = set()
+    waiting = [exc]
+    while waiting:
+        current = waiting.pop(0)
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        # Duck-typed: on Python 3.10 exception groups come from a backport.
+        members = getattr(current, "exceptions", None)
+        if isinstance(members, (tuple, list)):
+            waiting += [member for member in members if isinstance(member, BaseException)]
+        if current.__cause__ is not None:
+            waiting.append(current.__cause__)
+        elif current.__context__ is not None and not current.__suppress_context__:
+            waiting.append(current.__context__)
+
+
+def _user_frames(tb: TracebackType | None, root: Path) -> list[tuple[SourceLocation, str]]:
+    found = []
+    for frame, line in traceback.walk_tb(tb):
+        filename = frame.f_code.co_filename
+        file = _user_file(filename, root)
+        if file is not None:
+            linecache.checkcache(filename)
+            text = linecache.getline(filename, line, frame.f_globals).strip()
+            found.append((SourceLocation(file, line, _shown(text, 200)), frame.f_code.co_name))
+    return found
+
+
+def _user_file(filename: str, root: Path) -> str | None:
+    """Give the path relative to the root if the file is the user's own, else None."""
+    if filename.startswith("<"):
+        return None
+    real = os.path.realpath(filename)
+    if any(real == place or real.startswith(place + os.sep) for place in _NOT_THE_USERS):
+        return None
+    # A folder of the repository may be a link to somewhere else, and the root itself may be reached through one.
+    for path, base in ((Path(filename).absolute(), root.absolute()), (Path(real), root.resolve())):
+        if path.is_relative_to(base):
+            relative = path.relative_to(base)
+            return None if _INSTALLED.intersection(relative.parts) else relative.as_posix()
+    return None
+
+
+def _shown(text: str, limit: int) -> str:
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return text if len(text) <= limit else text[: limit - 1] + "…"

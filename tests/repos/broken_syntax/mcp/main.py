@@ -1,0 +1,5 @@
+from fastmcp import FastMCP
+
+import tools.broken
+
+mcp = FastMCP("broken syntax")

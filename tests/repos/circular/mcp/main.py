@@ -1,0 +1,5 @@
+from fastmcp import FastMCP
+
+mcp = FastMCP("circular")
+
+import tools.registered

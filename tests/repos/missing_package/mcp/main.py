@@ -1,0 +1,5 @@
+from fastmcp import FastMCP
+
+from tools import frames
+
+mcp = FastMCP("missing package")

@@ -1,0 +1,4 @@
+from .math import multiply
+from .text import reverse
+
+__all__ = ["multiply", "reverse"]

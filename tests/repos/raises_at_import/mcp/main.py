@@ -1,0 +1,5 @@
+from fastmcp import FastMCP
+
+mcp = FastMCP("raises at import")
+
+import tools.math

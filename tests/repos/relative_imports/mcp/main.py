@@ -1,0 +1,2 @@
+import tools.units
+from server_setup import mcp

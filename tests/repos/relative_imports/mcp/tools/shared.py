@@ -1,0 +1,1 @@
+FEET_PER_METRE = 3.25

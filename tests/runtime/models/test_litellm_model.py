@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from osmosis_ai.errors import ModelError, ModelStartError
+from osmosis_ai.records import Completion, ModelSpec, Usage
+from osmosis_ai.runtime.models import create_model
+from osmosis_ai.runtime.models.litellm_model import LiteLLMModel, price_known
+from osmosis_ai.runtime.models.retry import RetryPolicy
+from osmosis_ai.testing import (
+    Reply,
+    ScriptedEndpoint,
+    broken_json,
+    by_turn,
+    drop,
+    hang,
+    raw_json,
+    status,
+    text,
+    tool_call,
+)
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-secret-0123456789"
+MESSAGES = [{"role": "user", "content": "hello"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "adds",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer", "minimum": 0}},
+                "$defs": {"x": {}},
+            },
+        },
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", autouse=True)
+async def one_event_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """Keeps one loop for the module: LiteLLM 1.80 has a background task that can't move to another one."""
+    yield  # noqa: PT022  a fixture that returned would not hold the loop
+
+
+def spec_for(url: str | None, model: str = "openai/scripted-x", **changes: Any) -> ModelSpec:
+    spec = ModelSpec(model, "litellm", model, url, KEY, request_timeout=20.0)
+    return msgspec.structs.replace(spec, **changes)
+
+
+@asynccontextmanager
+async def model_of(spec: ModelSpec) -> AsyncIterator[LiteLLMModel]:
+    model = LiteLLMModel(spec)
+    try:
+        yield model
+    finally:
+        await model.aclose()
+
+
+async def answer(reply: Reply, model: str = "openai/scripted-x", **changes: Any) -> Completion:
+    async with (
+        ScriptedEndpoint([reply]) as endpoint,
+        model_of(spec_for(endpoint.url, model, **changes)) as litellm_model,
+    ):
+        return await litellm_model.complete(MESSAGES, TOOLS, {})
+
+
+async def failure(reply: Reply, **changes: Any) -> ModelError:
+    """The error of one scripted reply; LiteLLM must not have tried again by itself."""
+    async with ScriptedEndpoint([reply] * 5) as endpoint, model_of(spec_for(endpoint.url, **changes)) as model:
+        with pytest.raises(ModelError) as caught:
+            await model.complete(MESSAGES, TOOLS, {})
+    assert len(endpoint.requests) == 1
+    assert KEY not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    return caught.value
+
+
+async def test_what_is_sent() -> None:
+    async with (
+        ScriptedEndpoint([text("a")], api_key=KEY) as endpoint,
+        model_of(spec_for(endpoint.url, params={"temperature": 1, "seed": 7})) as model,
+    ):
+        await model.complete(MESSAGES, TOOLS, {"temperature": 0.5, "seed": None, "max_tokens": 9})
+    assert endpoint.requests[0].body == {
+        "model": "scripted-x",
+        "messages": MESSAGES,
+        "tools": TOOLS,
+        "temperature": 0.5,
+        "max_tokens": 9,
+    }
+
+
+async def test_a_reply_becomes_the_same_completion_as_elsewhere() -> None:
+    completion = await answer(text("hi", prompt_tokens=11, completion_tokens=3, model="served", finish_reason="length"))
+    assert completion == Completion(
+        message={"role": "assistant", "content": "hi"}, finish_reason="length", usage=Usage(11, 3, 14), model="served"
+    )
+
+
+async def test_tool_calls_and_further_fields_survive() -> None:
+    reply = raw_json(
+        {
+            "choices": [
+                {
+                    "finish_reason": "tool_calls",
+                    "message": {
+                        "role": "assistant",
+                        "content": None,
+                        "reasoning_content": "hm",
+                        "tool_calls": [
+                            {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}},
+                            {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{bad"}},
+                            {"type": "function", "function": {"name": "add", "arguments": "{}"}},
+                        ],
+                    },
+                }
+            ]
+        }
+    )
+    completion = await answer(reply)
+    calls = completion.message["tool_calls"]
+    assert [call["function"]["arguments"] for call in calls] == ['{"a":1}', "{bad", "{}"]
+    assert [call["id"] for call in calls[:2]] == ["a", "a_2"]
+    assert len({call["id"] for call in calls}) == 3
+    assert completion.message["reasoning_content"] == "hm"
+    assert completion.finish_reason == "tool_calls"
+    assert completion.usage == Usage()
+    assert "function_call" not in completion.message
+    assert "provider_specific_fields" not in completion.message
+
+
+async def test_a_conversation_goes_back_as_it_came() -> None:
+    async with (
+        ScriptedEndpoint(by_turn(tool_call("add", a=1), text("2"))) as endpoint,
+        model_of(spec_for(endpoint.url)) as model,
+    ):
+        first = (await model.complete(MESSAGES, TOOLS, {})).message
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "2"}
+        await model.complete([*MESSAGES, first, result], TOOLS, {})
+    sent = endpoint.requests[1].messages
+    assert sent[1]["tool_calls"] == first["tool_calls"]
+    assert sent[2] == result
+
+
+async def test_cost_comes_from_the_price_table() -> None:
+    reply = text("hi", prompt_tokens=1000, completion_tokens=100, model="gpt-4o-mini")
+    completion = await answer(reply, "openai/gpt-4o-mini")
+    # 0.15 and 0.60 USD per million tokens.
+    assert completion.cost_usd == pytest.approx(1000 * 0.15e-6 + 100 * 0.60e-6)
+    assert (await answer(reply)).cost_usd is None
+
+
+def test_which_prices_are_known() -> None:
+    assert price_known("openai/gpt-4o-mini")
+    assert price_known("gemini/gemini-2.5-flash")
+    assert not price_known("openai/no-such-model")
+    assert not price_known("hosted_vllm/gpt-4o-mini")
+    assert not price_known("nobody/gpt-4o-mini")
+    assert not price_known("ollama/my-own-model")
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind"),
+    [
+        (status(400), "bad_request"),
+        (status(401, body={"error": {"message": f"Incorrect API key provided: {KEY}"}}), "auth"),
+        (status(403), "auth"),
+        (status(404), "not_found"),
+        (status(429), "rate_limit"),
+        (status(429, body={"error": {"message": "no credit", "code": "insufficient_quota"}}), "quota"),
+        (status(500), "overloaded"),
+        (status(503), "overloaded"),
+        (drop(), "dropped"),
+        (broken_json(), "bad_reply"),
+        (raw_json({"choices": []}), "bad_reply"),
+    ],
+)
+async def test_faults_have_a_kind(reply: Reply, kind: str) -> None:
+    error = await failure(reply)
+    assert error.kind == kind
+    assert "openai/scripted-x" in str(error)
+
+
+async def test_status_wait_and_message_come_from_the_reply() -> None:
+    body = {"error": {"message": f"slow down, {KEY}"}}
+    error = await failure(status(429, headers={"Retry-After": "7"}, body=body))
+    assert (error.status, error.retry_after) == (429, 7)
+    assert str(error) == "openai/scripted-x failed: slow down, ***"
+
+
+async def test_a_key_from_the_environment_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-from-environment")
+    body = {"error": {"message": "bad key sk-from-environment"}}
+    assert "bad key ***" in str(await failure(status(401, body=body), api_key=None))
+
+
+async def test_a_hang_ends_with_the_request_timeout() -> None:
+    error = await failure(hang(), request_timeout=0.3)
+    assert error.kind == "timeout"
+    assert "no answer within 0.3 s" in str(error)
+
+
+async def test_nothing_listens_there() -> None:
+    async with ScriptedEndpoint() as endpoint:
+        url = endpoint.url
+    async with model_of(spec_for(url)) as model:
+        with pytest.raises(ModelError, match="can't be reached") as caught:
+            await model.complete(MESSAGES, [], {})
+    assert caught.value.kind == "refused"
+    assert url in str(caught.value)
+
+
+async def probe(spec: ModelSpec) -> None:
+    host = create_model(spec, policy=RetryPolicy(max_attempts=3, base_delay=0.001))
+    try:
+        await host.probe()
+    finally:
+        await host.aclose()
+
+
+async def test_the_probe_accepts_a_model_that_answers() -> None:
+    async with ScriptedEndpoint([status(429), text("pong")], probe=None, api_key=KEY) as endpoint:
+        await probe(spec_for(endpoint.url))
+    assert len(endpoint.requests) == 2
+    assert endpoint.requests[1].body["max_tokens"] == 16
+
+
+async def test_the_probe_explains_a_name_without_a_provider() -> None:
+    with pytest.raises(ModelStartError, match=r"'nobody/nothing'.*provider/model"):
+        await probe(spec_for(None, "nobody/nothing"))
+
+
+@pytest.mark.parametrize(
+    ("model", "variable"), [("openai/gpt-4o-mini", "OPENAI_API_KEY"), ("anthropic/claude-x", "ANTHROPIC_API_KEY")]
+)
+async def test_the_probe_names_the_variable_of_a_missing_key(
+    model: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(ModelStartError, match=f"No key is set: set {variable}, or pass --api-key"):
+        await probe(spec_for(None, model, api_key=None))
+
+
+async def test_the_probe_explains_a_refused_key_and_an_unknown_model() -> None:
+    async with ScriptedEndpoint(api_key="right") as endpoint:
+        with pytest.raises(ModelStartError, match="Pass another key with --api-key") as caught:
+            await probe(spec_for(endpoint.url))
+    assert KEY not in str(caught.value)
+    async with ScriptedEndpoint(models=["other"]) as endpoint:
+        with pytest.raises(ModelStartError, match=r"`scripted-x` does not exist.*Check --model"):
+            await probe(spec_for(endpoint.url))
+
+
+def test_nothing_is_printed_or_left_open(tmp_path: Any) -> None:
+    code = """
+import asyncio, sys
+from osmosis_ai.records import ModelSpec
+from osmosis_ai.runtime.models import create_model
+from osmosis_ai.errors import ModelError
+
+async def main():
+    spec = ModelSpec("m", "litellm", "openai/scripted-x", sys.argv[1], "k", request_timeout=20.0)
+    host, other = create_model(spec), create_model(spec)
+    await host.probe()
+    await other.aclose()
+    model = host.for_rollout(None, 0)
+    print((await model.complete([{"role": "user", "content": "x"}], [], {})).message["content"])
+    try:
+        await model.complete([{"role": "user", "content": "x"}], [], {})
+    except ModelError as error:
+        print(error.kind)
+    await host.aclose()
+
+asyncio.run(main())
+"""
+    with ScriptedEndpoint([text("fine"), status(401)]).run_in_thread() as endpoint:
+        done = subprocess.run(
+            [sys.executable, "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", code, endpoint.url],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert (done.returncode, done.stdout) == (0, "fine\nauth\n"), done.stderr
+    for trouble in ("Unclosed", "never awaited", "was destroyed", "Traceback", "Give Feedback"):
+        assert trouble not in done.stderr

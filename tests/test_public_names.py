@@ -1,0 +1,98 @@
+"""The package's public names: complete, loaded lazily, and light."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import osmosis_ai
+
+HEAVY = {"litellm", "fastmcp", "mcp", "pydantic", "aiohttp", "anyio", "msgspec", "rich", "typer"}
+
+
+def run_fresh(code: str) -> str:
+    """Run code in a fresh interpreter that sees this package, and give what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(osmosis_ai.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def loaded_by(statement: str) -> set[str]:
+    return set(json.loads(run_fresh(f"{statement}\nimport json, sys\nprint(json.dumps(list(sys.modules)))")))
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import osmosis_ai",
+        "from osmosis_ai import osmosis_reward",
+        "from osmosis_ai import osmosis_rubric",
+        "from osmosis_ai import OsmosisError, __version__",
+    ],
+)
+def test_importing_a_light_name_loads_nothing_heavy(statement: str) -> None:
+    assert loaded_by(statement) & HEAVY == set()
+
+
+def test_the_decorators_load_only_the_standard_library_and_themselves() -> None:
+    new = loaded_by("from osmosis_ai import osmosis_reward, osmosis_rubric") - loaded_by("pass")
+    foreign = {name.partition(".")[0] for name in new} - set(sys.stdlib_module_names) - {"osmosis_ai"}
+    assert foreign == set()
+
+
+def test_a_name_is_loaded_when_it_is_used_and_not_before() -> None:
+    loaded = loaded_by("import osmosis_ai")
+    assert "osmosis_ai" in loaded
+    assert not any(name.startswith("osmosis_ai.") for name in loaded)
+
+
+def test_importing_a_decorator_is_fast() -> None:
+    seconds = run_fresh(
+        "import time\nstarted = time.perf_counter()\n"
+        "from osmosis_ai import osmosis_reward\nprint(time.perf_counter() - started)"
+    )
+    # Ten times what is promised: what this catches is a heavy import, not a busy machine.
+    assert float(seconds) < 0.5
+
+
+def test_all_lists_the_public_names() -> None:
+    assert osmosis_ai.__all__ == ["OsmosisError", "__version__", "osmosis_reward", "osmosis_rubric"]
+    assert set(osmosis_ai.__all__) <= set(dir(osmosis_ai))
+
+
+def test_every_public_name_resolves_to_the_thing_itself() -> None:
+    from osmosis_ai.errors import OsmosisError
+    from osmosis_ai.reward_fn.decorator import osmosis_reward
+    from osmosis_ai.reward_rubric.decorator import osmosis_rubric
+
+    assert osmosis_ai.OsmosisError is OsmosisError
+    assert osmosis_ai.osmosis_reward is osmosis_reward
+    assert osmosis_ai.osmosis_rubric is osmosis_rubric
+
+
+def test_star_import_gives_every_public_name() -> None:
+    names: dict[str, object] = {}
+    exec("from osmosis_ai import *", names)
+    assert set(osmosis_ai.__all__) <= set(names)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'osmosis_ai' has no attribute 'osmosis_rewards'"):
+        osmosis_ai.osmosis_rewards  # noqa: B018
+
+
+def test_the_version_is_the_distributions() -> None:
+    pyproject = Path(osmosis_ai.__file__).parents[1] / "pyproject.toml"
+    match = re.search(r'^version = "(.+)"$', pyproject.read_text(encoding="utf-8"), re.MULTILINE)
+    assert match is not None
+    assert osmosis_ai.__version__ == match[1]
