@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from osmosis_ai.cli import eval, test
+from osmosis_ai.cli import eval, runs, test
 from osmosis_ai.errors import OsmosisError
 
 __all__ = ["app", "run"]
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command("test")(test.test)
 app.add_typer(eval.app, name="eval")
+app.add_typer(runs.app, name="runs")
 
 
 @app.callback(invoke_without_command=True)

@@ -31,9 +31,6 @@ def evaluate(
     pass_threshold: Annotated[
         float, typer.Option(metavar="SCORE", help="A score of at least this passes.", rich_help_panel=SCORING)
     ] = 1.0,
-    reward_timeout: Annotated[
-        float, typer.Option(min=0.001, metavar="SECONDS", help="Time per score.", rich_help_panel=SCORING)
-    ] = 150.0,
     fail_under: Annotated[
         float | None,
         typer.Option(metavar="MEAN", help="Exit with 1 when a function's mean is lower.", rich_help_panel=SCORING),
@@ -63,6 +60,5 @@ def evaluate(
         baseline_model=baseline_model,
         baseline_base_url=baseline_base_url,
         baseline_api_key=baseline_api_key,
-        limits=msgspec.structs.replace(request.limits, reward_timeout=reward_timeout),
     )
     raise typer.Exit(execute(request, options, fail_under=fail_under))

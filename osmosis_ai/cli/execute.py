@@ -171,6 +171,7 @@ class _Execution:
         return PoolOptions(
             workers=workers,
             worker_memory=options.worker_memory,
+            isolation=options.isolation,
             log=str(new_log(store.path.parent)),
             debug=options.debug,
             keys=[spec.api_key for spec in plan.policies.values() if spec.api_key],

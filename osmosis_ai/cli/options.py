@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -26,6 +27,13 @@ _OUTPUT = "Output"
 SCORING = "Scores"
 
 
+class Isolation(str, Enum):
+    """What `--isolation` takes."""
+
+    SESSION = "session"
+    ROLLOUT = "rollout"
+
+
 class RunOptions(Record, frozen=True):
     """The shared options as given. Times in seconds."""
 
@@ -40,12 +48,14 @@ class RunOptions(Record, frozen=True):
     batch_size: int
     workers: int | None
     worker_memory: int | None
+    isolation: str
     max_turns: int
     max_tokens_total: int | None
     max_tool_output: int
     timeout: float
     tool_timeout: float
     request_timeout: float
+    reward_timeout: float
     max_cost: float | None
     score_partial: bool
     resume: bool
@@ -81,6 +91,7 @@ class RunOptions(Record, frozen=True):
                 timeout=self.timeout,
                 tool_timeout=self.tool_timeout,
                 request_timeout=self.request_timeout,
+                reward_timeout=self.reward_timeout,
             ),
         )
 
@@ -166,6 +177,14 @@ def run_options(
             rich_help_panel=_LIMITS,
         ),
     ] = None,
+    isolation: Annotated[
+        Isolation,
+        typer.Option(
+            help="session: rollouts share a worker, with an MCP session each. "
+            "rollout: each has a process of its own, where module globals start fresh.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = Isolation.SESSION,
     max_turns: Annotated[
         int, typer.Option(min=1, metavar="N", help="Model calls per rollout.", rich_help_panel=_LIMITS)
     ] = 10,
@@ -184,6 +203,9 @@ def run_options(
     request_timeout: Annotated[
         float, typer.Option(min=0.001, metavar="SECONDS", help="Time per model request.", rich_help_panel=_LIMITS)
     ] = 300.0,
+    reward_timeout: Annotated[
+        float, typer.Option(min=0.001, metavar="SECONDS", help="Time per score.", rich_help_panel=_LIMITS)
+    ] = 150.0,
     max_cost: Annotated[
         float | None,
         typer.Option(
@@ -242,12 +264,14 @@ def run_options(
         batch_size=batch_size,
         workers=workers,
         worker_memory=None if worker_memory is None else _parse_size(worker_memory),
+        isolation=isolation.value,
         max_turns=max_turns,
         max_tokens_total=max_tokens_total,
         max_tool_output=max_tool_output,
         timeout=timeout,
         tool_timeout=tool_timeout,
         request_timeout=request_timeout,
+        reward_timeout=reward_timeout,
         max_cost=max_cost,
         score_partial=score_partial,
         resume=resume,

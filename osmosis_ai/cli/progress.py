@@ -34,7 +34,7 @@ class RunProgress:
         self._total = total
         self._oldest = oldest
         self._done = self._before = done
-        self._errors = self._scoring_errors = self._scored = self._tokens = 0
+        self._errors = self._scoring_errors = self._values = self._tokens = self._unscored = 0
         self._sum = 0.0
         self._started = monotonic()
         self._bar: Progress | None = None
@@ -63,14 +63,16 @@ class RunProgress:
         self._done += 1
         self._errors += rollout.failure is not None
         self._tokens += rollout.usage.total_tokens
+        self._unscored += 1
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done)
 
     def scores_done(self, rollout: Rollout, scores: list[Score]) -> None:
+        self._unscored -= 1
         for score in scores:
             self._scoring_errors += score.failure is not None
             if score.value is not None:
-                self._scored += 1
+                self._values += 1
                 self._sum += score.value
 
     async def keep_showing(self) -> None:
@@ -83,12 +85,14 @@ class RunProgress:
         """Rate, running mean, errors, tokens, and what is slow."""
         elapsed = max(monotonic() - self._started, 1e-6)
         parts = [f"{(self._done - self._before) / elapsed:.1f}/s"]
-        if self._scored:
-            parts.append(f"mean {self._sum / self._scored:.3f}")
+        if self._values:
+            parts.append(f"mean {self._sum / self._values:.3f}")
         parts.append(f"{self._errors} failed")
         if self._scoring_errors:
             parts.append(f"{self._scoring_errors} scoring errors")
         parts.append(f"{self._tokens:,} tokens")
+        if self._unscored > 0 and self._done == self._total:
+            parts.append(f"{self._unscored} being scored")
         oldest = self._oldest()
         if oldest is not None and oldest.seconds >= SLOW_SECONDS:
             parts.append(f"oldest: row {oldest.row_index} for {oldest.seconds:.0f} s, waiting for {oldest.waiting_on}")

@@ -7,7 +7,6 @@ suspect (a job that was inside user code when the worker died) that takes down a
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import socket
@@ -24,14 +23,14 @@ from osmosis_ai.errors import OsmosisError, StartError, WorkerError
 from osmosis_ai.records import Failure
 from osmosis_ai.runtime import frames
 from osmosis_ai.runtime.frames import Done, Event, Job, Progress
-from osmosis_ai.runtime.process import HEADER, Boot, pack, worker_main
+from osmosis_ai.runtime.process import pack, read_frame
+from osmosis_ai.runtime.spawning import Spawned, Spawner
 from osmosis_ai.runtime.tasks import task_group
 
 __all__ = ["Crew", "JobFailedError", "WorkerProcess"]
 
 LOAD_SECONDS = 120.0
 STOP_SECONDS = 5.0
-FREEZE_SECONDS = 30.0
 LOOK_SECONDS = 0.25
 MAX_LOSSES = 5
 MAX_FAILED_STARTS = 3
@@ -51,16 +50,16 @@ class WorkerLostError(WorkerError):
     """A worker ended with jobs in it.
 
     Args:
-        reason: How it ended.
+        failure: How it ended, as it is recorded on the job to blame.
         culprit: The job that held its event loop, if that is why.
         suspects: The jobs that were inside user code.
     """
 
-    def __init__(self, reason: str, culprit: str | None, suspects: frozenset[str], seconds: float) -> None:
-        super().__init__(reason)
+    def __init__(self, failure: Failure, culprit: str | None, suspects: frozenset[str]) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
         self.culprit = culprit
         self.suspects = suspects
-        self.seconds = seconds
 
 
 class _Assignment:
@@ -87,10 +86,9 @@ class WorkerProcess:
         self._jobs: dict[str, _Assignment] = {}
         self._writer: asyncio.StreamWriter
         self._reader: asyncio.StreamReader
-        self._process: multiprocessing.process.BaseProcess
-        self._why: str | None = None
+        self._spawned: Spawned
+        self._end: Failure | None = None
         self._culprit: str | None = None
-        self._stuck_seconds = 0.0
         self._not_ready: frames.NotReady | None = None
 
     @property
@@ -113,20 +111,17 @@ class WorkerProcess:
             await self.settled.wait()
         if self.ready is None:
             if not self.ended.is_set():
-                self.kill(f"it did not finish within {LOAD_SECONDS:.0f} s")
+                self.kill(_died(f"it did not finish within {LOAD_SECONDS:.0f} s"))
                 await self.ended.wait()
             raise self._start_error()
 
-    async def start(self, boot: Boot) -> None:
+    async def start(self, spawner: Spawner) -> None:
         """Start the process; `read` must run for anything to happen."""
         jobs, jobs_far = socket.socketpair()
         events, events_far = socket.socketpair()
         with jobs_far, events_far:
-            self._process = _context().Process(
-                target=worker_main, args=(jobs_far, events_far, frames.encode(boot)), name="osmosis-worker"
-            )
-            await asyncio.to_thread(self._process.start)
-        self.pid = self._process.pid or 0
+            self._spawned = await spawner.spawn(jobs_far, events_far)
+        self.pid = self._spawned.pid
         _, self._writer = await asyncio.open_unix_connection(sock=jobs)
         self._reader, events_writer = await asyncio.open_unix_connection(sock=events, limit=1 << 20)
         self._events_writer = events_writer
@@ -152,14 +147,20 @@ class WorkerProcess:
     async def read(self) -> None:
         """Take events until the process ends; then everything that was left in it is lost."""
         try:
-            while True:
-                (size,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-                self._take(frames.decode_event(await self._reader.readexactly(size)))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+            async with task_group() as group:
+                group.start_soon(self._watch_exit)
+                with suppress(asyncio.IncompleteReadError, ConnectionError):
+                    while True:
+                        self._take(frames.decode_event(await read_frame(self._reader)))
+                group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._bury()
+
+    async def _watch_exit(self) -> None:
+        """Children that a dead worker left behind may hold its socket open; without them its end can be seen."""
+        await self._spawned.exited.wait()
+        end_processes(self.pid)
 
     async def stop(self) -> None:
         """Let the process close its server properly; what takes longer is killed."""
@@ -168,12 +169,12 @@ class WorkerProcess:
             with anyio.move_on_after(STOP_SECONDS):
                 await self.ended.wait()
         if not self.ended.is_set():
-            self.kill("stopped")
+            self.kill(_died("stopped"))
             await self.ended.wait()
 
-    def kill(self, why: str) -> None:
+    def kill(self, why: Failure) -> None:
         """End the process and whatever it started, now."""
-        self._why = self._why or why
+        self._end = self._end or why
         end_processes(self.pid)
 
     def memory(self) -> int:
@@ -202,14 +203,14 @@ class WorkerProcess:
         elif isinstance(event, frames.Retiring):
             self.leaving.set()
         elif isinstance(event, frames.Dying):
-            self._why = event.reason
+            self._end = _died(event.reason)
         elif isinstance(event, frames.Stuck):
-            self._culprit, self._stuck_seconds = event.job, event.seconds
-            self._why = f"its event loop was held for {event.seconds:.0f} s"
+            self._culprit = event.job
+            self._end = _blocked(f"user code held the event loop for {event.seconds:.0f} s")
 
     async def _bury(self) -> None:
         end_processes(self.pid)
-        await asyncio.to_thread(self._process.join)
+        await self._spawned.exited.wait()
         self._writer.close()
         self._events_writer.close()
         for event in (self.ended, self.leaving, self.settled):
@@ -217,22 +218,20 @@ class WorkerProcess:
         inside = frozenset(job for job, assignment in self._jobs.items() if assignment.inside)
         for assignment in list(self._jobs.values()):
             if not assignment.done.done():
-                lost = WorkerLostError(self.epitaph, self._culprit, inside, self._stuck_seconds)
-                assignment.done.set_exception(lost)
+                assignment.done.set_exception(WorkerLostError(self._how_it_ended(), self._culprit, inside))
 
-    @property
-    def epitaph(self) -> str:
-        """How the process ended, in words."""
-        if self._why:
-            return self._why
-        code = self._process.exitcode
+    def _how_it_ended(self) -> Failure:
+        if self._end is not None:
+            return self._end
+        code = self._spawned.exit_code
         if code is not None and code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        return f"exited with code {code}"
+            return _died(f"killed by {signal.Signals(-code).name}")
+        return _died(f"exited with code {code}")
 
     def _start_error(self) -> StartError:
         if self._not_ready is None:
-            return StartError(f"the repository can't be loaded: while it was, the worker was lost: {self.epitaph}")
+            how = self._how_it_ended().message
+            return StartError(f"the repository can't be loaded: the worker that tried was lost: {how}")
         kind = getattr(errors, self._not_ready.error, StartError)
         error: StartError = kind(self._not_ready.message)
         return error
@@ -242,20 +241,25 @@ class Crew:
     """The workers of one role, `size` of them kept alive while the crew is `working`.
 
     Args:
-        boot: What each worker loads.
+        spawner: Starts the workers.
         size: How many workers.
         memory_limit: Bytes a worker may hold; one that holds more is killed.
+        freeze_limit: Seconds a worker may show no life, which user code that holds the interpreter brings about.
+        alone: Give every job a worker of its own, so many at a time; 0 for workers that are shared.
     """
 
-    def __init__(self, boot: Boot, size: int, memory_limit: int) -> None:
-        self._boot = boot
+    def __init__(self, spawner: Spawner, size: int, memory_limit: int, freeze_limit: float, *, alone: int = 0) -> None:
+        self._spawner = spawner
         self._size = size
+        self._alone = alone > 0
         self._memory_limit = memory_limit
+        self._freeze_limit = freeze_limit
         self._workers: list[WorkerProcess] = []
         self._changed = asyncio.Condition()
+        self._starting = 0
         self._failed_starts = 0
         self._start_error: StartError | None = None
-        self._solo = asyncio.Semaphore(max(size, 2))
+        self._solo = asyncio.Semaphore(max(size, alone, 2))
         self._group: anyio.abc.TaskGroup
         self._closing = False
 
@@ -273,6 +277,7 @@ class Crew:
                 self._closing = True
                 with anyio.CancelScope(shield=True):
                     await self._stop_all()
+                    await self._spawner.aclose()
                 group.cancel_scope.cancel()
 
     async def ready(self) -> frames.Ready:
@@ -300,7 +305,7 @@ class Crew:
             JobFailedError: The job is to blame for the loss of its worker, or none can be started.
         """
         losses = 0
-        alone = False
+        alone = self._alone
         while True:
             try:
                 if alone:
@@ -315,18 +320,17 @@ class Crew:
                 raise JobFailedError(Failure("worker", str(error), kind="start")) from error
             except WorkerLostError as lost:
                 losses += 1
-                if lost.culprit == job.id:
-                    raise JobFailedError(_held(lost)) from lost
-                if (lost.suspects == {job.id} and (alone or fresh)) or losses >= MAX_LOSSES:
-                    raise JobFailedError(Failure("worker", str(lost), kind="died")) from lost
-                alone = job.id in lost.suspects
+                to_blame = lost.culprit == job.id or (lost.suspects == {job.id} and (alone or fresh))
+                if to_blame or losses >= MAX_LOSSES:
+                    raise JobFailedError(lost.failure) from lost
+                alone = self._alone or job.id in lost.suspects
                 restart()
 
     def kill(self) -> None:
         """End every worker now."""
         self._closing = True
         for worker in list(self._workers):
-            worker.kill("stopped")
+            worker.kill(_died("stopped"))
 
     async def _run_alone(self, job: Job, listen: Callable[[Progress], None]) -> Done:
         async with self._solo:
@@ -341,9 +345,15 @@ class Crew:
 
     async def _hire(self) -> WorkerProcess:
         worker = WorkerProcess()
-        await worker.start(self._boot)
-        self._workers.append(worker)
-        self._group.start_soon(self._attend, worker)
+        # A process that was started without anybody attending to it would outlive the run.
+        with anyio.CancelScope(shield=True):
+            self._starting += 1
+            try:
+                await worker.start(self._spawner)
+            finally:
+                self._starting -= 1
+            self._workers.append(worker)
+            self._group.start_soon(self._attend, worker)
         return worker
 
     async def _pick(self) -> WorkerProcess:
@@ -388,19 +398,21 @@ class Crew:
                 if worker.ended.is_set():
                     continue
                 if worker.leaving.is_set() and worker.taken and not worker.load:
-                    worker.kill("retired")
+                    worker.kill(_died("retired"))
                 elif (held := worker.memory()) > self._memory_limit:
+                    limit = self._memory_limit >> 20
                     worker.kill(
-                        f"it held {held >> 20} MiB of memory, over the limit of {self._memory_limit >> 20} MiB "
-                        "(--worker-memory)"
+                        _died(f"it held {held >> 20} MiB of memory, over the limit of {limit} MiB (--worker-memory)")
                     )
-                elif worker.ready and anyio.current_time() - worker.last_beat > FREEZE_SECONDS:
-                    worker.kill(f"it stood still for {FREEZE_SECONDS:.0f} s")
+                elif worker.ready and anyio.current_time() - worker.last_beat > self._freeze_limit:
+                    worker.kill(_blocked(f"user code held the interpreter for {self._freeze_limit:.0f} s"))
 
     async def _stop_all(self) -> None:
-        async with anyio.create_task_group() as group:
-            for worker in list(self._workers):
-                group.start_soon(worker.stop)
+        while self._workers or self._starting:
+            async with anyio.create_task_group() as group:
+                for worker in list(self._workers):
+                    group.start_soon(worker.stop)
+            await anyio.sleep(0.005)
 
 
 def end_processes(pid: int) -> None:
@@ -418,8 +430,12 @@ def end_processes(pid: int) -> None:
             continue
 
 
-def _held(lost: WorkerLostError) -> Failure:
-    return Failure("timeout", f"user code held the event loop for {lost.seconds:.0f} s", kind="blocked")
+def _died(how: str) -> Failure:
+    return Failure("worker", how, kind="died")
+
+
+def _blocked(how: str) -> Failure:
+    return Failure("timeout", how, kind="blocked")
 
 
 def _note_user_code(inside: set[str], event: Progress) -> None:
@@ -431,11 +447,3 @@ def _note_user_code(inside: set[str], event: Progress) -> None:
         inside.discard(event.call.id)
     elif isinstance(event, frames.ScoringStarted):
         inside.add(event.function)
-
-
-def _context() -> multiprocessing.context.ForkServerContext | multiprocessing.context.SpawnContext:
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["osmosis_ai.runtime.preload"])
-        return context
-    return multiprocessing.get_context("spawn")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["LogWriter", "capture_output", "new_log"]
+__all__ = ["LogWriter", "capture_output", "new_log", "output_in_file"]
 
 JOB_BYTES = 1 << 20
 PROCESS_BYTES = 8 << 20
@@ -118,6 +120,26 @@ def capture_output(writer: LogWriter, label: Callable[[], str]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+
+
+@contextmanager
+def output_in_file(writer: LogWriter) -> Iterator[None]:
+    """Hold back what the process prints until the block ends, then log it; afterwards the process prints nowhere."""
+    with tempfile.TemporaryFile() as held:
+        for descriptor in (1, 2):
+            os.dup2(held.fileno(), descriptor)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            null = os.open(os.devnull, os.O_RDWR)
+            for descriptor in (0, 1, 2):
+                os.dup2(null, descriptor)
+            os.close(null)
+            held.seek(0)
+            for line in held.read(PROCESS_BYTES).decode("utf-8", "replace").splitlines():
+                writer.write(f"worker {os.getpid()}", "output", line, PROCESS_BYTES)
 
 
 def _drain(descriptor: int, writer: LogWriter, stream: str) -> None:

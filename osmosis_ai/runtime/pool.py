@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -33,16 +34,25 @@ from osmosis_ai.runtime.frames import (
     WorkerSpec,
 )
 from osmosis_ai.runtime.process import Boot
+from osmosis_ai.runtime.spawning import ForkServerSpawner, TemplateSpawner
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder
 from osmosis_ai.runtime.worker import Worker, load_repository
 
 __all__ = ["InFlight", "InlinePool", "Pool", "PoolOptions", "ProcessPool", "default_workers", "open_pool"]
 
 
+FREEZE_GRACE_SECONDS = 5.0
+
+
 class PoolOptions(Record, frozen=True):
-    """How workers run. `workers` 0 means inside this process; `worker_memory` is in bytes, None a fair share."""
+    """How workers run. `workers` 0 means inside this process; `worker_memory` is in bytes, None a fair share.
+
+    With `isolation` `session`, rollouts share a worker and have an MCP session each; with `rollout`, each has a process
+    of its own, forked from one that has loaded the repository.
+    """
 
     workers: int = 1
+    isolation: str = "session"
     worker_memory: int | None = None
     log: str | None = None
     debug: bool = False
@@ -216,21 +226,29 @@ class ProcessPool:
         """
         memory = options.worker_memory or _fair_share(options.workers * 2)
 
-        def crew(part: WorkerSpec) -> Crew:
-            boot = Boot(part, log=options.log, debug=options.debug, keys=options.keys)
-            return Crew(boot, options.workers, memory)
+        def boot(part: WorkerSpec) -> Boot:
+            return Boot(part, log=options.log, debug=options.debug, keys=options.keys)
 
-        agents = crew(msgspec.structs.replace(spec, functions=[])) if spec.mcp else None
-        scorers = crew(msgspec.structs.replace(spec, mcp=None, policies={})) if spec.functions else None
+        tools = msgspec.structs.replace(spec, functions=[], batch_size=math.ceil(spec.batch_size / options.workers))
+        functions = msgspec.structs.replace(spec, mcp=None, policies={})
+        longest_call = min(spec.limits.tool_timeout, spec.limits.timeout) + FREEZE_GRACE_SECONDS
+        longest_score = spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
+        agents = scorers = None
+        if spec.mcp and options.isolation == "rollout":
+            agents = Crew(TemplateSpawner(boot(tools)), 1, memory, longest_call, alone=spec.batch_size)
+        elif spec.mcp:
+            agents = Crew(ForkServerSpawner(boot(tools)), options.workers, memory, longest_call)
+        if spec.functions:
+            scorers = Crew(ForkServerSpawner(boot(functions)), options.workers, memory, longest_score)
         pool = cls(spec, agents, scorers)
         async with AsyncExitStack() as stack:
             for part in (agents, scorers):
                 if part is not None:
                     await stack.enter_async_context(part.working())
-            tools = await agents.ready() if agents else Ready()
-            functions = await scorers.ready() if scorers else Ready()
+            agent = await agents.ready() if agents else Ready()
+            scorer = await scorers.ready() if scorers else Ready()
             pool.loaded = Ready(
-                tools.tools, functions.functions, functions.problems, tools.tool_sources, functions.function_sources
+                agent.tools, scorer.functions, scorer.problems, agent.tool_sources, scorer.function_sources
             )
             yield pool
 

@@ -7,11 +7,13 @@ blocking calls from any thread, so that what was reported has left the process b
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import struct
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -21,12 +23,12 @@ from osmosis_ai.errors import StartError
 from osmosis_ai.records import Record
 from osmosis_ai.runtime import frames
 from osmosis_ai.runtime.frames import Event, Order, WorkerSpec
-from osmosis_ai.runtime.logs import LogWriter, capture_output
+from osmosis_ai.runtime.logs import LogWriter, capture_output, output_in_file
 from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.watchdog import JobTasks, Watchdog
-from osmosis_ai.runtime.worker import LoadedRepository, Worker, current_job, load_repository
+from osmosis_ai.runtime.worker import LoadedRepository, Worker, current_job, job_label, label_of, load_repository
 
-__all__ = ["HEADER", "Boot", "pack", "serve", "worker_main"]
+__all__ = ["Boot", "Exited", "Forked", "TemplateEvent", "pack", "read_frame", "template_main", "worker_main"]
 
 HEADER = struct.Struct(">I")
 MAX_FRAME = 1 << 30
@@ -45,6 +47,22 @@ def pack(record: Record) -> bytes:
     """One frame."""
     body = frames.encode(record)
     return HEADER.pack(len(body)) + body
+
+
+class Forked(Record, frozen=True, tag=True):
+    """A template has forked a worker."""
+
+    pid: int
+
+
+class Exited(Record, frozen=True, tag=True):
+    """A worker that a template forked has ended; `code` is negative for the signal that ended it."""
+
+    pid: int
+    code: int
+
+
+TemplateEvent = Forked | Exited
 
 
 class Outbox:
@@ -90,12 +108,83 @@ def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None
     serve(loaded, jobs, outbox)
 
 
+def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -> None:
+    """Load the repository once, then fork a worker of it whenever asked, until the run is gone.
+
+    Args:
+        control: Where requests come from, each with a worker's ends of its two sockets.
+        reports: Where Forked and Exited go.
+        boot: An encoded Boot.
+    """
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    order = msgspec.json.decode(boot, type=Boot)
+    writer = log_writer(order)
+    failure: frames.NotReady | None = None
+    loaded: LoadedRepository | None = None
+    # No thread may run where a fork is to come, so what is printed meanwhile waits in a file.
+    with output_in_file(writer):
+        try:
+            loaded = load_repository(order.spec)
+        except StartError as error:
+            failure = frames.NotReady(type(error).__name__, str(error))
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(reports))
+    gc.collect()
+    gc.freeze()
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 1, 2)
+        if not request:
+            end_group()
+        jobs, events = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+        with jobs, events:
+            pid = os.fork()
+            if pid == 0:
+                _run_forked(writer, loaded, failure, jobs, Outbox(events))
+            reports.sendall(pack(Forked(pid)))
+
+
+def _run_forked(
+    writer: LogWriter,
+    loaded: LoadedRepository | None,
+    failure: frames.NotReady | None,
+    jobs: socket.socket,
+    outbox: Outbox,
+) -> None:
+    """Be the worker that a template has just forked; doesn't return."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    capture_output(writer, worker_label)
+    if loaded is None:
+        assert failure is not None
+        outbox.send(failure)
+        os._exit(0)
+    serve(loaded, jobs, outbox)
+
+
+def _reap(reports: socket.socket) -> None:
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            reports.sendall(pack(Exited(pid, os.waitstatus_to_exitcode(status))))
+
+
 def begin_capture(boot: Boot) -> None:
     """Send the process's output to the run's log."""
+    capture_output(log_writer(boot), worker_label)
+
+
+def log_writer(boot: Boot) -> LogWriter:
+    """The run's log, and with `--debug` the terminal."""
     masker = Masker.from_environment(os.environ, boot.keys)
     live = os.dup(2) if boot.debug else None
-    writer = LogWriter(Path(boot.log) if boot.log else None, masker.text, live)
-    capture_output(writer, lambda: current_job.get() or f"worker {os.getpid()}")
+    return LogWriter(Path(boot.log) if boot.log else None, masker.text, live)
+
+
+def worker_label() -> str:
+    """On whose behalf code runs, for the log."""
+    return job_label.get() or f"worker {os.getpid()}"
 
 
 def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox) -> None:
@@ -137,16 +226,22 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox) 
                     continue
                 # Set before the task is made, so that the task and all it starts are known to be the job's.
                 current_job.set(order.id)
+                job_label.set(label_of(order))
                 group.start_soon(worker.run, order)
             group.cancel_scope.cancel()
         watchdog.stop()
     writer.close()
 
 
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The next frame's record, encoded; raises IncompleteReadError at the end."""
+    (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    return await reader.readexactly(size)
+
+
 async def _next_order(reader: asyncio.StreamReader) -> Order:
     try:
-        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-        order: Order = frames.decode_order(await reader.readexactly(size))
+        order: Order = frames.decode_order(await read_frame(reader))
         return order
     except asyncio.IncompleteReadError:
         # The run is gone, and nobody will read what this process still does.

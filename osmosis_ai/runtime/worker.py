@@ -46,12 +46,24 @@ from osmosis_ai.runtime.models import ChatModel, ModelHost, create_model
 from osmosis_ai.runtime.sources import imported_sources, python_files
 from osmosis_ai.runtime.trajectory import opening_messages
 
-__all__ = ["LoadedRepository", "Worker", "current_job", "load_repository"]
+__all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "load_repository"]
 
 SCORE_GRACE_SECONDS = 1.0
 
 current_job: ContextVar[str | None] = ContextVar("current_job", default=None)
 """The job on whose behalf code runs; tasks and threads that the job starts inherit it."""
+
+job_label: ContextVar[str | None] = ContextVar("job_label", default=None)
+"""The same job in the user's words, for the log."""
+
+
+def label_of(job: Job) -> str:
+    """A job in the user's words."""
+    if isinstance(job, RolloutJob):
+        return f"row {job.row.index} run {job.run_index}"
+    if isinstance(job, ScoreJob):
+        return f"row {job.row_index} scores"
+    return "probe"
 
 
 @dataclass(frozen=True)

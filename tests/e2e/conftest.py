@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,23 +72,32 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {**kept, **extra}
 
 
+def run_osmosis(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Finished:
+    """Run the installed command in a folder and return what it printed."""
+    done = subprocess.run(
+        [str(COMMAND), *map(str, arguments)],
+        cwd=cwd,
+        env=clean_environment(**(env or {})),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
 @pytest.fixture
 def osmosis(tmp_path: Path) -> Osmosis:
     """Runs the installed command in a folder and returns what it printed."""
+    return functools.partial(run_osmosis, cwd=tmp_path)
 
-    def run(*arguments: str | Path, cwd: Path = tmp_path, env: dict[str, str] | None = None) -> Finished:
-        done = subprocess.run(
-            [str(COMMAND), *map(str, arguments)],
-            cwd=cwd,
-            env=clean_environment(**(env or {})),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=120,
-        )
-        return Finished(done.returncode, done.stdout, done.stderr)
 
-    return run
+@pytest.fixture(scope="module")
+def beside() -> Iterator[Executor]:
+    """Runs functions beside the tests: a module starts its many commands there, and its tests look at the results."""
+    with ThreadPoolExecutor(max_workers=3) as executor:
+        yield executor
+        executor.shutdown(cancel_futures=True)
 
 
 @pytest.fixture

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from conftest import ADDING, Finished, Osmosis, run_osmosis, write_repo
 
-from conftest import ADDING, Osmosis, write_repo
 from osmosis_ai.testing import ScriptedEndpoint, text
 
 
@@ -43,7 +44,9 @@ DATASETS = {
     "no default": Bad(["test"], ["test_data.jsonl", "-d FILE"], remove("test_data.jsonl")),
     "empty": Bad(["test", "-d", "rows.jsonl"], ["rows.jsonl", "empty"], write("rows.jsonl", "")),
     "no rows": Bad(["test", "-d", "rows.json"], ["rows.json", "no rows"], write("rows.json", "[]")),
-    "bad json": Bad(["test", "-d", "rows.jsonl"], ["rows.jsonl", "line 2", "JSON"], write("rows.jsonl", row() + "\n{'a': 1}\n")),
+    "bad json": Bad(
+        ["test", "-d", "rows.jsonl"], ["rows.jsonl", "line 2", "JSON"], write("rows.jsonl", row() + "\n{'a': 1}\n")
+    ),
     "missing column": Bad(
         ["test", "-d", "rows.jsonl"],
         ["rows.jsonl, line 2", "user_prompt", "system_prompt"],
@@ -75,7 +78,10 @@ REPOSITORIES = {
     "raises in a module": Bad(
         ["test"],
         ["mcp/tools/luck.py:2", "ZeroDivisionError", "1 / 0"],
-        lambda repo: (write("mcp/main.py", "import tools.luck\n")(repo), write("mcp/tools/luck.py", "\nX = 1 / 0\n")(repo)),
+        lambda repo: (
+            write("mcp/main.py", "import tools.luck\n")(repo),
+            write("mcp/tools/luck.py", "\nX = 1 / 0\n")(repo),
+        ),
     ),
     "exits": Bad(["test"], ["mcp/main.py:2", "SystemExit"], write("mcp/main.py", "import sys\nsys.exit(0)\n")),
     "syntax": Bad(["test"], ["mcp/main.py:1", "SyntaxError"], write("mcp/main.py", "def add(a, b)\n")),
@@ -102,7 +108,13 @@ FUNCTIONS = {
     "name": Bad(["eval", "--eval-fn", "gone"], ["gone", "reward_fn.rewards:exact"]),
     "form": Bad(
         ["eval", "--eval-fn", "scores:length"],
-        ["scores.py", "`length`", "`text", "(solution_str, ground_truth, extra_info)", "(messages, ground_truth, metadata)"],
+        [
+            "scores.py",
+            "`length`",
+            "`text",
+            "(solution_str, ground_truth, extra_info)",
+            "(messages, ground_truth, metadata)",
+        ],
         write("scores.py", "def length(text, ground_truth): return len(text)\n"),
     ),
     "raises": Bad(
@@ -130,55 +142,70 @@ OPTIONS = {
     "turns": Bad(["test", "--max-turns", "0"], ["--max-turns", "1"]),
     "timeout": Bad(["test", "--timeout", "soon"], ["--timeout", "soon"]),
     "unknown": Bad(["test", "--dataest", "x"], ["--dataest", "--dataset"]),
-    "no value": Bad(["test", "--limit"], ["--limit", "argument"]),
+    "no value": Bad(["test", "--limit", "--model", "m"], ["--limit", "--model"]),
     "command": Bad(["evaluate"], ["evaluate", "eval"]),
     "argument": Bad(["test", "rows.jsonl"], ["rows.jsonl"]),
     "parameter": Bad(["test", "--param", "stop=END"], ["--param", "stop=END", "quotes"]),
     "parameter without value": Bad(["test", "--param", "stop"], ["--param stop", "NAME=JSON"]),
     "messages": Bad(["test", "--param", "messages=[]"], ["messages"]),
     "output folder": Bad(["test", "-o", "gone/results.json"], ["-o gone/results.json", "gone", "create it"]),
+    "output nobody can create": Bad(["test", "-o", "/proc/results.json"], ["-o /proc/results.json can't be written"]),
     "output is a folder": Bad(["test", "-o", "mcp"], ["-o mcp", "folder"]),
     "baseline": Bad(["eval", "--baseline-base-url", "http://127.0.0.1:9/v1"], ["--baseline-model"]),
 }
 
 
-@pytest.fixture
-def endpoint() -> Iterator[ScriptedEndpoint]:
-    """A model that must not be asked anything."""
-    with ScriptedEndpoint(lambda request: text("3")).run_in_thread() as endpoint:
-        yield endpoint
-        assert endpoint.requests == []
+CASES = {
+    f"{group}: {name}": bad
+    for group, cases in (
+        ("dataset", DATASETS),
+        ("repository", REPOSITORIES),
+        ("function", FUNCTIONS),
+        ("option", OPTIONS),
+    )
+    for name, bad in cases.items()
+}
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        pytest.param(bad, id=f"{group}: {name}")
-        for group, cases in (
-            ("dataset", DATASETS),
-            ("repository", REPOSITORIES),
-            ("function", FUNCTIONS),
-            ("option", OPTIONS),
-        )
-        for name, bad in cases.items()
-    ],
-)
-def test_one_message_and_no_model_request(bad: Bad, osmosis: Osmosis, repo: Path, endpoint: ScriptedEndpoint) -> None:
+class Attempt(NamedTuple):
+    """What a command printed, and how often it asked the model."""
+
+    done: Finished
+    requests: int
+
+
+def attempt(bad: Bad, folder: Path) -> Attempt:
+    repo = write_repo(folder / "repo")
     bad.prepare(repo)
-    model = ["--base-url", endpoint.url, "--model", "scripted"] if bad.arguments[0] in ("test", "eval") else []
-    done = osmosis(*bad.arguments[:1], *model, *bad.arguments[1:], cwd=repo)
+    command, *options = bad.arguments
+    with ScriptedEndpoint(lambda request: text("3")).run_in_thread() as endpoint:
+        if command in ("test", "eval"):
+            options += ["--base-url", endpoint.url, "--model", "scripted"]
+        return Attempt(run_osmosis(command, *options, cwd=repo), len(endpoint.requests))
+
+
+@pytest.fixture(scope="module")
+def attempts(beside: Executor, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Attempt]]:
+    folder = tmp_path_factory.mktemp("bad")
+    return {name: beside.submit(attempt, bad, folder / str(index)) for index, (name, bad) in enumerate(CASES.items())}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_message_and_no_model_request(name: str, attempts: dict[str, Future[Attempt]]) -> None:
+    done, requests = attempts[name].result()
     assert (done.code, done.stdout) == (2, ""), done
     assert done.stderr.count("error:") == 1, done.stderr
     assert "Traceback" not in done.stderr
-    for part in bad.says:
+    for part in CASES[name].says:
         assert part in done.stderr
+    assert requests == 0
 
 
 @pytest.mark.skipif(os.name == "nt" or os.getuid() == 0, reason="permissions don't bind this user")
-def test_an_output_file_without_permission(osmosis: Osmosis, repo: Path, endpoint: ScriptedEndpoint) -> None:
+def test_an_output_file_without_permission(osmosis: Osmosis, repo: Path) -> None:
     file = repo / "results.json"
     file.touch(mode=0o400)
-    done = osmosis("test", "-o", file, "--base-url", endpoint.url, "--model", "scripted", cwd=repo)
+    done = osmosis("test", "-o", file, cwd=repo)
     assert (done.code, done.stdout) == (2, "")
     assert f"-o {file} can't be written" in done.stderr
 

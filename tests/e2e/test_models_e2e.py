@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
+from conftest import Osmosis, write_repo
 
-from conftest import ADDING, EXACT, ROWS, Osmosis, write_repo
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, drop, hang, status, text, tool_call
 
 NOWHERE = "http://127.0.0.1:9/v1"
 
 
-@pytest.mark.parametrize("command", ["test", "eval"])
-def test_a_refused_connection_ends_the_run(command: str, osmosis: Osmosis, repo: Path) -> None:
-    done = osmosis(command, "--base-url", NOWHERE, "--model", "m", "-q", cwd=repo)
+def test_a_refused_connection_ends_the_run(osmosis: Osmosis, repo: Path) -> None:
+    done = osmosis("test", "--base-url", NOWHERE, "--model", "m", "-q", cwd=repo)
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert f"nothing answers at {NOWHERE}" in done.stderr
@@ -31,16 +28,10 @@ def test_a_refused_connection_ends_the_run(command: str, osmosis: Osmosis, repo:
         pytest.param(
             ScriptedEndpoint(api_key="the-right-key"), ["401", "--api-key", "OSMOSIS_API_KEY"], id="a wrong key"
         ),
-        pytest.param(ScriptedEndpoint(probe=status(403)), ["403", "--api-key", "OSMOSIS_API_KEY"], id="a forbidden key"),
         pytest.param(
             ScriptedEndpoint(models=["qwen3", "llama4"]), ["scripted", "--model", "qwen3", "llama4"], id="unknown model"
         ),
         pytest.param(ScriptedEndpoint(probe=status(404)), ["404", "--base-url"], id="nothing at this path"),
-        pytest.param(
-            ScriptedEndpoint(probe=status(429, body={"error": {"message": "no money", "code": "insufficient_quota"}})),
-            ["no money", "account"],
-            id="an empty account",
-        ),
     ],
 )
 def test_an_endpoint_that_refuses_ends_the_run(
@@ -59,17 +50,12 @@ def test_an_endpoint_that_refuses_ends_the_run(
         assert endpoint.chats == []
 
 
-def test_an_unknown_provider_and_a_missing_key(osmosis: Osmosis, repo: Path) -> None:
-    for model, says in [
-        ("no-such-provider/m", ["no-such-provider/m", "--base-url"]),
-        ("openai/gpt-5-mini", ["OPENAI_API_KEY", "--api-key"]),
-    ]:
-        done = osmosis("test", "--model", model, "-q", cwd=repo)
-        assert (done.code, done.stdout) == (2, "")
-        assert done.stderr.count("error:") == 1
-        assert "Traceback" not in done.stderr
-        for part in says:
-            assert part in done.stderr
+def test_a_provider_without_its_key_ends_the_run(osmosis: Osmosis, repo: Path) -> None:
+    done = osmosis("test", "--model", "gpt-5-mini", "-q", cwd=repo)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    for part in ("openai/gpt-5-mini", "OPENAI_API_KEY", "--api-key"):
+        assert part in done.stderr
 
 
 def test_the_baseline_is_probed_too(osmosis: Osmosis, repo: Path) -> None:
@@ -120,6 +106,7 @@ def test_what_reaches_the_endpoint(osmosis: Osmosis, repo: Path) -> None:
             cwd=repo,
         )
         assert done.code == 0, done.stderr
+        assert done.json["config"]["base_url"] == endpoint.url
         probe, request = endpoint.requests
     assert probe.is_probe
     expected = {
@@ -139,7 +126,7 @@ def test_what_reaches_the_endpoint(osmosis: Osmosis, repo: Path) -> None:
         assert sent.model == name
         assert sent.headers["authorization"] == "Bearer sk-the-right-key"
     config = done.json["config"]
-    assert (config["model"], config["base_url"], config["params"]) == (name, endpoint.url, expected)
+    assert (config["model"], config["params"]) == (name, expected)
     # The probe is no rollout: its two tokens count nowhere.
     assert done.json["summary"]["total_tokens"] == 15
 
@@ -274,7 +261,9 @@ def show() -> list[str]:
 
 def test_env_files_of_the_working_directory_then_of_the_root(osmosis: Osmosis, tmp_path: Path) -> None:
     repo = write_repo(tmp_path / "repo", main=SHOWING)
-    (repo / ".env").write_text("IN_THREE=root\nIN_TWO=root\nIN_ONE='root'\nOSMOSIS_MODEL=root-model\n", encoding="utf-8")
+    (repo / ".env").write_text(
+        "IN_THREE=root\nIN_TWO=root\nIN_ONE='root'\nOSMOSIS_MODEL=root-model\n", encoding="utf-8"
+    )
     (tmp_path / ".env").write_text(
         "IN_THREE=folder\nexport IN_TWO=folder\nOSMOSIS_API_KEY=sk-from-the-folder\n", encoding="utf-8"
     )

@@ -21,12 +21,15 @@ from osmosis_ai.runtime.store.schema import open_reader
 
 __all__ = [
     "Completed",
+    "FunctionTotals",
     "PairedRow",
     "Queries",
     "RolloutKey",
     "RunInfo",
     "RunStatus",
+    "ScoredRollout",
     "ScoringInput",
+    "SharedRows",
     "StoredRollout",
     "StoredScore",
 ]
@@ -98,6 +101,37 @@ class ScoringInput(NamedTuple):
     row: Row
 
 
+class ScoredRollout(NamedTuple):
+    """A rollout, its row and its scores by function."""
+
+    stored: StoredRollout
+    row: Row
+    scores: dict[str, Score]
+
+
+class FunctionTotals(Record, frozen=True):
+    """One function's scores in a run, added up by the database.
+
+    `rollouts` counts the policy's, scored or not; `mean` counts a missing score as 0. `code` has the hashes of the code
+    that computed the scores, as far as they were given.
+    """
+
+    function: str
+    rollouts: int
+    scored: int
+    errors: int
+    mean: float
+    code: list[str] = []
+
+
+class SharedRows(NamedTuple):
+    """How many rows two runs have recorded in common, and each on its own."""
+
+    shared: int
+    only_a: int
+    only_b: int
+
+
 class Completed(NamedTuple):
     """The rollouts a run has recorded, and which of those failed."""
 
@@ -167,6 +201,32 @@ _OUTCOMES = f"""
 _ROW_VALUES = """
     SELECT value FROM rollouts LEFT JOIN scores ON rollout = pk AND function = :function
     WHERE run = :run AND row_id = :row_id AND policy = :policy ORDER BY run_index
+"""
+_FILTER = """
+    (:run_index IS NULL OR run_index = :run_index)
+    AND (
+        NOT :failed OR failure_origin IS NOT NULL
+        OR EXISTS (SELECT 1 FROM scores WHERE scores.rollout = pk AND scores.failure IS NOT NULL)
+    )
+"""
+_ITS_ROW = "JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id"
+_SCORED = f"SELECT {_ROLLOUT}, {_LIST}, rows.data, NULL FROM rollouts {_ITS_ROW} {_PAGE} AND {_FILTER} {_ORDER}"
+_SCORED_WITH_TRAJECTORY = f"""
+    SELECT {_ROLLOUT}, {_LIST}, rows.data, trajectories.data
+    FROM rollouts JOIN trajectories ON rollout = pk {_ITS_ROW} {_PAGE} AND {_FILTER} {_ORDER}
+"""
+_COUNT = f"""
+    SELECT count(*) FROM rollouts WHERE rollouts.run = :run AND (:row IS NULL OR row_index = :row) AND {_FILTER}
+"""
+_SCORES_OF = """
+    SELECT function, value, failure, duration_ms, explanation FROM scores WHERE rollout = ? ORDER BY function
+"""
+_FUNCTION_TOTALS = """
+    SELECT function, count(value), count(failure), total(value), group_concat(DISTINCT code_hash)
+    FROM rollouts JOIN scores ON rollout = pk WHERE run = ? AND policy = ? GROUP BY function ORDER BY function
+"""
+_SHARED_ROWS = """
+    SELECT count(*) FROM rows AS a JOIN rows AS b ON b.row_id = a.row_id WHERE a.run = ? AND b.run = ?
 """
 _TRAJECTORY_CHUNK = 16  # a trajectory can be megabytes
 _CHUNK = 500
@@ -274,6 +334,80 @@ class Queries:
                 scores=scores,
             )
 
+    def scored(
+        self,
+        run_id: str,
+        *,
+        with_trajectory: bool = False,
+        row: int | None = None,
+        run_index: int | None = None,
+        failed: bool = False,
+    ) -> Iterator[ScoredRollout]:
+        """Rollouts with their rows and scores, in the order of rows, run indices and policies.
+
+        Args:
+            run_id: The run.
+            with_trajectory: Whether to read messages, turns, tool calls and samples too; else their lists are empty.
+            row: Only this row index.
+            run_index: Only this run index.
+            failed: Only rollouts that failed or have a score that could not be computed.
+        """
+
+        def decode(columns: Sequence[Any]) -> tuple[int, StoredRollout, Row]:
+            rollout = decode_rollout(columns[1:18], columns[25])
+            stored = StoredRollout(rollout, *columns[18:24])
+            return columns[0], stored, decode_row(rollout.row_index, rollout.row_id, columns[24])
+
+        query = _SCORED_WITH_TRAJECTORY if with_trajectory else _SCORED
+        chunk = _TRAJECTORY_CHUNK if with_trajectory else _CHUNK
+        found = self._stream(query, decode, run_id, chunk, row=row, run_index=run_index, failed=failed)
+        with open_reader(self._path) as db:
+            for pk, stored, its_row in found:
+                scores = {columns[0]: decode_score(columns) for columns in db.execute(_SCORES_OF, (pk,))}
+                yield ScoredRollout(stored, its_row, scores)
+
+    def count_rollouts(
+        self, run_id: str, *, row: int | None = None, run_index: int | None = None, failed: bool = False
+    ) -> int:
+        """How many rollouts `scored` gives; the arguments are the same."""
+        with open_reader(self._path) as db:
+            values = {"run": self._pk(db, run_id), "row": row, "run_index": run_index, "failed": failed}
+            return int(db.execute(_COUNT, values).fetchone()[0])
+
+    def row_span(self, run_id: str) -> tuple[int, int] | None:
+        """The first and the last row index that has a rollout; None when there is none."""
+        with open_reader(self._path) as db:
+            query = "SELECT min(row_index), max(row_index) FROM rollouts WHERE run = ?"
+            first, last = db.execute(query, (self._pk(db, run_id),)).fetchone()
+        return None if first is None else (first, last)
+
+    def row(self, run_id: str, row_id: str) -> Row:
+        """A row that has a rollout in the run."""
+        with open_reader(self._path) as db:
+            query = "SELECT row_index, row_id, data FROM rows WHERE run = ? AND row_id = ?"
+            found = db.execute(query, (self._pk(db, run_id), row_id)).fetchone()
+            if found is None:
+                raise StoreError(f"there is no row {row_id!r} in run {run_id}")
+            return decode_row(*found)
+
+    def shared_rows(self, run_a: str, run_b: str) -> SharedRows:
+        """How many rows two runs have recorded in common."""
+        with open_reader(self._path) as db:
+            keys = self._pk(db, run_a), self._pk(db, run_b)
+            counts = [db.execute("SELECT count(*) FROM rows WHERE run = ?", (key,)).fetchone()[0] for key in keys]
+            (shared,) = db.execute(_SHARED_ROWS, keys).fetchone()
+        return SharedRows(shared, counts[0] - shared, counts[1] - shared)
+
+    def function_totals(self, run_id: str, policy: str = "policy") -> list[FunctionTotals]:
+        """Every function's scores of one policy, added up. Looks at every score, but decodes none."""
+        with open_reader(self._path) as db:
+            key = (self._pk(db, run_id), policy)
+            (rollouts,) = db.execute("SELECT count(*) FROM rollouts WHERE run = ? AND policy = ?", key).fetchone()
+            return [
+                FunctionTotals(function, rollouts, scored, errors, total / rollouts, code.split(",") if code else [])
+                for function, scored, errors, total, code in db.execute(_FUNCTION_TOTALS, key)
+            ]
+
     def iter_for_scoring(
         self, run_id: str, *, without: Mapping[str, str | None] | None = None
     ) -> Iterator[ScoringInput]:
@@ -349,7 +483,7 @@ class Queries:
         run_id: str,
         chunk: int,
         row: int | None = None,
-        **parameters: str | None,
+        **parameters: str | int | None,
     ) -> Iterator[T]:
         with open_reader(self._path) as db:
             bounds = {"run": self._pk(db, run_id), "last": _LAST if row is None else row, "limit": chunk}

@@ -695,7 +695,7 @@ def test_the_model_is_a_stand_in_without_tokens() -> None:
         assert completion.model == "offline/planner"
         assert completion.finish_reason == "tool_calls"
         assert completion.usage.total_tokens == 0
-        assert completion.cost_usd is None
+        assert completion.cost_usd == 0.0
         assert (await model.complete(ask("3 + 4"), [], {})).finish_reason == "stop"
         await model.aclose()
 

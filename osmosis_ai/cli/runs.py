@@ -1,0 +1,455 @@
+"""`osmosis runs`: look back at stored runs, compare, export, score again and remove them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from osmosis_ai.cli.console import Output
+from osmosis_ai.errors import OsmosisError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from osmosis_ai.records import FunctionRef
+    from osmosis_ai.runtime.frames import WorkerSpec
+    from osmosis_ai.runtime.masking import Masker
+    from osmosis_ai.runtime.pool import PoolOptions
+    from osmosis_ai.runtime.store import RunInfo, RunStore
+
+__all__ = ["app"]
+
+FAILED = 1
+COULD_NOT_START = 2
+INTERRUPTED = 130
+ALL = 2**31
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+
+_Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")]
+_Root = Annotated[
+    str | None,
+    typer.Option("--root", metavar="DIR", help="The repository. Default: the nearest folder upwards that has runs."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="One object on one line of stdout, and nothing else there.")]
+_Threshold = Annotated[float, typer.Option(metavar="SCORE", help="A mean score of at least this passes.")]
+
+
+class _Format(str, Enum):
+    jsonl = "jsonl"
+    parquet = "parquet"
+
+
+class _Policy(str, Enum):
+    policy = "policy"
+    baseline = "baseline"
+    all = "all"
+
+
+class _Group(NamedTuple):
+    """Options given before the subcommand's name; they hold for it too."""
+
+    root: str | None
+    json: bool
+
+
+class _Session(NamedTuple):
+    """What every subcommand works with."""
+
+    root: Path
+    store: RunStore
+    output: Output
+    masker: Masker
+    json: bool
+
+
+@app.callback()
+def runs(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The N latest runs.")] = 20,
+    root: _Root = None,
+    json: _Json = False,
+) -> None:
+    """Look back at stored runs. Without a subcommand: list them, newest first."""
+    context.obj = _Group(root, json)
+    if context.invoked_subcommand is None:
+        list_runs(context, limit=limit)
+
+
+@app.command("list")
+def list_runs(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The N latest runs.")] = 20,
+    root: _Root = None,
+    json: _Json = False,
+) -> None:
+    """List runs, newest first, with their status and mean scores."""
+    with _session(context, root, json) as session:
+        from osmosis_ai.cli.runs_output import print_json, print_runs, run_object
+
+        found = session.store.list_runs(limit)
+        if session.json:
+            print_json(session.output, session.masker, {"runs": [run_object(run) for run in found]})
+        elif found:
+            print_runs(session.output, found)
+        else:
+            session.output.say("no runs yet; `osmosis test` and `osmosis eval` make one")
+
+
+@app.command()
+def show(
+    context: typer.Context,
+    run: _Run = "latest",
+    row: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="The transcript of this row, instead of the table.")
+    ] = None,
+    run_index: Annotated[int | None, typer.Option(min=0, metavar="K", help="Only the K-th attempt of a row.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only what failed or could not be scored.")] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show at most N rollouts.")] = 50,
+    root: _Root = None,
+    json: _Json = False,
+) -> None:
+    """Show a run: its summary and a line per rollout; with --row everything about one row."""
+    with _session(context, root, json) as session:
+        from osmosis_ai.cli.runs_output import (
+            print_json,
+            print_rollouts,
+            print_run,
+            print_transcript,
+            rollout_object,
+            run_object,
+        )
+
+        store, output = session.store, session.output
+        info = store.find_run(run)
+        found = list(
+            islice(
+                store.scored(info.id, with_trajectory=row is not None, row=row, run_index=run_index, failed=failed),
+                limit,
+            )
+        )
+        more = 0
+        if len(found) == limit:
+            more = store.count_rollouts(info.id, row=row, run_index=run_index, failed=failed) - limit
+        if not found and row is not None:
+            raise UsageError(_nothing_there(store, info, row, run_index, failed))
+        if session.json:
+            rollouts = [rollout_object(scored, with_trajectory=row is not None) for scored in found]
+            value = {"run": run_object(info), "functions": store.function_totals(info.id)}
+            print_json(output, session.masker, {**value, "rollouts": rollouts, "more": more})
+        elif row is not None:
+            for scored in found:
+                print_transcript(output, scored)
+            if more:
+                output.line(f"… and {more} more of this row; choose with --run-index K, or raise --limit")
+        else:
+            print_run(output, info, store.function_totals(info.id))
+            print_rollouts(output, info, found, more)
+
+
+@app.command(
+    help="Compare run B with run A on the rows both have.\n\n"
+    "Rows are the same when their content is. Per function: the paired difference B − A with its 95 % confidence "
+    "interval, on how many rows B wins, loses and ties, and which rows crossed the pass threshold. With several "
+    "attempts per row a row's score is their mean; a missing score counts as 0. The exit code is 1 when there is "
+    "nothing to compare."
+)
+def compare(
+    context: typer.Context,
+    a: Annotated[str, typer.Argument(metavar="A", help="The run to compare with: an id, its beginning, or `latest`.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run that is compared.")],
+    pass_threshold: _Threshold = 1.0,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="List at most N flipped rows per function.")] = 20,
+    root: _Root = None,
+    json: _Json = False,
+) -> None:
+    """Compare run B with run A on the rows both have."""
+    with _session(context, root, json) as session:
+        from osmosis_ai.cli.runs_output import comparison_object, print_comparison, print_json
+        from osmosis_ai.runtime.compare import compare_runs
+
+        store = session.store
+        comparison = compare_runs(store, store.find_run(a), store.find_run(b), pass_threshold)
+        if session.json:
+            print_json(session.output, session.masker, comparison_object(comparison))
+        else:
+            print_comparison(session.output, comparison, store, limit=limit)
+        if not comparison.functions:
+            if comparison.rows.shared:
+                session.output.warn("no function has scored both runs; `osmosis runs rescore` scores a stored run")
+            raise typer.Exit(FAILED)
+
+
+@app.command(
+    help="Export a run for training: one row per rollout.\n\n"
+    "Each row has messages, tools (the schemas offered), reward (the only score, or the mean of them), rewards by "
+    "function, row_id, row_index, run_index, model, finish_reason, error, ground_truth, metadata (the dataset row's "
+    "other columns), tokens, and per turn log probabilities and token ids when the endpoint gave them.\n\n"
+    "JSON lines keep everything as it was:\n\n"
+    '    pandas.read_json("run.jsonl", lines=True, dtype=False)\n\n'
+    '    datasets.load_dataset("json", data_files="run.jsonl")\n\n'
+    "Parquet has one schema for all runs of the same functions. messages is a list of {role, content, name, "
+    "tool_call_id, reasoning_content, tool_calls, extra}; tools, metadata, and a turn's params and logprobs are JSON "
+    "text (json.loads), and so is, in extra, what a message holds beyond these fields:\n\n"
+    '    pandas.read_parquet("run.parquet")\n\n'
+    '    datasets.load_dataset("parquet", data_files="run.parquet")'
+)
+def export(
+    context: typer.Context,
+    run: _Run = "latest",
+    format: Annotated[
+        _Format | None, typer.Option("--format", help="Default: what the file's suffix says, else jsonl.")
+    ] = None,
+    file: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Default: stdout, for jsonl.")
+    ] = None,
+    only_passed: Annotated[
+        bool,
+        typer.Option("--only-passed", help="Only rollouts whose every score reaches the run's pass threshold."),
+    ] = False,
+    min_reward: Annotated[
+        float | None, typer.Option(metavar="X", help="Only rollouts with a reward of at least X.")
+    ] = None,
+    policy: Annotated[
+        _Policy, typer.Option(help="Whose rollouts, for a run that had a baseline model.")
+    ] = _Policy.policy,
+    root: _Root = None,
+    json: _Json = False,
+) -> None:
+    """Export a run for training: one row per rollout."""
+    with _session(context, root, json) as session:
+        from osmosis_ai.cli.runs_output import print_json
+        from osmosis_ai.runtime.export import Selection, export_objects, replaced_file, write_jsonl, write_parquet
+
+        store, output = session.store, session.output
+        chosen = format or (_Format.parquet if (file or "").endswith(".parquet") else _Format.jsonl)
+        if file is None and chosen is _Format.parquet:
+            raise UsageError("parquet is no text for a terminal or a pipe: name a file with -o FILE.parquet")
+        if file is None and session.json:
+            raise UsageError("--json describes what was written to a file, and the rows go to stdout: add -o FILE")
+        path = _writable(file)
+        info = store.find_run(run)
+        threshold = float(info.config.get("pass_threshold", 1.0)) if only_passed else None
+        objects = export_objects(store, info, Selection(policy.value, threshold, min_reward))
+        if path is None:
+            written = write_jsonl(objects, sys.stdout.buffer, session.masker.encoded)
+            sys.stdout.buffer.flush()
+        else:
+            try:
+                with replaced_file(path) as sink:
+                    if chosen is _Format.jsonl:
+                        written = write_jsonl(objects, sink, session.masker.encoded)
+                    else:
+                        written = write_parquet(objects, store.functions(info.id), sink, session.masker.encoded)
+            except OSError as error:
+                output.fail(f"{file} could not be written: {error.strerror or error}")
+                raise typer.Exit(FAILED) from error
+        if session.json:
+            value = {"run_id": info.id, "format": chosen.value, "file": str(path), "written": written}
+            print_json(output, session.masker, {**value, "rollouts": info.rollouts})
+        else:
+            where = f" to {file}" if file else ""
+            output.say(f"{written} of {info.rollouts} rollouts of run {info.id} written{where}")
+
+
+@app.command()
+def rescore(
+    context: typer.Context,
+    run: _Run = "latest",
+    eval_fn: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE:FN",
+            help="Score with this function (repeatable). Default: every discovered reward function.",
+        ),
+    ] = None,
+    reward_timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time per score.")] = 150.0,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Worker processes; 0 scores in this process. Default: CPUs."),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="What user code prints, live on stderr.")] = False,
+    root: _Root = None,
+    json: _Json = False,
+) -> None:
+    """Score a stored run again with the reward code as it is now, without any model call.
+
+    Rollouts that this code has scored already are left alone. Exit code 1 when a score could not be computed.
+    """
+    with _session(context, root, json) as session:
+        from osmosis_ai.runtime.frames import Limits, WorkerSpec
+        from osmosis_ai.runtime.logs import new_log
+        from osmosis_ai.runtime.pool import PoolOptions, default_workers
+
+        info = session.store.find_run(run)
+        if info.alive:
+            raise UsageError(f"run {info.id} is still being written; score it again when it has ended")
+        refs = _functions(session, eval_fn or [])
+        spec = WorkerSpec(
+            root=str(session.root),
+            limits=Limits(reward_timeout=reward_timeout),
+            functions=refs,
+            strict_functions=bool(eval_fn),
+        )
+        options = PoolOptions(
+            workers=default_workers(spec.batch_size) if workers is None else workers,
+            log=str(new_log(session.store.path.parent)),
+            debug=debug,
+        )
+        raise typer.Exit(asyncio.run(_rescore(session, info, spec, options)))
+
+
+@app.command("rm")
+def remove(
+    context: typer.Context,
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN...", help="Ids, their beginnings, or `latest`.")
+    ] = None,
+    all_finished: Annotated[bool, typer.Option("--all-finished", help="Every run that reached its end.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
+    root: _Root = None,
+    json: _Json = False,
+) -> None:
+    """Remove runs and everything recorded of them. A run that another process writes is refused."""
+    with _session(context, root, json) as session:
+        from osmosis_ai.cli.runs_output import print_json
+
+        store, output = session.store, session.output
+        found = {info.id: info for info in map(store.find_run, runs or ())}
+        if all_finished:
+            found.update((info.id, info) for info in store.list_runs(ALL) if info.status == "finished")
+        elif not runs:
+            raise UsageError("name the runs to remove, or say --all-finished; `osmosis runs` lists them")
+        busy = [info.id for info in found.values() if info.alive]
+        if busy:
+            raise UsageError(f"still being written by another process: {', '.join(busy)}; nothing was removed")
+        if found and not yes:
+            what = ", ".join(f"{info.id} ({info.command}, {info.rollouts} rollouts)" for info in found.values())
+            if not sys.stdin.isatty():
+                raise UsageError(f"this would remove {what}; confirm with -y")
+            if not typer.confirm(f"remove {what}?", err=True):
+                raise typer.Exit(FAILED)
+        for run_id in found:
+            asyncio.run(store.delete_run(run_id))
+        if session.json:
+            print_json(output, session.masker, {"removed": list(found)})
+        else:
+            output.say(f"{len(found)} runs removed")
+
+
+async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
+    from osmosis_ai.cli.runs_output import RescoreProgress, plain, print_json, print_rescored
+    from osmosis_ai.runtime.pool import open_pool
+    from osmosis_ai.runtime.run import rescore as score_again
+
+    store, output = session.store, session.output
+    before = {total.function: total.mean for total in store.function_totals(info.id)}
+    async with open_pool(spec, options) as pool:
+        for problem in pool.loaded.problems:
+            output.warn(f"not scored with: {problem.message}")
+        names = list(pool.loaded.functions)
+        with RescoreProgress(output, info.rollouts - info.failed) as listener:
+            await score_again(info.id, pool, store, listener)
+    totals = store.function_totals(info.id)
+    if info.status != "running":
+        means = {total.function: total.mean for total in totals}
+        await store.mark(info.id, info.status, {**(info.summary or {}), "functions": means})
+    named = [total for total in totals if total.function in names]
+    if session.json:
+        value = {"run_id": info.id, "rescored": listener.count, "before": before}
+        value["functions"] = {total.function: plain(total) for total in named}
+        print_json(output, session.masker, value)
+    else:
+        print_rescored(output, listener.count, before, named)
+    return FAILED if pool.loaded.problems or any(total.errors for total in named) else 0
+
+
+def _functions(session: _Session, eval_fns: list[str]) -> list[FunctionRef]:
+    from osmosis_ai.discovery.repository import find_repository
+    from osmosis_ai.runtime.planning import find_functions
+
+    repository = find_repository(None, session.root)
+    refs, problems = find_functions(eval_fns, repository, Path.cwd())
+    for problem in problems:
+        session.output.warn(f"{problem.file}:{problem.line}: {problem.message}")
+    if not refs:
+        raise UsageError(
+            f"nothing to score with: no @osmosis_reward function in {session.root / 'reward_fn'}; "
+            "write one, or name a function with --eval-fn MODULE:FUNCTION"
+        )
+    return refs
+
+
+def _nothing_there(store: RunStore, run: RunInfo, row: int, run_index: int | None, failed: bool) -> str:
+    if store.count_rollouts(run.id, row=row):
+        which = " ".join(
+            [*([f"--run-index {run_index}"] if run_index is not None else []), *(["--failed"] if failed else [])]
+        )
+        return f"run {run.id} has row {row}, but nothing of it for {which}"
+    span = store.row_span(run.id)
+    there = "it has no rollouts yet" if span is None else f"its rows are within {span[0]} … {span[1]}"
+    return f"run {run.id} has no row {row}; {there}"
+
+
+def _writable(file: str | None) -> Path | None:
+    from osmosis_ai.runtime.planning import check_output
+
+    path = check_output(file, Path.cwd())
+    if path is not None and path.is_file() and not os.access(path.resolve().parent, os.W_OK):
+        raise UsageError(f"-o {file} can't be replaced: its folder can't be written to")
+    return path
+
+
+@contextmanager
+def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
+    """Find and open the store; errors in the block are shown and become the exit code."""
+    from osmosis_ai.environment import load_env_files
+    from osmosis_ai.runtime.masking import Masker
+    from osmosis_ai.runtime.store import RunStore
+
+    group = context.obj if isinstance(context.obj, _Group) else _Group(None, False)
+    cwd = Path.cwd()
+    load_env_files(cwd)
+    output = Output(Masker.from_environment(os.environ).text)
+    try:
+        folder = _find_root(root or group.root, cwd)
+        load_env_files(folder)
+        masker = Masker.from_environment(os.environ)
+        output.mask = masker.text
+        with RunStore.open(folder, masker=masker, create=False) as store:
+            yield _Session(folder, store, output, masker, json or group.json)
+    except OsmosisError as error:
+        output.fail(str(error))
+        raise typer.Exit(COULD_NOT_START) from error
+    except BrokenPipeError as error:
+        # Whoever read has seen enough. What is still buffered must not fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from error
+    except KeyboardInterrupt as error:
+        output.warn("interrupted")
+        raise typer.Exit(INTERRUPTED) from error
+
+
+def _find_root(root: str | None, cwd: Path) -> Path:
+    if root is not None:
+        folder = cwd / Path(root).expanduser()
+        if not (folder / ".osmosis" / "runs.db").is_file():
+            raise StoreError(f"--root {root}: no runs there yet; `osmosis test` and `osmosis eval` make one")
+        return folder
+    home = Path.home()
+    for folder in (cwd, *cwd.parents):
+        if (folder / ".osmosis" / "runs.db").is_file():
+            return folder
+        if folder == home:
+            break
+    raise StoreError(
+        f"no runs yet in {cwd} or a folder above it; `osmosis test` and `osmosis eval` make one, "
+        "and --root DIR names another repository"
+    )

@@ -1,0 +1,425 @@
+"""What `osmosis runs` prints: stored runs, rollouts and comparisons as tables, text and JSON."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from osmosis_ai.cli.console import Output
+from osmosis_ai.records import Failure, Rollout, Score
+from osmosis_ai.reward_fn.statistics import FunctionStatistics
+from osmosis_ai.runtime.compare import FunctionComparison, RunComparison
+from osmosis_ai.runtime.masking import Masker
+from osmosis_ai.runtime.store import RunInfo
+from osmosis_ai.runtime.store.queries import FunctionTotals, Queries, ScoredRollout
+from osmosis_ai.runtime.transcript import transcript, visible
+
+__all__ = [
+    "RescoreProgress",
+    "comparison_object",
+    "plain",
+    "print_comparison",
+    "print_json",
+    "print_rescored",
+    "print_rollouts",
+    "print_run",
+    "print_runs",
+    "print_transcript",
+    "rollout_object",
+    "run_object",
+]
+
+ERROR_CHARACTERS = 60
+PROMPT_CHARACTERS = 60
+
+
+def print_json(output: Output, masker: Masker, value: Any) -> None:
+    """One object on one line of stdout."""
+    output.line(masker.encoded(msgspec.json.encode(plain(value))).decode("utf-8"))
+
+
+def plain(value: Any) -> Any:
+    """Records as dicts that have every field, also those that hold their default."""
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# Runs
+
+
+def print_runs(output: Output, runs: list[RunInfo]) -> None:
+    """The list of runs; the means are in the order of the run's functions."""
+    columns = ("run", "command", "when", "status", "model", "dataset", "rollouts", "failed", "mean")
+    table = _table(columns, right=("rollouts", "failed"), folding=("model", "dataset"))
+    for run in runs:
+        means = (run.summary or {}).get("functions") or {}
+        table.add_row(
+            *_cells(
+                output,
+                run.id,
+                run.command,
+                _when(run.created_at)[:-3],
+                _status(run),
+                str(run.config.get("model") or "–"),
+                _dataset(run),
+                _recorded(run),
+                str(run.failed),
+                ", ".join(f"{mean:.3f}" for mean in means.values()) or "–",
+            )
+        )
+    output.result(table)
+
+
+def run_object(run: RunInfo) -> dict[str, Any]:
+    """A run for JSON; times in ISO 8601."""
+    config, summary = run.config, run.summary or {}
+    return {
+        "id": run.id,
+        "command": run.command,
+        "status": _status(run),
+        "created_at": _iso(run.created_at),
+        "finished_at": _iso(run.finished_at),
+        "model": config.get("model"),
+        "base_url": config.get("base_url"),
+        "stand_in": bool(config.get("stand_in")),
+        "baseline_model": config.get("baseline_model"),
+        "dataset": config.get("dataset"),
+        "n": config.get("n"),
+        "planned": config.get("planned", summary.get("planned")),
+        "rollouts": run.rollouts,
+        "failed": run.failed,
+        "functions": summary.get("functions") or {},
+        "total_tokens": summary.get("total_tokens"),
+        "cost_usd": summary.get("cost_usd"),
+    }
+
+
+def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> None:
+    """A run's summary."""
+    summary = run.summary or {}
+    n = run.config.get("n")
+    attempts = f", {n} attempts per row" if isinstance(n, int) and n > 1 else ""
+    baseline = f" against {run.config['baseline_model']}" if run.config.get("baseline_model") else ""
+    parts = [f"{_recorded(run)} rollouts", f"{run.failed} failed"]
+    if summary.get("total_tokens") is not None:
+        parts.append(f"{summary['total_tokens']:,} tokens")
+    if summary.get("cost_usd"):
+        parts.append(f"${summary['cost_usd']:.4f}")
+    _line(output, f"run {run.id}: {run.command}, {_status(run)}, {_when(run.created_at)}")
+    _line(output, f"model {_model(run)}{baseline} on {run.config.get('dataset', 'an unknown dataset')}{attempts}")
+    _line(output, ", ".join(parts))
+    for total in totals:
+        errors = f", {total.errors} scoring errors" if total.errors else ""
+        _line(output, f"{total.function}: mean {total.mean:.3f}{errors}")
+
+
+# Rollouts
+
+
+def print_rollouts(output: Output, run: RunInfo, rollouts: list[ScoredRollout], more: int) -> None:
+    """A table with a line for each rollout, and how many more there are."""
+    functions = list(dict.fromkeys([*_functions(run), *(name for scored in rollouts for name in scored.scores)]))
+    with_policy = any(scored.stored.rollout.policy != "policy" for scored in rollouts)
+    columns = ["row", "run", *(["policy"] if with_policy else []), "finish"]
+    columns += [_short(name, functions) for name in functions]
+    numbers = ["turns", "calls", "tokens", "ms"]
+    table = _table((*columns, *numbers, "error"), right=("row", "run", *columns[3 + with_policy :], *numbers))
+    for scored in rollouts:
+        stored, rollout = scored.stored, scored.stored.rollout
+        cells = [str(rollout.row_index), str(rollout.run_index), *([rollout.policy] if with_policy else [])]
+        cells += [rollout.finish_reason, *(_score_cell(scored.scores.get(name)) for name in functions)]
+        cells += [str(stored.turns), str(stored.tool_calls)]
+        cells += [f"{rollout.usage.total_tokens:,}", f"{rollout.duration_ms:.0f}"]
+        cells.append(_excerpt(_first_error(scored), ERROR_CHARACTERS))
+        table.add_row(*_cells(output, *cells))
+    if rollouts:
+        output.result(table)
+    if more:
+        _line(
+            output, f"… and {more:,} more; --limit {len(rollouts) + more} shows them all, --row N one row's transcript"
+        )
+
+
+def print_transcript(output: Output, scored: ScoredRollout) -> None:
+    """Everything about a rollout."""
+    for line in transcript(scored):
+        output.line(line)
+    output.line("")
+
+
+def rollout_object(scored: ScoredRollout, *, with_trajectory: bool) -> dict[str, Any]:
+    """A rollout for JSON, with its row and trajectory if asked for."""
+    stored = scored.stored
+    item: dict[str, Any] = plain(stored.rollout)
+    if not with_trajectory:
+        for name in ("messages", "samples"):
+            del item[name]
+        item["turns"], item["tool_calls"] = stored.turns, stored.tool_calls
+    item.update(requests=stored.requests, attempt=stored.attempt)
+    item.update(started_at=_iso(stored.started_at), finished_at=_iso(stored.finished_at))
+    item["scores"] = plain(scored.scores)
+    if with_trajectory:
+        item["row"] = plain(scored.row)
+    return item
+
+
+# Comparisons
+
+
+def print_comparison(output: Output, comparison: RunComparison, store: Queries, *, limit: int) -> None:
+    """Two runs side by side, and the rows that flipped.
+
+    Args:
+        output: Where to print.
+        comparison: What to print.
+        store: Where the rows are.
+        limit: Rows to list for each function.
+    """
+    for name, run in (("A", comparison.a), ("B", comparison.b)):
+        _line(output, f"{name}  {run.id}  {run.command}, {_model(run)} on {_dataset(run)}, {_recorded(run)} rollouts")
+    for note in comparison.notes:
+        output.warn(visible(note))
+    if comparison.functions:
+        columns = ("function", "A ± stderr", "B ± stderr", "B − A", "95 % CI", "B wins", "B loses", "ties")
+        table = _table(columns, right=columns[1:], folding=columns[:1])
+        for function in comparison.functions:
+            paired = function.paired
+            table.add_row(
+                *_cells(
+                    output,
+                    function.function,
+                    _mean(function.a),
+                    _mean(function.b),
+                    f"{paired.mean_difference:+.3f}",
+                    _interval(paired.confidence_interval),
+                    *(str(count) for count in (paired.wins, paired.losses, paired.ties)),
+                )
+            )
+        output.result(table)
+    for function in comparison.functions:
+        _print_flips(output, comparison, function, store, limit)
+    for name, functions in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
+        if functions:
+            _line(output, f"only {name} was scored with {', '.join(functions)}")
+
+
+def comparison_object(comparison: RunComparison) -> dict[str, Any]:
+    """Two runs for JSON; `difference` is b − a."""
+    return {
+        "a": run_object(comparison.a),
+        "b": run_object(comparison.b),
+        "pass_threshold": comparison.pass_threshold,
+        "rows": comparison.rows._asdict(),
+        "functions": {
+            function.function: {
+                "a": _statistics_object(function.a),
+                "b": _statistics_object(function.b),
+                "difference": function.paired.mean_difference,
+                **{name: value for name, value in plain(function.paired).items() if name != "mean_difference"},
+                "same_code": function.same_code,
+                "now_pass": sum(flip.passes for flip in function.flips),
+                "now_fail": sum(not flip.passes for flip in function.flips),
+                "flips": plain(function.flips),
+            }
+            for function in comparison.functions
+        },
+        "only_in_a": comparison.only_in_a,
+        "only_in_b": comparison.only_in_b,
+        "notes": comparison.notes,
+    }
+
+
+def _print_flips(
+    output: Output, comparison: RunComparison, function: FunctionComparison, store: Queries, limit: int
+) -> None:
+    passing = sum(flip.passes for flip in function.flips)
+    failing = len(function.flips) - passing
+    if not function.flips:
+        _line(output, f"{function.function}: no row crossed the pass threshold {comparison.pass_threshold:g}")
+        return
+    _line(
+        output,
+        f"{function.function}: {passing} rows pass now, {failing} fail now (pass threshold "
+        f"{comparison.pass_threshold:g})",
+    )
+    for flip in function.flips[:limit]:
+        prompt = store.row(comparison.a.id, flip.row_id).user_prompt
+        _line(
+            output,
+            f"  row {flip.row_index}  {flip.a:.3f} → {flip.b:.3f}  {'passes' if flip.passes else 'fails'}  "
+            f"{_excerpt(prompt, PROMPT_CHARACTERS)}",
+        )
+    if len(function.flips) > limit:
+        _line(output, f"  … and {len(function.flips) - limit} more; --limit shows them")
+
+
+# Rescoring
+
+
+class RescoreProgress:
+    """Counts rollouts that are scored again, and shows how far it is on a terminal. Use as a context manager.
+
+    Args:
+        output: Where to show it.
+        total: How many there are at most.
+    """
+
+    def __init__(self, output: Output, total: int) -> None:
+        self.count = 0
+        self._bar = Progress(
+            TextColumn("scoring"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            console=output.messages,
+            transient=True,
+            disable=not output.messages.is_terminal or output.quiet,
+        )
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> RescoreProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._bar.stop()
+
+    def rollout_done(self, rollout: Rollout) -> None:
+        """No rollout is run here."""
+
+    def scores_done(self, rollout: Rollout, scores: list[Score]) -> None:
+        """A rollout's new scores are recorded."""
+        self.count += 1
+        self._bar.advance(self._task)
+
+
+def print_rescored(output: Output, rescored: int, before: dict[str, float], totals: list[FunctionTotals]) -> None:
+    """What rescoring changed.
+
+    Args:
+        output: Where to print.
+        rescored: How many rollouts were scored.
+        before: Each function's earlier mean.
+        totals: The functions' scores now.
+    """
+    columns = ("function", "mean before", "mean now", "scored", "errors")
+    table = _table(columns, right=columns[1:], folding=columns[:1])
+    for total in totals:
+        earlier = before.get(total.function)
+        table.add_row(
+            *_cells(
+                output,
+                total.function,
+                "–" if earlier is None else f"{earlier:.3f}",
+                f"{total.mean:.3f}",
+                f"{total.scored} of {total.rollouts}",
+                str(total.errors),
+            )
+        )
+    output.result(table)
+    if not rescored:
+        _line(output, "nothing to score again: every rollout that didn't fail has scores by this code")
+
+
+# Cells
+
+
+def _table(columns: Iterable[str], right: Iterable[str] = (), folding: Iterable[str] = ()) -> Table:
+    """A table whose `right` columns are numbers, and whose `folding` columns give way when space is short."""
+    right, folding = set(right), set(folding)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        # The name may come from user code, so it is no markup.
+        table.add_column(
+            Text(column),
+            justify="right" if column in right else "left",
+            no_wrap=column not in folding,
+            overflow="fold" if column in folding else "ellipsis",
+        )
+    return table
+
+
+def _cells(output: Output, *cells: str) -> list[Text]:
+    return [Text(visible(output.mask(cell))) for cell in cells]
+
+
+def _line(output: Output, text: str) -> None:
+    output.line(visible(text))
+
+
+def _status(run: RunInfo) -> str:
+    return "killed" if run.status == "running" and not run.alive else run.status
+
+
+def _model(run: RunInfo) -> str:
+    model = str(run.config.get("model") or "–")
+    return f"{model} (offline stand-in)" if run.config.get("stand_in") else model
+
+
+def _dataset(run: RunInfo) -> str:
+    return str(run.config.get("dataset") or "–").replace("\\", "/").rpartition("/")[2]
+
+
+def _recorded(run: RunInfo) -> str:
+    planned = run.config.get("planned", (run.summary or {}).get("planned"))
+    return str(run.rollouts) if planned is None else f"{run.rollouts} of {planned}"
+
+
+def _functions(run: RunInfo) -> list[str]:
+    return [str(name) for name in run.config.get("functions") or ()]
+
+
+def _short(name: str, names: Iterable[str]) -> str:
+    """A function without its module, where that says enough."""
+    short = name.rpartition(":")[2]
+    return short if sum(other.rpartition(":")[2] == short for other in names) < 2 else name
+
+
+def _score_cell(score: Score | None) -> str:
+    if score is None:
+        return "–"
+    return "error" if score.value is None else f"{score.value:g}"
+
+
+def _first_error(scored: ScoredRollout) -> str:
+    failures: list[Failure | None] = [scored.stored.rollout.failure]
+    failures += [score.failure for score in scored.scores.values()]
+    return next((f"{failure.origin}: {failure.message}" for failure in failures if failure is not None), "")
+
+
+def _excerpt(text: str, length: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def _mean(statistics: FunctionStatistics) -> str:
+    error = statistics.standard_error
+    return f"{statistics.mean:.3f}" + ("" if error is None else f" ± {error:.3f}")
+
+
+def _interval(interval: tuple[float, float] | None) -> str:
+    return "–" if interval is None else f"{interval[0]:+.3f} … {interval[1]:+.3f}"
+
+
+def _statistics_object(statistics: FunctionStatistics) -> dict[str, Any]:
+    item: dict[str, Any] = plain(statistics)
+    for name in ("pass_at_k", "pass_hat_k"):
+        item.update({f"{name[:-1]}{k}": value for k, value in item.pop(name).items()})
+    return item
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _iso(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,168 @@
+"""Two stored runs, row by row: what differs, by how much, and which rows flipped."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from osmosis_ai.records import Record
+from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
+from osmosis_ai.runtime.store import PairedRow, RunInfo
+from osmosis_ai.runtime.store.queries import FunctionTotals, Queries, SharedRows
+
+__all__ = ["Flip", "FunctionComparison", "RunComparison", "compare_runs"]
+
+_TOLERANCE = 1e-9
+
+
+class Flip(Record, frozen=True):
+    """A row on the other side of the pass threshold in the second run. `a` and `b` are its mean scores."""
+
+    row_index: int
+    row_id: str
+    a: float
+    b: float
+
+    @property
+    def passes(self) -> bool:
+        """Whether the row passes now."""
+        return self.b > self.a
+
+
+class FunctionComparison(Record, frozen=True):
+    """One function's scores on the rows both runs have. `paired` is b − a: a win is a row where b is higher.
+
+    `same_code` is None when it isn't known of every score which code computed it.
+    """
+
+    function: str
+    a: FunctionStatistics
+    b: FunctionStatistics
+    paired: PairedComparison
+    flips: list[Flip]
+    same_code: bool | None
+
+
+class RunComparison(Record, frozen=True):
+    """The second run against the first. `notes` say what makes the comparison less than it seems."""
+
+    a: RunInfo
+    b: RunInfo
+    pass_threshold: float
+    rows: SharedRows
+    functions: list[FunctionComparison]
+    only_in_a: list[str]
+    only_in_b: list[str]
+    notes: list[str]
+
+
+def compare_runs(store: Queries, a: RunInfo, b: RunInfo, pass_threshold: float) -> RunComparison:
+    """Compare run `b` with run `a` on the rows both have, by every function both were scored with.
+
+    Rows are the same when their content is. A row's score is the mean over its attempts; a missing score counts as 0.
+
+    Args:
+        store: Where the runs are.
+        a: The run to compare with.
+        b: The run that is compared.
+        pass_threshold: A row passes when its mean score is at least this.
+
+    Raises:
+        StoreError: The store can't be read.
+    """
+    totals_a, totals_b = _totals(store, a), _totals(store, b)
+    both = [name for name in totals_a if name in totals_b]
+    functions = [
+        _compare_function(store, a, b, name, pass_threshold, _same_code(totals_a[name], totals_b[name]))
+        for name in both
+    ]
+    rows = store.shared_rows(a.id, b.id)
+    return RunComparison(
+        a=a,
+        b=b,
+        pass_threshold=pass_threshold,
+        rows=rows,
+        functions=[function for function in functions if function.paired.rows],
+        only_in_a=[name for name in totals_a if name not in totals_b],
+        only_in_b=[name for name in totals_b if name not in totals_a],
+        notes=_notes(a, b, rows, functions),
+    )
+
+
+def _totals(store: Queries, run: RunInfo) -> dict[str, FunctionTotals | None]:
+    """By function; None for one that was to score and has no score, because every rollout failed for example."""
+    found: dict[str, FunctionTotals | None] = dict.fromkeys(run.config.get("functions") or ())
+    return {**found, **{totals.function: totals for totals in store.function_totals(run.id)}}
+
+
+def _same_code(a: FunctionTotals | None, b: FunctionTotals | None) -> bool | None:
+    if a is None or b is None or not a.code or not b.code:
+        return None
+    return a.code == b.code and len(a.code) == 1
+
+
+def _compare_function(
+    store: Queries, a: RunInfo, b: RunInfo, function: str, threshold: float, same_code: bool | None
+) -> FunctionComparison:
+    scores_a: list[list[float | None]] = []
+    scores_b: list[list[float | None]] = []
+    flips = []
+    for row in store.paired_scores(a.id, b.id, function):
+        scores_a.append(row.a)
+        scores_b.append(row.b)
+        flip = _flip(row, threshold)
+        if flip is not None:
+            flips.append(flip)
+    return FunctionComparison(
+        function=function,
+        a=summarize(scores_a, threshold),
+        b=summarize(scores_b, threshold),
+        paired=paired(scores_b, scores_a),
+        flips=flips,
+        same_code=same_code,
+    )
+
+
+def _flip(row: PairedRow, threshold: float) -> Flip | None:
+    a, b = (fmean(0.0 if value is None else value for value in values) for values in (row.a, row.b))
+    if (a >= threshold - _TOLERANCE) == (b >= threshold - _TOLERANCE):
+        return None
+    return Flip(row.row_index, row.row_id, a, b)
+
+
+def _notes(a: RunInfo, b: RunInfo, rows: SharedRows, functions: list[FunctionComparison]) -> list[str]:
+    notes = []
+    for name, run in (("A", a), ("B", b)):
+        if run.config.get("stand_in"):
+            model = run.config.get("model", "its model")
+            notes.append(f"run {name}: {model} is an offline stand-in, so this says nothing about a model")
+        if run.status != "finished":
+            of = f" of {run.config['planned']}" if "planned" in run.config else ""
+            notes.append(f"run {name} didn't reach its end: {run.rollouts}{of} rollouts are recorded")
+        if run.failed:
+            notes.append(f"run {name} has {run.failed} failed rollouts; their missing scores count as 0")
+    if not rows.shared:
+        notes.append("the runs have no row in common, so there is nothing to compare")
+    elif rows.only_a or rows.only_b:
+        notes.append(
+            f"only the {rows.shared} rows that both have are compared; {rows.only_a} are in A only, "
+            f"{rows.only_b} in B only"
+        )
+    if a.config.get("n") != b.config.get("n"):
+        notes.append(
+            f"attempts per row differ: {a.config.get('n', '?')} in A, {b.config.get('n', '?')} in B; "
+            "what is compared are the rows' means"
+        )
+    differing = sorted(
+        name
+        for name in (a.identity.keys() & b.identity.keys()) - {"n", "rows", "model", "baseline"}
+        if a.identity[name] != b.identity[name]
+    )
+    if differing:
+        notes.append(f"the runs also differ in: {', '.join(differing)}")
+    changed = [function.function for function in functions if function.same_code is False]
+    if changed:
+        notes.append(
+            f"other code computed the scores of {', '.join(changed)} in the other run; "
+            "`osmosis runs rescore` scores a run with the code as it is now"
+        )
+    return notes

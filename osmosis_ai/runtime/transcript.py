@@ -1,0 +1,181 @@
+"""A trajectory as text to read: messages, tool calls with their results and times, scores, errors."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from osmosis_ai.records import Failure, Message, Rollout, Score, ToolCall, Turn
+from osmosis_ai.runtime.store.queries import ScoredRollout
+
+__all__ = ["transcript", "visible"]
+
+INLINE_CHARACTERS = 100
+"""Longer arguments of a tool call stand below its name."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Text without what a terminal would obey: control characters other than tab and newline become escapes."""
+    text = text.replace("\r\n", "\n")
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def transcript(scored: ScoredRollout) -> Iterator[str]:
+    """The lines of a rollout's transcript.
+
+    Args:
+        scored: The rollout with its trajectory, its row and its scores.
+    """
+    for section in _sections(scored):
+        yield from visible(section).split("\n")
+
+
+def _sections(scored: ScoredRollout) -> Iterator[str]:
+    rollout = scored.stored.rollout
+    yield _title(scored)
+    if scored.row.ground_truth is not None:
+        yield _labelled("ground truth", scored.row.ground_truth)
+    if scored.row.extra:
+        yield _labelled("row", _json(scored.row.extra))
+    yield from _conversation(rollout)
+    for turn in rollout.samples:
+        yield f"\n── sample asked for by a tool, {_spent(turn)}"
+    if rollout.failure is not None:
+        yield "\n── failure"
+        yield _failure(rollout.failure)
+    if scored.scores:
+        yield "\n── scores"
+        yield from map(_score, scored.scores.values())
+
+
+def _title(scored: ScoredRollout) -> str:
+    stored, rollout = scored.stored, scored.stored.rollout
+    policy = "" if rollout.policy == "policy" else f" ({rollout.policy})"
+    parts = [
+        rollout.finish_reason,
+        _count(stored.turns, "turn"),
+        _count(stored.tool_calls, "tool call"),
+        f"{rollout.usage.total_tokens:,} tokens",
+        _ms(rollout.duration_ms),
+    ]
+    if rollout.cost_usd:
+        parts.append(f"${rollout.cost_usd:.4f}")
+    if stored.requests > stored.turns + len(rollout.samples):
+        parts.append(f"{stored.requests} model requests, retries included")
+    if stored.attempt > 1:
+        parts.append(f"attempt {stored.attempt}")
+    return f"row {rollout.row_index}, run {rollout.run_index}{policy}: {', '.join(parts)}"
+
+
+def _conversation(rollout: Rollout) -> Iterator[str]:
+    replies = [message for message in rollout.messages if message.get("role") == "assistant"]
+    # A conversation may open with assistant messages that no turn of this rollout produced.
+    turns: deque[Turn | None] = deque([None] * (len(replies) - len(rollout.turns)))
+    turns.extend(rollout.turns)
+    # Two calls of one turn may have the same id, and ids may come again in later turns.
+    calls: defaultdict[tuple[int, str], deque[ToolCall]] = defaultdict(deque)
+    for call in rollout.tool_calls:
+        calls[call.turn, call.id].append(call)
+    index = -1
+    for message in rollout.messages:
+        if message.get("role") == "assistant":
+            turn = turns.popleft() if turns else None
+            index = index + 1 if turn is None else turn.index
+            yield from _reply(message, turn)
+        elif message.get("role") == "tool":
+            waiting = calls[index, str(message.get("tool_call_id"))]
+            yield from _result(message, waiting.popleft() if waiting else None)
+        else:
+            yield f"\n── {message.get('role')}"
+            yield _text(message.get("content"))
+
+
+def _reply(message: Message, turn: Turn | None) -> Iterator[str]:
+    yield "\n── assistant" + ("" if turn is None else f", turn {turn.index + 1}, {_spent(turn)}")
+    reasoning = message.get("reasoning_content")
+    if reasoning:
+        yield _labelled("reasoning", _text(reasoning))
+    content = _text(message.get("content"))
+    if content:
+        yield content
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        yield f"→ {_call(str(function.get('name')), _text(function.get('arguments')))}"
+
+
+def _result(message: Message, call: ToolCall | None) -> Iterator[str]:
+    parts = ["tool" if call is None else call.name]
+    if call is not None:
+        parts.append(_ms(call.duration_ms))
+        if call.error is not None:
+            parts.append(f"error: {call.error}")
+        if call.truncated_from is not None:
+            parts.append(f"cut from {call.truncated_from:,} characters")
+    yield f"\n── result of {', '.join(parts)}"
+    yield _text(message.get("content"))
+    if call is not None and call.content is not None:
+        yield _labelled("not shown to the model as text", _json(call.content))
+
+
+def _spent(turn: Turn) -> str:
+    usage = turn.usage
+    parts = [turn.finish_reason]
+    if turn.model is not None:
+        parts.append(turn.model)
+    parts += [f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens", _ms(turn.duration_ms)]
+    if turn.attempts > 1:
+        parts.append(f"{turn.attempts} attempts")
+    if turn.cached:
+        parts.append("from the cache")
+    return ", ".join(parts)
+
+
+def _score(score: Score) -> str:
+    if score.failure is not None:
+        return f"{score.function}: no score\n{_indent(_failure(score.failure))}"
+    line = f"{score.function}: {score.value:g}"
+    return line if score.explanation is None else f"{line}\n{_indent(score.explanation)}"
+
+
+def _failure(failure: Failure) -> str:
+    where = f"\n  at {failure.file}" + (f":{failure.line}" if failure.line else "") if failure.file else ""
+    detail = f"\n{_indent(failure.detail.rstrip())}" if failure.detail else ""
+    return f"{failure.origin}: {failure.message}{where}{detail}"
+
+
+def _call(name: str, arguments: str) -> str:
+    if len(arguments) <= INLINE_CHARACTERS and "\n" not in arguments:
+        return f"{name} {arguments}"
+    return f"{name}\n{_indent(arguments)}"
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label}: {text}" if "\n" not in text else f"{label}:\n{_indent(text)}"
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else _json(content)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode("utf-8")
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.split("\n"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _ms(milliseconds: float) -> str:
+    return f"{milliseconds:.1f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
