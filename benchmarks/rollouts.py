@@ -136,6 +136,8 @@ def ours(measured: Measured, rollouts: int) -> Side:
     Raises:
         SystemExit: A rollout failed or scored wrong, so the figures would mean nothing.
     """
+    if not measured.stdout:
+        raise SystemExit("the command printed no results to stdout")
     summary = json.loads(measured.stdout)["summary"]
     means = [function["mean"] for function in summary["functions"].values()]
     if (summary["passed"], summary["scoring_errors"], means) != (rollouts, 0, [1.0]):

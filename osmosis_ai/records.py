@@ -81,7 +81,10 @@ class Completion(Record, frozen=True):
 
 
 class Turn(Record, frozen=True):
-    """One model call of a rollout, without its message (that is in the trajectory). Times in milliseconds."""
+    """One model call of a rollout, without its message (that is in the trajectory). Times in milliseconds.
+
+    `edited` tells that a person changed its request or its reply, so that the message isn't the model's own.
+    """
 
     index: int
     finish_reason: str
@@ -94,6 +97,7 @@ class Turn(Record, frozen=True):
     attempts: int = 1
     cost_usd: float | None = None
     cached: bool = False
+    edited: bool = False
 
 
 class ToolCall(Record, frozen=True):
@@ -101,7 +105,8 @@ class ToolCall(Record, frozen=True):
 
     `arguments` is the text the model wrote; `error` is None or the cause: `unknown_tool`, `bad_json`, `schema`,
     `exception`, `timeout`, `session`. `truncated_from` is the result's length in characters when it was cut for the
-    model. `content` keeps what the model saw only as a placeholder: structured content, images, files.
+    model. `content` keeps what the model saw only as a placeholder: structured content, images, files. `edited` tells
+    that a person changed the result.
     """
 
     turn: int
@@ -112,6 +117,7 @@ class ToolCall(Record, frozen=True):
     error: str | None = None
     truncated_from: int | None = None
     content: Any = None
+    edited: bool = False
 
 
 class Rollout(Record, frozen=True):

@@ -321,6 +321,8 @@ def environment(endpoint_url: str) -> dict[str, str]:
 
 def stable(output: str) -> str:
     """The output without what differs between two runs."""
+    # Old versions of libraries warn on stderr: the warning, up to the source line below it.
+    output = re.sub(r"^\S+/site-packages/\S+: \w+Warning: .*\n(?:.*\n)*?  .*\n", "", output, flags=re.MULTILINE)
     output = re.sub(r"\brun \d{8}-\d{6}-\w+", "run #", output)
     output = re.sub(r"\b\d+ passed\b", "# passed", output)
     output = re.sub(r"(?<![\d.])\d[\d,]*\.\d(?!\d)", "#", output)

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from osmosis_ai.cli import eval, runs, test
+from osmosis_ai.cli import cache, eval, runs, test
 from osmosis_ai.errors import OsmosisError
 
 __all__ = ["app", "run"]
@@ -28,6 +28,7 @@ app = typer.Typer(
 app.command("test")(test.test)
 app.add_typer(eval.app, name="eval")
 app.add_typer(runs.app, name="runs")
+app.add_typer(cache.app, name="cache")
 
 
 @app.callback(invoke_without_command=True)

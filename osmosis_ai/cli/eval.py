@@ -49,7 +49,7 @@ def evaluate(
     """Run the agent over a dataset and score what comes out, with statistics."""
     if context.invoked_subcommand is not None:
         return
-    from osmosis_ai.cli.execute import execute
+    from osmosis_ai.cli.start import start
 
     request = options.request("eval")
     request = msgspec.structs.replace(
@@ -61,4 +61,4 @@ def evaluate(
         baseline_base_url=baseline_base_url,
         baseline_api_key=baseline_api_key,
     )
-    raise typer.Exit(execute(request, options, fail_under=fail_under))
+    raise typer.Exit(start(request, options, fail_under=fail_under))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
@@ -31,7 +31,7 @@ from osmosis_ai.runtime.run import Run, RunPlan
 from osmosis_ai.runtime.store import Completed, RunStore
 from osmosis_ai.runtime.tasks import task_group
 
-__all__ = ["execute"]
+__all__ = ["COULD_NOT_START", "FAILED", "INTERRUPTED", "execute", "pool_options"]
 
 FAILED = 1
 COULD_NOT_START = 2
@@ -61,13 +61,36 @@ def execute(request: RunRequest, options: RunOptions, *, fail_under: float | Non
         output = Output(masker.text, quiet=options.quiet)
         output_file = check_output(options.output, cwd)
         prepared = prepare(request, cwd, os.environ)
-        return asyncio.run(_Execution(prepared, options, output, masker, output_file, fail_under).run())
+        return asyncio.run(_Execution(prepared, options, output, masker, output_file, fail_under, keys).run())
     except StartError as error:
         output.fail(str(error))
         return COULD_NOT_START
     except StoreError as error:
         output.fail(str(error))
         return FAILED
+
+
+def pool_options(
+    options: RunOptions, store: RunStore, keys: list[str], environ: Mapping[str, str] | None = None
+) -> PoolOptions:
+    """How the workers of a run are to run.
+
+    Args:
+        options: The command's options.
+        store: The run store; the run's log lies beside it.
+        keys: Key values that no log may show.
+        environ: Variables that workers get beyond those this process began with.
+    """
+    workers = options.workers if options.workers is not None else default_workers(options.batch_size)
+    return PoolOptions(
+        workers=workers,
+        worker_memory=options.worker_memory,
+        isolation=options.isolation,
+        log=str(new_log(store.path.parent)),
+        debug=options.debug,
+        keys=keys,
+        environ=dict(environ or {}),
+    )
 
 
 class _Execution:
@@ -81,8 +104,10 @@ class _Execution:
         masker: Masker,
         output_file: Path | None,
         fail_under: float | None,
+        keys: list[str],
     ) -> None:
         self._prepared = prepared
+        self._keys = keys
         self._plan = prepared.plan
         self._options = options
         self._output = output
@@ -115,7 +140,7 @@ class _Execution:
             group.start_soon(check.run)
             try:
                 pool = self._pool = await stack.enter_async_context(
-                    open_pool(self._prepared.worker, self._pool_options(store))
+                    open_pool(self._prepared.worker, pool_options(self._options, store, self._keys))
                 )
             finally:
                 # Raises what is wrong with the dataset first, whatever is wrong with the repository.
@@ -164,18 +189,6 @@ class _Execution:
             return RunStore.open(Path(self._plan.root), masker=self._masker)
         except StoreError as error:
             raise StartError(str(error)) from error
-
-    def _pool_options(self, store: RunStore) -> PoolOptions:
-        options, plan = self._options, self._plan
-        workers = options.workers if options.workers is not None else default_workers(plan.batch_size)
-        return PoolOptions(
-            workers=workers,
-            worker_memory=options.worker_memory,
-            isolation=options.isolation,
-            log=str(new_log(store.path.parent)),
-            debug=options.debug,
-            keys=[spec.api_key for spec in plan.policies.values() if spec.api_key],
-        )
 
     def _introduce(self, pool: Pool, summary: DatasetSummary) -> None:
         plan, output = self._plan, self._output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
-from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -26,12 +25,7 @@ _RESUME = "Resume"
 _OUTPUT = "Output"
 SCORING = "Scores"
 
-
-class Isolation(str, Enum):
-    """What `--isolation` takes."""
-
-    SESSION = "session"
-    ROLLOUT = "rollout"
+_ISOLATIONS = ("session", "rollout")
 
 
 class RunOptions(Record, frozen=True):
@@ -45,6 +39,7 @@ class RunOptions(Record, frozen=True):
     base_url: str | None
     api_key: str | None
     params: dict[str, Any]
+    cache: bool | None
     batch_size: int
     workers: int | None
     worker_memory: int | None
@@ -61,6 +56,7 @@ class RunOptions(Record, frozen=True):
     resume: bool
     resume_run: str | None
     retry_failed: bool
+    watch: bool
     output: str | None
     quiet: bool
     debug: bool
@@ -79,6 +75,7 @@ class RunOptions(Record, frozen=True):
             base_url=self.base_url,
             api_key=self.api_key,
             params=self.params,
+            cache=bool(self.cache),
             limit=self.limit,
             offset=self.offset,
             batch_size=self.batch_size,
@@ -157,6 +154,15 @@ def run_options(
             metavar="NAME=JSON", help="Any other request parameter (repeatable): top_p=0.9.", rich_help_panel=_MODEL
         ),
     ] = None,
+    cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--cache/--no-cache",
+            help="Answer a request that was made before from stored replies; see `osmosis cache`. Default: off.",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
     batch_size: Annotated[
         int, typer.Option(min=1, metavar="N", help="Concurrent rollouts.", rich_help_panel=_LIMITS)
     ] = 8,
@@ -178,13 +184,14 @@ def run_options(
         ),
     ] = None,
     isolation: Annotated[
-        Isolation,
+        str,
         typer.Option(
+            metavar="session|rollout",
             help="session: rollouts share a worker, with an MCP session each. "
             "rollout: each has a process of its own, where module globals start fresh.",
             rich_help_panel=_LIMITS,
         ),
-    ] = Isolation.SESSION,
+    ] = "session",
     max_turns: Annotated[
         int, typer.Option(min=1, metavar="N", help="Model calls per rollout.", rich_help_panel=_LIMITS)
     ] = 10,
@@ -230,6 +237,10 @@ def run_options(
         bool,
         typer.Option("--retry-failed", help="Run the failed rollouts of a run again.", rich_help_panel=_RESUME),
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Run again what a save makes stale, until q.", rich_help_panel=_OUTPUT),
+    ] = False,
     output: Annotated[
         str | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write the results here.", rich_help_panel=_OUTPUT),
@@ -261,10 +272,11 @@ def run_options(
         base_url=base_url,
         api_key=api_key,
         params=params,
+        cache=cache,
         batch_size=batch_size,
         workers=workers,
         worker_memory=None if worker_memory is None else _parse_size(worker_memory),
-        isolation=isolation.value,
+        isolation=_isolation(isolation),
         max_turns=max_turns,
         max_tokens_total=max_tokens_total,
         max_tool_output=max_tool_output,
@@ -277,6 +289,7 @@ def run_options(
         resume=resume,
         resume_run=resume_run,
         retry_failed=retry_failed,
+        watch=watch,
         output=output,
         quiet=quiet,
         debug=debug,
@@ -317,6 +330,13 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         parameter.replace(annotation=hints.get(name, Any), kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in inspect.signature(function).parameters.items()
     ]
+
+
+def _isolation(text: str) -> str:
+    # Not an enum: typer and click don't agree on an enum's default in every pair of their versions.
+    if text not in _ISOLATIONS:
+        raise UsageError(f"--isolation {text}: it is {' or '.join(_ISOLATIONS)}")
+    return text
 
 
 def _parse_size(text: str) -> int:

@@ -249,8 +249,8 @@ def _print_flips(
         return
     _line(
         output,
-        f"{function.function}: {passing} rows pass now, {failing} fail now (pass threshold "
-        f"{comparison.pass_threshold:g})",
+        f"{function.function}: flipped to passing: {passing}, to failing: {failing} "
+        f"(pass threshold {comparison.pass_threshold:g})",
     )
     for flip in function.flips[:limit]:
         prompt = store.row(comparison.a.id, flip.row_id).user_prompt

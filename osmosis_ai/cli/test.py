@@ -12,6 +12,6 @@ __all__ = ["test"]
 @takes(run_options)
 def test(options: RunOptions) -> None:
     """Run the agent over a dataset and score it with every reward function of the repository."""
-    from osmosis_ai.cli.execute import execute
+    from osmosis_ai.cli.start import start
 
-    raise typer.Exit(execute(options.request("test"), options))
+    raise typer.Exit(start(options.request("test"), options))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -35,6 +37,18 @@ class Clocks:
         for scope, job in self._running.items():
             if job != culprit and not scope.cancel_called:
                 scope.deadline += seconds
+
+    @contextmanager
+    def suspended(self, job: str) -> Iterator[None]:
+        """Stop a job's clocks for the block: a person thinks."""
+        left = {scope: scope.deadline - anyio.current_time() for scope, owner in self._running.items() if owner == job}
+        for scope in left:
+            scope.deadline = math.inf
+        try:
+            yield
+        finally:
+            for scope, seconds in left.items():
+                scope.deadline = anyio.current_time() + seconds
 
     def expired(self, job: str) -> bool:
         """Whether one of a job's clocks has run out. May be asked from any thread, also while the loop stands still."""

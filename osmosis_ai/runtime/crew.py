@@ -73,9 +73,14 @@ class _Assignment:
 
 
 class WorkerProcess:
-    """One worker process, seen from the run."""
+    """One worker process, seen from the run.
 
-    def __init__(self) -> None:
+    Args:
+        imported: Takes the files that user code imports after the start.
+    """
+
+    def __init__(self, imported: Callable[[dict[str, str]], None]) -> None:
+        self._imported = imported
         self.ready: frames.Ready | None = None
         self.taken = 0
         self.pid = 0
@@ -144,6 +149,11 @@ class WorkerProcess:
         finally:
             self._jobs.pop(job.id, None)
 
+    def resume(self, order: frames.Resume) -> None:
+        """Pass an order on to a paused rollout, if this process has it."""
+        if order.id in self._jobs and not self.ended.is_set():
+            self._writer.write(pack(order))
+
     async def read(self) -> None:
         """Take events until the process ends; then everything that was left in it is lost."""
         try:
@@ -200,6 +210,8 @@ class WorkerProcess:
             self.settled.set()
         elif isinstance(event, frames.NotReady):
             self._not_ready = event
+        elif isinstance(event, frames.Imported):
+            self._imported(event.sources)
         elif isinstance(event, frames.Retiring):
             self.leaving.set()
         elif isinstance(event, frames.Dying):
@@ -256,6 +268,7 @@ class Crew:
         self._freeze_limit = freeze_limit
         self._workers: list[WorkerProcess] = []
         self._changed = asyncio.Condition()
+        self.late_sources: dict[str, str] = {}
         self._starting = 0
         self._failed_starts = 0
         self._start_error: StartError | None = None
@@ -321,10 +334,17 @@ class Crew:
             except WorkerLostError as lost:
                 losses += 1
                 to_blame = lost.culprit == job.id or (lost.suspects == {job.id} and (alone or fresh))
+                # What a person did in it step by step can't be done again for them.
+                to_blame = to_blame or (isinstance(job, frames.RolloutJob) and job.stepping)
                 if to_blame or losses >= MAX_LOSSES:
                     raise JobFailedError(lost.failure) from lost
                 alone = self._alone or job.id in lost.suspects
                 restart()
+
+    def resume(self, order: frames.Resume) -> None:
+        """Pass an order on to the worker that has the paused rollout; to none when that was lost."""
+        for worker in self._workers:
+            worker.resume(order)
 
     def kill(self) -> None:
         """End every worker now."""
@@ -344,7 +364,7 @@ class Crew:
                 self._group.start_soon(worker.stop)
 
     async def _hire(self) -> WorkerProcess:
-        worker = WorkerProcess()
+        worker = WorkerProcess(self.late_sources.update)
         # A process that was started without anybody attending to it would outlive the run.
         with anyio.CancelScope(shield=True):
             self._starting += 1

@@ -6,7 +6,7 @@ dies; the run puts the pieces together (`trajectory.TrajectoryBuilder`).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -39,7 +39,10 @@ class Limits(Record, frozen=True):
 
 
 class WorkerSpec(Record, frozen=True):
-    """What a worker loads: the repository's tools (`mcp`), its functions, or both; and the models it may ask."""
+    """What a worker loads: the repository's tools (`mcp`), its functions, or both; and the models it may ask.
+
+    `cache` is the file of stored model replies, None for none.
+    """
 
     root: str
     limits: Limits
@@ -48,18 +51,20 @@ class WorkerSpec(Record, frozen=True):
     functions: list[FunctionRef] = []
     strict_functions: bool = False
     batch_size: int = 8
+    cache: str | None = None
 
 
 # From the run to a worker: jobs, and orders about them.
 
 
 class RolloutJob(Record, frozen=True, tag=True):
-    """Run the agent over one row. `policy` names one of the spec's policies."""
+    """Run the agent over one row. `policy` names one of the spec's policies; a `stepping` one pauses at every step."""
 
     id: str
     row: Row
     run_index: int
     policy: str
+    stepping: bool = False
 
 
 class ScoreJob(Record, frozen=True, tag=True):
@@ -87,12 +92,26 @@ class Cancel(Record, frozen=True, tag=True):
     id: str
 
 
+class Resume(Record, frozen=True, tag=True):
+    """What a person decided while a rollout was paused.
+
+    With `next` it goes on, and `replaced` takes the place of what it paused at: the conversation before a request, the
+    reply (a list of one), or the results. With `call` a tool is called in the rollout's session, and the pause goes on.
+    """
+
+    id: str
+    action: Literal["next", "call"] = "next"
+    replaced: list[Message] | None = None
+    tool: str = ""
+    arguments: str = ""
+
+
 class Stop(Record, frozen=True, tag=True):
     """Close everything properly and end."""
 
 
 Job = RolloutJob | ScoreJob | ProbeJob
-Order = Job | Cancel | Stop
+Order = Job | Cancel | Resume | Stop
 
 
 # Events: from a worker to the run.
@@ -119,6 +138,12 @@ class NotReady(Record, frozen=True, tag=True):
     message: str
 
 
+class Imported(Record, frozen=True, tag=True):
+    """User code has imported more of the repository's files since: all of them now, with a hash of their content."""
+
+    sources: dict[str, str]
+
+
 class TurnDone(Record, frozen=True, tag=True):
     """The model replied; the tool calls in `message` start now."""
 
@@ -140,6 +165,39 @@ class CallDone(Record, frozen=True, tag=True):
     job: str
     call: ToolCall
     message: Message
+
+
+Stage: TypeAlias = Literal["request", "reply", "result"]
+
+
+class Paused(Record, frozen=True, tag=True):
+    """A stepping rollout waits for a Resume: before a request, after its reply, or after that reply's tool calls.
+
+    `index` counts the turns from 0, `messages` is the conversation with what the stage is about at its end.
+    """
+
+    job: str
+    stage: Stage
+    index: int
+    messages: list[Message]
+    turn: Turn | None = None
+    calls: list[ToolCall] = []
+
+
+class Called(Record, frozen=True, tag=True):
+    """What a tool called by hand came to; it is no part of the trajectory."""
+
+    job: str
+    text: str
+    error: str | None
+    duration_ms: float
+
+
+class Reworded(Record, frozen=True, tag=True):
+    """A person changed the conversation before a request."""
+
+    job: str
+    messages: list[Message]
 
 
 class RolloutDone(Record, frozen=True, tag=True):
@@ -195,9 +253,9 @@ class Beat(Record, frozen=True, tag=True):
     """The worker's watchdog thread still runs."""
 
 
-Progress = TurnDone | SampleDone | CallDone | ScoringStarted
+Progress = TurnDone | SampleDone | CallDone | ScoringStarted | Paused | Called | Reworded
 Done = RolloutDone | ScoresDone | Probed
-Event = Ready | NotReady | Progress | Done | Retiring | Dying | Stuck | Beat
+Event = Ready | NotReady | Imported | Progress | Done | Retiring | Dying | Stuck | Beat
 
 encode = msgspec.json.Encoder().encode
 decode_order = msgspec.json.Decoder(Order).decode

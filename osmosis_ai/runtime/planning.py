@@ -40,6 +40,7 @@ class RunRequest(Record, frozen=True):
     pass_threshold: float = 1.0
     max_cost: float | None = None
     score_partial: bool = False
+    cache: bool = False
 
 
 class Prepared(Record, frozen=True):
@@ -81,6 +82,7 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
         policies={policy: choice.spec for policy, choice in choices.items()},
         functions=functions,
         limits=request.limits,
+        mcp_dir=None if repository.mcp_dir is None else str(repository.mcp_dir),
         offset=request.offset,
         limit=request.limit,
         n=request.n,
@@ -97,6 +99,7 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
         functions=functions,
         strict_functions=bool(request.eval_fns),
         batch_size=plan.batch_size,
+        cache=_find_cache(repository) if request.cache else None,
     )
     banners = list(dict.fromkeys(choice.banner for choice in choices.values() if choice.banner))
     return Prepared(plan, worker, banners, problems)
@@ -159,6 +162,12 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
     except OSError as error:
         raise UsageError(f"-o {path} can't be written: {error.strerror or error}") from None
     return file
+
+
+def _find_cache(repository: Repository) -> str:
+    from osmosis_ai.runtime.models.cache import prepare_cache
+
+    return str(prepare_cache(repository.root))
 
 
 def _choose_models(request: RunRequest, environ: Mapping[str, str]) -> dict[str, ModelChoice]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from time import monotonic
 from typing import Protocol
@@ -19,11 +19,16 @@ from osmosis_ai.records import Failure, FunctionRef, Record, Rollout, Score
 from osmosis_ai.runtime.crew import Crew, JobFailedError
 from osmosis_ai.runtime.frames import (
     CallDone,
+    Called,
     Event,
+    Imported,
+    Paused,
     Probed,
     ProbeJob,
     Progress,
     Ready,
+    Resume,
+    Reworded,
     RolloutDone,
     RolloutJob,
     SampleDone,
@@ -38,7 +43,16 @@ from osmosis_ai.runtime.spawning import ForkServerSpawner, TemplateSpawner
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder
 from osmosis_ai.runtime.worker import Worker, load_repository
 
-__all__ = ["InFlight", "InlinePool", "Pool", "PoolOptions", "ProcessPool", "default_workers", "open_pool"]
+__all__ = [
+    "InFlight",
+    "InlinePool",
+    "Pool",
+    "PoolOptions",
+    "ProcessPool",
+    "SteppingPool",
+    "default_workers",
+    "open_pool",
+]
 
 
 FREEZE_GRACE_SECONDS = 5.0
@@ -57,6 +71,7 @@ class PoolOptions(Record, frozen=True):
     log: str | None = None
     debug: bool = False
     keys: list[str] = []
+    environ: dict[str, str] = {}
 
 
 class InFlight(Record, frozen=True):
@@ -69,9 +84,12 @@ class InFlight(Record, frozen=True):
 
 
 class Pool(Protocol):
-    """Runs jobs. `loaded` is what the workers found when they loaded the repository."""
+    """Runs jobs."""
 
-    loaded: Ready
+    @property
+    def loaded(self) -> Ready:
+        """What the workers found when they loaded the repository, and what it has imported since."""
+        ...
 
     @property
     def spent_usd(self) -> float:
@@ -97,8 +115,19 @@ class Pool(Protocol):
         """End every worker at once."""
 
 
+class SteppingPool(Pool, Protocol):
+    """A pool whose rollouts a person can step through."""
+
+    async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
+        """Run one rollout to its record. A stepping one waits for `resume` at every pause that `listen` hears of."""
+        ...
+
+    def resume(self, order: Resume) -> None:
+        """Let a paused rollout go on, or have it call a tool. Without effect when the rollout has ended."""
+
+
 @asynccontextmanager
-async def open_pool(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
+async def open_pool(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[SteppingPool]:
     """Load the repository into workers, or into this process.
 
     Args:
@@ -122,20 +151,26 @@ class _Rollouts:
     def __init__(self) -> None:
         self.spent_usd = 0.0
         self._builders: dict[str, TrajectoryBuilder] = {}
+        self._listeners: dict[str, Callable[[Progress], None]] = {}
 
     def add(self, event: Progress) -> None:
         """Take in what a worker reports of a rollout."""
         self._builders[event.job].add(event)
         if isinstance(event, (TurnDone, SampleDone)) and not event.turn.cached:
             self.spent_usd += event.turn.cost_usd or 0.0
+        if event.job in self._listeners:
+            self._listeners[event.job](event)
 
     @contextmanager
-    def start(self, job: RolloutJob) -> Iterator[TrajectoryBuilder]:
+    def start(self, job: RolloutJob, listen: Callable[[Progress], None] | None) -> Iterator[TrajectoryBuilder]:
         builder = self._builders[job.id] = TrajectoryBuilder(job)
+        if listen is not None:
+            self._listeners[job.id] = listen
         try:
             yield builder
         finally:
             del self._builders[job.id]
+            self._listeners.pop(job.id, None)
 
     def oldest(self) -> InFlight | None:
         # Dicts keep the order of insertion, so the first one is the oldest.
@@ -178,12 +213,15 @@ class InlinePool:
         await self._worker.run(job)
         _check(self._done.pop(job.id))
 
-    async def rollout(self, job: RolloutJob) -> Rollout:
-        with self._rollouts.start(job) as builder:
+    async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
+        with self._rollouts.start(job, listen) as builder:
             await self._worker.run(job)
         done = self._done.pop(job.id)
         assert isinstance(done, RolloutDone)
         return builder.finish(done)
+
+    def resume(self, order: Resume) -> None:
+        self._worker.resume(order)
 
     async def score(self, job: ScoreJob) -> list[Score]:
         await self._worker.run(job)
@@ -200,7 +238,10 @@ class InlinePool:
     def _take(self, event: Event) -> None:
         if isinstance(event, Ready):
             self.loaded = event
-        elif isinstance(event, (TurnDone, CallDone, SampleDone)):
+        elif isinstance(event, Imported):
+            sides = {"tool_sources": event.sources, "function_sources": event.sources}
+            self.loaded = msgspec.structs.replace(self.loaded, **sides)
+        elif isinstance(event, (TurnDone, CallDone, SampleDone, Paused, Called, Reworded)):
             self._rollouts.add(event)
         elif isinstance(event, (RolloutDone, ScoresDone, Probed)):
             self._done[event.job] = event
@@ -210,7 +251,7 @@ class ProcessPool:
     """Worker processes: some hold the repository's tools, others its functions. Made by `ProcessPool.open`."""
 
     def __init__(self, spec: WorkerSpec, agents: Crew | None, scorers: Crew | None) -> None:
-        self.loaded = Ready()
+        self._loaded = Ready()
         self._agents = agents
         self._scorers = scorers
         self._refs = {ref.name: ref for ref in spec.functions}
@@ -227,7 +268,7 @@ class ProcessPool:
         memory = options.worker_memory or _fair_share(options.workers * 2)
 
         def boot(part: WorkerSpec) -> Boot:
-            return Boot(part, log=options.log, debug=options.debug, keys=options.keys)
+            return Boot(part, log=options.log, debug=options.debug, keys=options.keys, environ=options.environ)
 
         tools = msgspec.structs.replace(spec, functions=[], batch_size=math.ceil(spec.batch_size / options.workers))
         functions = msgspec.structs.replace(spec, mcp=None, policies={})
@@ -247,10 +288,20 @@ class ProcessPool:
                     await stack.enter_async_context(part.working())
             agent = await agents.ready() if agents else Ready()
             scorer = await scorers.ready() if scorers else Ready()
-            pool.loaded = Ready(
+            pool._loaded = Ready(
                 agent.tools, scorer.functions, scorer.problems, agent.tool_sources, scorer.function_sources
             )
             yield pool
+
+    @property
+    def loaded(self) -> Ready:
+        agents = self._agents.late_sources if self._agents else {}
+        scorers = self._scorers.late_sources if self._scorers else {}
+        return msgspec.structs.replace(
+            self._loaded,
+            tool_sources=self._loaded.tool_sources | agents,
+            function_sources=self._loaded.function_sources | scorers,
+        )
 
     @property
     def spent_usd(self) -> float:
@@ -264,14 +315,18 @@ class ProcessPool:
         except JobFailedError as failed:
             raise ModelStartError(f"the model could not be asked: {failed}") from failed
 
-    async def rollout(self, job: RolloutJob) -> Rollout:
+    async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
         assert self._agents is not None
-        with self._rollouts.start(job) as builder:
+        with self._rollouts.start(job, listen) as builder:
             try:
                 done = await self._agents.run(job, RolloutDone, self._rollouts.add, builder.restart)
             except JobFailedError as failed:
                 return builder.abandon(_while_running(failed.failure, builder.open_tools))
             return builder.finish(done)
+
+    def resume(self, order: Resume) -> None:
+        assert self._agents is not None
+        self._agents.resume(order)
 
     async def score(self, job: ScoreJob) -> list[Score]:
         assert self._scorers is not None

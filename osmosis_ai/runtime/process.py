@@ -41,6 +41,7 @@ class Boot(Record, frozen=True):
     log: str | None = None
     debug: bool = False
     keys: list[str] = []
+    environ: dict[str, str] = {}
 
 
 def pack(record: Record) -> bytes:
@@ -99,6 +100,7 @@ def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outbox = Outbox(events)
     order = msgspec.json.decode(boot, type=Boot)
+    os.environ.update(order.environ)
     begin_capture(order)
     try:
         loaded = load_repository(order.spec)
@@ -119,6 +121,7 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = msgspec.json.decode(boot, type=Boot)
+    os.environ.update(order.environ)
     writer = log_writer(order)
     failure: frames.NotReady | None = None
     loaded: LoadedRepository | None = None
@@ -223,6 +226,9 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox) 
                     break
                 if isinstance(order, frames.Cancel):
                     worker.cancel(order.id)
+                    continue
+                if isinstance(order, frames.Resume):
+                    worker.resume(order)
                     continue
                 # Set before the task is made, so that the task and all it starts are known to be the job's.
                 current_job.set(order.id)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.records import ModelSpec
 from osmosis_ai.runtime.frames import Ready
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
-from osmosis_ai.runtime.sources import combined_hash
+from osmosis_ai.runtime.sources import combined_hash, python_files
 from osmosis_ai.runtime.store import RunStore
 
 __all__ = ["find_resumable", "run_config", "run_identity"]
@@ -36,8 +37,15 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
         },
         "baseline": [model(BASELINE, lambda spec: spec.name), model(BASELINE, lambda spec: spec.base_url)],
         "n": plan.n,
-        "tool code": combined_hash(tool_sources),
+        "tool code": combined_hash(_all_tool_sources(plan, tool_sources)),
     }
+
+
+def _all_tool_sources(plan: RunPlan, imported: dict[str, str]) -> dict[str, str]:
+    """What was imported, and every module in the tools' folder: an import inside a function comes later."""
+    if plan.mcp_dir is None:
+        return imported
+    return imported | python_files(Path(plan.mcp_dir), Path(plan.root))
 
 
 def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:

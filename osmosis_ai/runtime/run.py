@@ -33,6 +33,7 @@ class RunPlan(Record, frozen=True):
     policies: dict[str, ModelSpec]
     functions: list[FunctionRef]
     limits: Limits
+    mcp_dir: str | None = None
     offset: int = 0
     limit: int | None = None
     n: int = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 from osmosis_ai.records import Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
-from osmosis_ai.runtime.frames import CallDone, Progress, RolloutDone, RolloutJob, SampleDone, TurnDone
+from osmosis_ai.runtime.frames import CallDone, Progress, Reworded, RolloutDone, RolloutJob, SampleDone, TurnDone
 
 __all__ = ["TrajectoryBuilder", "opening_messages", "total_cost", "total_usage"]
 
@@ -29,8 +29,8 @@ def total_usage(turns: list[Turn]) -> Usage:
 
 
 def total_cost(turns: list[Turn]) -> float | None:
-    """USD of all these model calls, None when no price is known for any of them."""
-    known = [turn.cost_usd for turn in turns if turn.cost_usd is not None]
+    """USD of all these model calls, None when no price is known for any of them; a reply from the cache costs none."""
+    known = [0.0 if turn.cached else turn.cost_usd for turn in turns if turn.cost_usd is not None]
     return sum(known) if known else None
 
 
@@ -77,10 +77,16 @@ class TrajectoryBuilder:
                 self._open_calls[call["id"]] = call["function"]["name"]
         elif isinstance(event, CallDone):
             self._open_calls.pop(event.call.id, None)
+            if event.call.edited:
+                edited = (event.call.turn, event.call.id)
+                self._calls = [call for call in self._calls if (call.turn, call.id) != edited]
             self._calls.append(event.call)
             self._results[event.call.id] = event.message
         elif isinstance(event, SampleDone):
             self._samples.append(event.turn)
+        elif isinstance(event, Reworded):
+            self._messages = list(event.messages)
+            self._results.clear()
 
     def finish(self, done: RolloutDone) -> Rollout:
         """The finished rollout."""

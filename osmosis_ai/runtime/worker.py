@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -28,10 +29,12 @@ from osmosis_ai.runtime.clocks import Clock, Clocks, elapsed_ms
 from osmosis_ai.runtime.frames import (
     CallDone,
     Event,
+    Imported,
     Job,
     Probed,
     ProbeJob,
     Ready,
+    Resume,
     Retiring,
     RolloutDone,
     RolloutJob,
@@ -43,8 +46,12 @@ from osmosis_ai.runtime.frames import (
     WorkerSpec,
 )
 from osmosis_ai.runtime.models import ChatModel, ModelHost, create_model
-from osmosis_ai.runtime.sources import imported_sources, python_files
+from osmosis_ai.runtime.sources import imported_sources
+from osmosis_ai.runtime.stepping import SteppedContext, Stepper
 from osmosis_ai.runtime.trajectory import opening_messages
+
+if TYPE_CHECKING:
+    from osmosis_ai.runtime.models.cache import ReplyCache
 
 __all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "load_repository"]
 
@@ -93,8 +100,6 @@ def load_repository(spec: WorkerSpec) -> LoadedRepository:
     if spec.mcp is not None:
         server = _load_tools(spec.mcp, root)
         tool_sources = imported_sources(root)
-        if spec.mcp.kind == "directory" and spec.mcp.path is not None:
-            tool_sources |= python_files(Path(spec.mcp.path).parent, root)
     scorers, problems = _load_functions(spec)
     function_sources = imported_sources(root) if spec.functions else {}
     return LoadedRepository(spec, server, scorers, problems, tool_sources, function_sources)
@@ -116,6 +121,9 @@ class Worker:
         self._models: dict[str, ModelHost] = {}
         self._scorers = loaded.scorers
         self._scopes: dict[str, anyio.CancelScope] = {}
+        self._steppers: dict[str, Stepper] = {}
+        self._modules = 0
+        self._sources = set(loaded.tool_sources) | set(loaded.function_sources)
 
     @classmethod
     @asynccontextmanager
@@ -139,8 +147,11 @@ class Worker:
                     ToolHost(loaded.server, root=Path(worker.spec.root), limit=worker._tool_clock)
                 )
                 tools = worker._host.tools
+            cache = _open_cache(worker.spec)
+            if cache is not None:
+                stack.push_async_callback(cache.aclose)
             for policy, model in worker.spec.policies.items():
-                worker._models[policy] = create_model(model, concurrency=worker.spec.batch_size)
+                worker._models[policy] = create_model(model, concurrency=worker.spec.batch_size, cache=cache)
                 stack.push_async_callback(worker._models[policy].aclose)
             emit(
                 Ready(
@@ -167,11 +178,27 @@ class Worker:
                     await self._probe(job)
             finally:
                 del self._scopes[job.id]
+                self._steppers.pop(job.id, None)
+                self._report_imports()
+
+    def _report_imports(self) -> None:
+        """An import inside a function comes late, and what it brings counts for reload all the same."""
+        if len(sys.modules) != self._modules:
+            self._modules = len(sys.modules)
+            sources = imported_sources(Path(self.spec.root))
+            if sources.keys() != self._sources:
+                self._sources = set(sources)
+                self._emit(Imported(sources))
 
     def cancel(self, job: str) -> None:
         """Cancel a job, if it still runs. It emits nothing more."""
         if job in self._scopes:
             self._scopes[job].cancel()
+
+    def resume(self, order: Resume) -> None:
+        """Pass an order on to a paused rollout, if it still runs."""
+        if order.id in self._steppers:
+            self._steppers[order.id].resume(order)
 
     async def _probe(self, job: ProbeJob) -> None:
         model = self._models[job.policy]
@@ -205,12 +232,16 @@ class Worker:
     async def _rollout(self, job: RolloutJob) -> None:
         limits = self.spec.limits
         rollout = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
+        make_context: Callable[..., RolloutContext] = RolloutContext
+        if job.stepping:
+            rollout.stepper = self._steppers[job.id] = Stepper(job.id, self._emit, self.clocks, rollout.call_by_hand)
+            make_context = partial(SteppedContext, rollout.stepper)
         started = monotonic()
         reason: FinishReason = "error"
         failure: Failure | None = None
         async with self._host.session(meta=_call_meta(job), sampling_handler=rollout.sample) as session:
             rollout.session = session
-            context = RolloutContext(
+            context = make_context(
                 messages=opening_messages(job.row),
                 tools=self._host.tools,
                 max_turns=limits.max_turns,
@@ -232,6 +263,8 @@ class Worker:
                     )
             if clock.cancelled_caught:
                 reason, failure = "timeout", _timed_out(limits.timeout)
+            if rollout.stepper is not None:
+                started += rollout.stepper.paused_seconds
             # The record is out before the session closes: a tool that holds the session open can't hold it back.
             self._emit(RolloutDone(job.id, reason, elapsed_ms(started), failure))
         if not session.clean:
@@ -251,11 +284,17 @@ class _RolloutRun:
         self._tools = worker._host.tools
         self._turns = 0
         self.session: Any = None
+        self.stepper: Stepper | None = None
 
     async def chat(self, messages: list[Message]) -> Completion:
+        if self.stepper is not None:
+            await self.stepper.before_request(self._turns, messages)
         started = monotonic()
         completion = await self._model.complete(messages, self._tools, self._params)
-        self._emit(TurnDone(self._job.id, self._turn(self._turns, completion, started), completion.message))
+        turn = self._turn(self._turns, completion, started)
+        if self.stepper is not None:
+            turn, completion = await self.stepper.after_reply(turn, completion)
+        self._emit(TurnDone(self._job.id, turn, completion.message))
         self._turns += 1
         return completion
 
@@ -266,15 +305,26 @@ class _RolloutRun:
         return completion.message
 
     async def call_tool(self, call: dict[str, Any]) -> Message:
+        record, text = await self._call(call["id"], call["function"]["name"], call["function"]["arguments"])
+        message = {"role": "tool", "tool_call_id": call["id"], "content": text}
+        self._emit(CallDone(self._job.id, record, message))
+        if self.stepper is not None:
+            self.stepper.called(record)
+        return message
+
+    async def call_by_hand(self, name: str, arguments: str) -> tuple[ToolCall, str]:
+        """Call a tool in this rollout's session without making it part of the trajectory."""
+        return await self._call("by hand", name, arguments)
+
+    async def _call(self, call_id: str, name: str, arguments: str) -> tuple[ToolCall, str]:
         from osmosis_ai.mcp_tools.conversion import truncate
 
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
         started = monotonic()
         outcome = await self.session.call(name, arguments, timeout=self._spec.limits.tool_timeout)
         text, truncated_from = truncate(outcome.text, self._spec.limits.max_tool_output)
         record = ToolCall(
             turn=self._turns - 1,
-            id=call["id"],
+            id=call_id,
             name=name,
             arguments=arguments,
             duration_ms=elapsed_ms(started),
@@ -282,9 +332,7 @@ class _RolloutRun:
             truncated_from=truncated_from,
             content=outcome.content,
         )
-        message = {"role": "tool", "tool_call_id": call["id"], "content": text}
-        self._emit(CallDone(self._job.id, record, message))
-        return message
+        return record, text
 
     def _turn(self, index: int, completion: Completion, started: float) -> Turn:
         return Turn(
@@ -313,6 +361,16 @@ def _load_tools(source: McpSource, root: Path) -> Any:
     if source.kind == "config":
         return read_config(Path(source.path or ""))
     return source.url
+
+
+def _open_cache(spec: WorkerSpec) -> ReplyCache | None:
+    if spec.cache is None or not spec.policies:
+        return None
+    from osmosis_ai.runtime.masking import Masker
+    from osmosis_ai.runtime.models.cache import open_cache
+
+    keys = [model.api_key for model in spec.policies.values() if model.api_key]
+    return open_cache(Path(spec.cache), Masker.from_environment(os.environ, keys))
 
 
 def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]:

@@ -6,12 +6,15 @@ Importing this package loads neither LiteLLM nor aiohttp; that happens when a mo
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import ModelError, ModelStartError
 from osmosis_ai.records import ModelSpec, Row
 from osmosis_ai.runtime.models.base import ChatModel
 from osmosis_ai.runtime.models.retry import AdaptiveLimiter, OnWait, RetryingModel, RetryPolicy
+
+if TYPE_CHECKING:
+    from osmosis_ai.runtime.models.cache import ReplyCache
 
 __all__ = ["ChatModel", "ModelHost", "create_model"]
 
@@ -35,12 +38,20 @@ class ModelHost:
         spec: Which model.
         model: The one every rollout shares, or None when it depends on the row (`offline/oracle`).
         limiter: What holds requests back while the endpoint is overloaded; None for offline models.
+        cache: Stored replies to the rollouts' requests, if there are to be any. It belongs to the caller.
     """
 
-    def __init__(self, spec: ModelSpec, model: ChatModel | None, limiter: AdaptiveLimiter | None = None) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        model: ChatModel | None,
+        limiter: AdaptiveLimiter | None = None,
+        cache: ReplyCache | None = None,
+    ) -> None:
         self.spec = spec
         self.limiter = limiter
         self._model = model
+        self._cache = cache
 
     def for_rollout(self, row: Row, run_index: int) -> ChatModel:
         """The model of one rollout. It belongs to the host: don't close it.
@@ -49,6 +60,10 @@ class ModelHost:
             row: The row.
             run_index: Which of the row's runs, from 0.
         """
+        if self._model is not None and self._cache is not None:
+            from osmosis_ai.runtime.models.cache import CachedModel
+
+            return CachedModel(self._model, self._cache, self.spec, run_index)
         if self._model is not None:
             return self._model
         from osmosis_ai.runtime.models.controls import OracleModel
@@ -153,6 +168,7 @@ def create_model(
     concurrency: int = DEFAULT_CONCURRENCY,
     policy: RetryPolicy | None = None,
     on_wait: OnWait | None = None,
+    cache: ReplyCache | None = None,
 ) -> ModelHost:
     """The model a spec describes, ready for its first request. No connection is opened yet.
 
@@ -161,6 +177,7 @@ def create_model(
         concurrency: Requests at a time at most; the number that is lowered while the endpoint is overloaded.
         policy: How failed requests are tried again.
         on_wait: Told about each wait before a retry.
+        cache: Where replies are stored and looked up first. Offline models, which cost nothing, don't use it.
 
     Raises:
         ModelStartError: There is no such offline model.
@@ -177,7 +194,7 @@ def create_model(
 
         inner = LiteLLMModel(spec)
     limiter = AdaptiveLimiter(concurrency)
-    return ModelHost(spec, RetryingModel(inner, policy or RetryPolicy(), limiter, on_wait), limiter)
+    return ModelHost(spec, RetryingModel(inner, policy or RetryPolicy(), limiter, on_wait), limiter, cache)
 
 
 def _offline_model(name: str) -> ChatModel | None:

@@ -13,7 +13,17 @@ import msgspec
 
 from osmosis_ai.errors import StoreError
 
-__all__ = ["MIGRATIONS", "database_errors", "database_path", "migrate", "open_reader", "open_writer", "store_error"]
+__all__ = [
+    "MIGRATIONS",
+    "configure",
+    "database_errors",
+    "database_path",
+    "migrate",
+    "open_reader",
+    "open_writer",
+    "private_folder",
+    "store_error",
+]
 
 BUSY_SECONDS = 60.0
 """How long to wait for another process that is writing."""
@@ -128,8 +138,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         StoreError: The file or its folder can't be used, or a newer version of the package wrote it.
     """
     try:
-        path.parent.mkdir(exist_ok=True)
-        _ignore_in_git(path.parent)
+        private_folder(path.parent)
     except OSError as error:
         raise StoreError(
             f"can't keep runs in {path.parent}: {error.strerror}; make {path.parent.parent} writable"
@@ -138,7 +147,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
         # The writer's thread is another than the one that opens, so that errors in opening are raised there.
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
-            _configure(connection)
+            configure(connection)
             migrate(connection, path, MIGRATIONS)
         except BaseException:
             connection.close()
@@ -238,7 +247,8 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
-def _configure(connection: sqlite3.Connection) -> None:
+def configure(connection: sqlite3.Connection) -> None:
+    """Set a connection that may write up: write-ahead log, durable commits, foreign keys."""
     if _version(connection) == 0:
         # Both have an effect on a new file only. A trajectory of typical size wastes less of an 8 KiB page.
         connection.execute("PRAGMA page_size = 8192")
@@ -259,7 +269,9 @@ def _configure(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_size_limit = 67108864")
 
 
-def _ignore_in_git(folder: Path) -> None:
+def private_folder(folder: Path) -> None:
+    """Make the folder this package keeps its files in, one that git ignores by itself; raises OSError."""
+    folder.mkdir(exist_ok=True)
     try:
         with (folder / ".gitignore").open("x", encoding="utf-8") as file:
             file.write("*\n")

@@ -1,0 +1,124 @@
+"""`osmosis cache`: what the reply cache holds, and its removal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from osmosis_ai.cli.console import Output
+from osmosis_ai.errors import OsmosisError, UsageError
+
+__all__ = ["app"]
+
+COULD_NOT_START = 2
+
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+
+_Root = Annotated[
+    str | None,
+    typer.Option("--root", metavar="DIR", help="The repository. Default: the nearest folder upwards with a cache."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="One object on one line of stdout, and nothing else there.")]
+
+
+class _Group(NamedTuple):
+    """Options given before the subcommand's name; they hold for it too."""
+
+    root: str | None
+    json: bool
+
+
+class _Session(NamedTuple):
+    """What every subcommand works with."""
+
+    path: Path
+    output: Output
+    json: bool
+
+    def show(self, values: dict[str, object], text: str) -> None:
+        if self.json:
+            import msgspec
+
+            self.output.line(msgspec.json.encode({"path": str(self.path), **values}).decode("utf-8"))
+        else:
+            self.output.line(text)
+
+
+@app.callback()
+def cache(context: typer.Context, root: _Root = None, json: _Json = False) -> None:
+    """Show the stored model replies of --cache: how many, their size, how often they were used."""
+    context.obj = _Group(root, json)
+    if context.invoked_subcommand is not None:
+        return
+    with _session(context, root, json) as session:
+        from osmosis_ai.runtime.models.cache import cache_contents
+
+        found = cache_contents(session.path)
+        session.show(
+            {"entries": found.entries, "bytes": found.bytes, "hits": found.hits},
+            f"{session.path}: {found.entries:,} replies, {_size(found.bytes)}, used {found.hits:,} times",
+        )
+
+
+@app.command()
+def clear(context: typer.Context, root: _Root = None, json: _Json = False) -> None:
+    """Remove every stored reply. Runs that use the cache go on, and fill it again."""
+    with _session(context, root, json) as session:
+        from osmosis_ai.runtime.models.cache import clear_cache
+
+        removed = clear_cache(session.path)
+        if removed is None:
+            session.show({"removed": None}, f"{session.path} was damaged and is removed, with all it held")
+        else:
+            session.show(
+                {"removed": {"entries": removed.entries, "bytes": removed.bytes}},
+                f"{session.path}: removed {removed.entries:,} replies, {_size(removed.bytes)}",
+            )
+
+
+@contextmanager
+def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
+    """Find the cache; errors in the block are shown and become the exit code."""
+    from osmosis_ai.environment import load_env_files
+    from osmosis_ai.runtime.masking import Masker
+
+    group = context.obj if isinstance(context.obj, _Group) else _Group(None, False)
+    cwd = Path.cwd()
+    load_env_files(cwd)
+    output = Output(Masker.from_environment(os.environ).text)
+    try:
+        yield _Session(_find(root or group.root, cwd), output, json or group.json)
+    except OsmosisError as error:
+        output.fail(str(error))
+        raise typer.Exit(COULD_NOT_START) from error
+
+
+def _find(root: str | None, cwd: Path) -> Path:
+    from osmosis_ai.runtime.models.cache import cache_path
+
+    if root is not None:
+        folder = cwd / Path(root).expanduser()
+        if not folder.is_dir():
+            raise UsageError(f"--root {root}: there is no such folder")
+        return cache_path(folder)
+    home = Path.home()
+    for folder in (cwd, *cwd.parents):
+        if cache_path(folder).is_file():
+            return cache_path(folder)
+        if folder == home:
+            break
+    return cache_path(cwd)
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest unit that leaves one digit before the point."""
+    size, units = float(count), iter(("bytes", "KiB", "MiB", "GiB"))
+    unit = next(units)
+    while size >= 1024 and unit != "GiB":
+        size, unit = size / 1024, next(units)
+    return f"{count} bytes" if unit == "bytes" else f"{size:.1f} {unit}"

@@ -1,0 +1,180 @@
+"""The screen of a watch session, redrawn in place."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.watch import BrokenSave
+from osmosis_ai.records import Rollout, Score
+from osmosis_ai.runtime.pool import Pool
+from osmosis_ai.runtime.run import POLICY, RunListener, RunPlan
+from osmosis_ai.runtime.session import Flip, Iteration
+
+__all__ = ["Screen"]
+
+FLIPS_SHOWN = 8
+SLOW_SECONDS = 5.0
+HELP = "r rerun all · f rerun failed · d first flipped row's transcript · q quit"
+
+
+class Screen:
+    """Shows the last good results, what is being redone, and what is wrong. Use as a context manager.
+
+    Args:
+        output: The terminal.
+    """
+
+    def __init__(self, output: Output) -> None:
+        self._mask = output.mask
+        self._live = Live(self, console=output.results, refresh_per_second=8, vertical_overflow="visible")
+        self._working: _Working | None = None
+        self._iteration: Iteration | None = None
+        self._broken: BrokenSave | None = None
+        self._note = ""
+        self._transcript: list[str] | None = None
+
+    def __enter__(self) -> Screen:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._working = None
+        self._live.stop()
+
+    def begin(self, trigger: list[str], pool: Pool | None) -> None:
+        self._working = _Working(trigger, pool)
+        self._note = ""
+        self._transcript = None
+
+    def listener(self, plan: RunPlan, done: int) -> RunListener:
+        assert self._working is not None
+        self._working.total, self._working.done = plan.total_rollouts, done
+        return self._working
+
+    def show(self, iteration: Iteration, result: dict[str, Any]) -> None:
+        self._iteration, self._broken, self._working = iteration, None, None
+
+    def unchanged(self) -> None:
+        self._working, self._broken, self._note = None, None, "the last save made no difference"
+
+    def broken(self, broken: BrokenSave) -> None:
+        self._working, self._broken = None, broken
+
+    def flipped_transcript(self, lines: list[str]) -> None:
+        self._transcript = None if self._transcript is not None else lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts: list[Any] = []
+        if self._broken is not None:
+            parts += [Text(f"✗ {self._mask(self._broken.message)}", style="bold red")]
+            if self._broken.excerpt:
+                parts += [Text(self._mask(self._broken.excerpt), style="red")]
+            parts += [Text("the results below are those of the last good save", style="dim"), Text("")]
+        if self._working is not None:
+            parts += [self._working.render()]
+        if self._iteration is not None:
+            parts += _results(self._iteration)
+        if self._transcript is not None:
+            parts += [Text(""), Text(self._mask("\n".join(self._transcript)))]
+        if self._note:
+            parts += [Text(self._note, style="dim")]
+        yield Group(*parts, Text(HELP, style="dim"))
+
+
+class _Working:
+    """What is being redone; hears of its records."""
+
+    def __init__(self, trigger: list[str], pool: Pool | None) -> None:
+        self.total = self.done = 0
+        self._trigger = ", ".join(trigger)
+        self._pool = pool
+        self._scored = 0
+        self._started = monotonic()
+
+    def rollout_done(self, rollout: Rollout) -> None:
+        self.done += 1
+
+    def scores_done(self, rollout: Rollout, scores: list[Score]) -> None:
+        self._scored += 1
+
+    def render(self) -> Text:
+        seconds = monotonic() - self._started
+        if not self.total:
+            return Text(f"● {self._trigger}: loading, {seconds:.1f} s", style="cyan")
+        text = f"● {self._trigger}: {self.done}/{self.total} rollouts, {self._scored} scored, {seconds:.1f} s"
+        oldest = self._pool.oldest() if self._pool is not None else None
+        if oldest is not None and oldest.seconds > SLOW_SECONDS:
+            text += f"; row {oldest.row_index} waits for {oldest.waiting_on}"
+        return Text(text, style="cyan")
+
+
+def _results(iteration: Iteration) -> list[Any]:
+    plan, report = iteration.plan, iteration.report
+    spec = plan.policies[POLICY]
+    stand_in = " (offline stand-in)" if spec.engine == "offline" else ""
+    redone = f"{iteration.rollouts} rollouts, {iteration.scores} scores, {iteration.cached_turns} cached turns"
+    parts: list[Any] = [
+        Text(f"iteration {iteration.number}: {', '.join(iteration.trigger)}", style="bold"),
+        Text(f"{spec.name}{stand_in}, {plan.total_rows} rows; redone: {redone}; {iteration.took_ms:.0f} ms"),
+        _scores(iteration),
+    ]
+    totals = report.policy
+    if totals.failed or totals.missing or report.scoring_errors:
+        parts.append(
+            Text(
+                f"{totals.failed} failed, {totals.missing} missing, {report.scoring_errors} scoring errors", style="red"
+            )
+        )
+        for cause in report.causes[:3]:
+            where = f" at {cause.file}:{cause.line}" if cause.file else ""
+            parts.append(Text(f"  {cause.count} × {cause.origin}{where}: {cause.message}", style="red"))
+    for name, style, tools in (
+        ("added", "green", iteration.tools.added),
+        ("removed", "red", iteration.tools.removed),
+        ("changed", "yellow", iteration.tools.changed),
+    ):
+        if tools:
+            parts.append(Text(f"tools {name}: {', '.join(tools)}", style=style))
+    parts += _flips("now pass", "green", iteration.passed) + _flips("now fail", "red", iteration.failed)
+    return parts
+
+
+def _scores(iteration: Iteration) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("function", "mean", "change", "min", "max", "errors"):
+        table.add_column(column, justify="left" if column == "function" else "right", no_wrap=True)
+    before = iteration.before.functions if iteration.before is not None else {}
+    for name, statistics in iteration.report.functions.items():
+        change = statistics.mean - before[name].mean if name in before else None
+        style = "" if not change else "green" if change > 0 else "red"
+        table.add_row(
+            name,
+            f"{statistics.mean:.3f}",
+            Text("" if change is None else "=" if change == 0 else f"{change:+.3f}", style=style),
+            f"{statistics.min:.3f}",
+            f"{statistics.max:.3f}",
+            str(statistics.scoring_errors or "–"),
+        )
+    return table
+
+
+def _flips(title: str, style: str, flips: list[Flip]) -> list[Any]:
+    if not flips:
+        return []
+    lines: list[Any] = [Text(f"{len(flips)} {title}", style=f"bold {style}")]
+    for flip in flips[:FLIPS_SHOWN]:
+        lines.append(Text(f"  row {flip.row_index}: {flip.prompt}  {_reward(flip.before)} → {_reward(flip.after)}"))
+    if len(flips) > FLIPS_SHOWN:
+        lines.append(Text(f"  … and {len(flips) - FLIPS_SHOWN} more", style="dim"))
+    return lines
+
+
+def _reward(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

@@ -1,0 +1,406 @@
+"""The reply cache: the same request of the same attempt is answered from `.osmosis/cache.db` instead of the model.
+
+Any number of worker processes use the file at once. Each reads on its event loop, which takes microseconds because in a
+write-ahead log readers wait for nobody, and writes from one thread of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sqlite3
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from osmosis_ai.errors import StartError, StoreError
+from osmosis_ai.records import Completion, Message, ModelSpec, Record, Tool
+from osmosis_ai.runtime.masking import Masker
+from osmosis_ai.runtime.models.base import ChatModel
+from osmosis_ai.runtime.store.schema import configure, database_path, migrate, private_folder
+from osmosis_ai.runtime.store.writer import Writer
+
+__all__ = [
+    "CacheContents",
+    "CachedModel",
+    "ReplyCache",
+    "cache_contents",
+    "cache_path",
+    "clear_cache",
+    "open_cache",
+    "prepare_cache",
+]
+
+LIMIT_BYTES = 1 << 30
+KEPT_SHARE = 0.8
+"""How much of the limit pruning leaves, so that it isn't due again at once."""
+ENTRY_OVERHEAD = 150  # bytes: its key twice (table and index), times, headers
+KEY_VERSION = 1
+"""Part of every key; to be raised when what a stored reply means changes."""
+
+START_BUSY_SECONDS = 60.0
+WRITE_BUSY_SECONDS = 10.0
+READ_BUSY_SECONDS = 0.5
+PENDING_USES = 64
+
+_MIGRATIONS = (
+    (
+        """
+        CREATE TABLE replies (
+            key BLOB PRIMARY KEY,           -- SHA-256 of the request: prompts are not stored
+            used_at REAL NOT NULL,          -- seconds since the epoch
+            hits INTEGER NOT NULL DEFAULT 0,
+            data BLOB NOT NULL              -- the Completion as JSON
+        )
+        """,
+    ),
+)
+_INSERT = "INSERT OR IGNORE INTO replies (key, used_at, data) VALUES (?, ?, ?)"
+_USE = "UPDATE replies SET used_at = max(used_at, ?), hits = hits + ? WHERE key = ?"
+_CONTENTS = "SELECT count(*), coalesce(sum(length(data)), 0), coalesce(sum(hits), 0) FROM replies"
+_PRUNE = """
+    DELETE FROM replies WHERE key IN (
+        SELECT key FROM (
+            SELECT key, sum(length(data) + ?) OVER (ORDER BY used_at DESC, key) AS total FROM replies
+        ) WHERE total > ?
+    )
+"""
+
+# What LiteLLM reads from the environment to choose the endpoint. One variable too many only costs a hit.
+_ENDPOINT_VARIABLE = re.compile(r"_(API_BASE|BASE_URL|API_URL|ENDPOINT|API_VERSION|REGION(_NAME)?|LOCATION|PROJECT)$")
+
+_encode = msgspec.json.Encoder().encode
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
+_decode = msgspec.json.Decoder(Completion).decode
+
+
+class CacheContents(Record, frozen=True):
+    """What a cache holds: replies, their size in bytes, and how often they were used instead of a request."""
+
+    entries: int = 0
+    bytes: int = 0
+    hits: int = 0
+
+
+def cache_path(root: Path) -> Path:
+    """Where the replies for the repository at `root` are stored."""
+    return database_path(root).with_name("cache.db")
+
+
+def prepare_cache(root: Path, *, limit: int = LIMIT_BYTES) -> Path:
+    """See, before a run, that its cache can be read and written; make it if there is none, and prune it.
+
+    Args:
+        root: The repository's folder.
+        limit: Bytes from which on the least recently used replies are dropped.
+
+    Returns:
+        The cache's file.
+
+    Raises:
+        StartError: It can't be used; the message says what to do.
+    """
+    path = cache_path(root)
+    try:
+        private_folder(path.parent)
+    except OSError as error:
+        raise StartError(
+            f"can't keep replies in {path.parent}: {error.strerror}; make {path.parent.parent} writable, "
+            "or leave the cache out with --no-cache"
+        ) from error
+    try:
+        with closing(_connect(path, START_BUSY_SECONDS)) as connection, _transaction(connection):
+            if _used_bytes(connection) > limit:
+                connection.execute(_PRUNE, (ENTRY_OVERHEAD, int(limit * KEPT_SHARE)))
+    except (sqlite3.Error, StoreError) as error:
+        raise StartError(
+            f"the reply cache {path} can't be used: {error}; {_advice(error, path)}, or leave it out with --no-cache"
+        ) from error
+    return path
+
+
+def open_cache(path: Path, masker: Masker) -> ReplyCache | None:
+    """Open a cache that `prepare_cache` has seen, in the process and thread that will use it.
+
+    Args:
+        path: Its file.
+        masker: Knows the key values that must not be written.
+
+    Returns:
+        The cache; None, with a line on stderr, when it has become unusable since: a run goes on without it.
+    """
+    try:
+        return ReplyCache(path, masker)
+    except (sqlite3.Error, StoreError, OSError) as error:
+        _report(path, error)
+        return None
+
+
+class ReplyCache:
+    """Stored replies by key. Its methods never raise for what is wrong with the file: it is reported on stderr, once,
+    and from then on nothing is found and nothing stored.
+
+    Args:
+        path: The file.
+        masker: Knows the key values that must not be written.
+
+    Raises:
+        sqlite3.Error: The file can't be used.
+        StoreError: A newer version of the package wrote it.
+    """
+
+    def __init__(self, path: Path, masker: Masker) -> None:
+        self._path = path
+        self._masker = masker
+        self._uses: Counter[bytes] = Counter()
+        self._broken = False
+        self._reader = _connect(path, READ_BUSY_SECONDS)
+        self._writer = Writer(_connect(path, WRITE_BUSY_SECONDS), path)
+
+    async def get(self, key: bytes) -> Completion | None:
+        """The stored reply, marked as cached and with no request counted, or None."""
+        if self._broken:
+            return None
+        try:
+            found = self._reader.execute("SELECT data FROM replies WHERE key = ?", (key,)).fetchone()
+            completion = None if found is None else _decode(found[0])
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            self._give_up(error)
+            return None
+        if completion is None:
+            return None
+        # Hits are noted many at a time: a write for each would cost more than the look-up.
+        self._uses[key] += 1
+        if len(self._uses) >= PENDING_USES:
+            await self._note_uses()
+        return msgspec.structs.replace(completion, cached=True, attempts=0)
+
+    async def put(self, key: bytes, completion: Completion) -> None:
+        """Store a reply, unless there is one under this key, or what would come back isn't equal to it.
+
+        Returns when it is written, so that a reply that was paid for survives this process.
+        """
+        if self._broken:
+            return
+        data = _stored_form(completion, self._masker)
+        if data is None:
+            return
+        now = time.time()
+        await self._write(lambda db: db.execute(_INSERT, (key, now, data)))
+
+    async def aclose(self) -> None:
+        """Note which replies were used, and let go of the file."""
+        await self._note_uses()
+        self._writer.close()
+        self._reader.close()
+
+    async def _note_uses(self) -> None:
+        uses, self._uses = self._uses, Counter()
+        if uses and not self._broken:
+            now = time.time()
+            await self._write(lambda db: db.executemany(_USE, [(now, count, key) for key, count in uses.items()]))
+
+    async def _write(self, operation: Any) -> None:
+        try:
+            await self._writer.write(operation, "writing to the reply cache")
+        except StoreError as error:
+            self._give_up(error.__cause__ or error)
+
+    def _give_up(self, error: BaseException) -> None:
+        if not self._broken:
+            self._broken = True
+            _report(self._path, error)
+
+
+class CachedModel:
+    """One rollout's model behind the cache.
+
+    A request the rollout makes twice (a tool that samples, for example) is two requests here too, so that a run with
+    the cache draws as many samples as one without. Failed requests are not stored.
+
+    Args:
+        inner: Answers what isn't stored.
+        cache: Where replies are.
+        spec: Describes `inner`. Its API key is no part of the cache's key.
+        attempt: Which attempt at its row the rollout is, so that several attempts stay several samples.
+        environ: Environment variables, for the endpoint that LiteLLM chooses by them.
+    """
+
+    def __init__(
+        self,
+        inner: ChatModel,
+        cache: ReplyCache,
+        spec: ModelSpec,
+        attempt: int,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._inner = inner
+        self._cache = cache
+        self._params = spec.params
+        self._identity = hashlib.sha256(
+            _encode([KEY_VERSION, spec.engine, spec.model, _endpoint(spec, environ), attempt])
+        )
+        self._asked: Counter[bytes] = Counter()
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+        """The stored reply to this request, else the model's.
+
+        Raises:
+            ModelError: The model's error.
+        """
+        key = self._key(messages, tools, params)
+        if key is None:
+            return await self._inner.complete(messages, tools, params)
+        stored = await self._cache.get(key)
+        if stored is not None:
+            return stored
+        completion = await self._inner.complete(messages, tools, params)
+        await self._cache.put(key, completion)
+        return completion
+
+    async def aclose(self) -> None:
+        """Close the model inside; the cache belongs to whoever opened it."""
+        await self._inner.aclose()
+
+    def _key(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> bytes | None:
+        """The request's key; None when it isn't JSON, which the model will say better."""
+        sent = {name: value for name, value in {**self._params, **params}.items() if value is not None}
+        request = self._identity.copy()
+        try:
+            request.update(_encode_sorted([sent, messages]))
+            # In the order the model sees: a schema's properties are read from first to last.
+            request.update(_encode(tools))
+        except (TypeError, ValueError):
+            return None
+        key = request.digest()
+        repeated = self._asked[key]
+        self._asked[key] += 1
+        if repeated:
+            request.update(b"%d" % repeated)
+        return request.digest()
+
+
+def cache_contents(path: Path) -> CacheContents:
+    """What is in a cache; nothing, when there is no file.
+
+    Raises:
+        StoreError: It can't be read.
+    """
+    if not path.is_file():
+        return CacheContents()
+    try:
+        with closing(_connect(path, START_BUSY_SECONDS)) as connection:
+            return _contents(connection)
+    except sqlite3.Error as error:
+        raise StoreError(f"the reply cache {path} can't be read: {error}; {_advice(error, path)}") from error
+
+
+def clear_cache(path: Path) -> CacheContents | None:
+    """Remove every reply and give the space back. Runs that use the cache go on, and fill it again.
+
+    A damaged file is removed as a whole.
+
+    Returns:
+        What was removed; None when the file was damaged, so that nobody knows.
+
+    Raises:
+        StoreError: It can't be removed.
+    """
+    if not path.is_file():
+        return CacheContents()
+    try:
+        with closing(_connect(path, START_BUSY_SECONDS)) as connection:
+            with _transaction(connection):
+                contents = _contents(connection)
+                connection.execute("DELETE FROM replies")
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return contents
+    except (sqlite3.Error, StoreError) as error:
+        if not _damaged(error):
+            raise StoreError(f"the reply cache {path} can't be cleared: {error}; {_advice(error, path)}") from error
+    try:
+        for suffix in ("", "-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path} can't be removed: {error.strerror}; make {path.parent} writable") from error
+    return None
+
+
+def _connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
+    # The writer's thread is another than the one that opens.
+    connection = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
+    try:
+        configure(connection)
+        # A power failure may take the last replies, but doesn't damage the file; they can be asked for again, so a disk
+        # that syncs for each of them isn't worth waiting for.
+        connection.execute("PRAGMA synchronous = NORMAL")
+        migrate(connection, path, _MIGRATIONS)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    page_size, pages, free = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
+    )
+    return int(page_size * (pages - free))
+
+
+def _contents(connection: sqlite3.Connection) -> CacheContents:
+    return CacheContents(*connection.execute(_CONTENTS).fetchone())
+
+
+def _stored_form(completion: Completion, masker: Masker) -> bytes | None:
+    """The reply as JSON; None when it holds a key value, or something that JSON changes (a NaN, a lone surrogate)."""
+    try:
+        data = _encode(completion)
+    except (TypeError, ValueError):
+        return None
+    same = masker.encoded(data) is data and _decode(data) == completion
+    return data if same else None
+
+
+def _endpoint(spec: ModelSpec, environ: Mapping[str, str]) -> Any:
+    if spec.engine != "litellm":
+        return spec.base_url
+    chosen = {name: value for name, value in environ.items() if _ENDPOINT_VARIABLE.search(name)}
+    return [spec.base_url, sorted(chosen.items())]
+
+
+def _damaged(error: Exception) -> bool:
+    # OperationalError is about the surroundings: a lock, a full disk, permissions. Newer schemas are StoreErrors.
+    return isinstance(error, StoreError) or type(error) is sqlite3.DatabaseError or "no such table" in str(error)
+
+
+def _advice(error: Exception, path: Path) -> str:
+    if _damaged(error):
+        return "remove it with `osmosis cache clear`"
+    if "locked" in str(error):
+        return "end the process that has been writing to it for so long"
+    return f"make {path.parent} and the files in it readable and writable, with space on their disk"
+
+
+def _report(path: Path, error: BaseException) -> None:
+    print(f"the reply cache {path} is no longer used by this worker: {error}", file=sys.stderr, flush=True)

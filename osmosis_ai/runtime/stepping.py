@@ -1,0 +1,127 @@
+"""The worker's side of stepping through a rollout: it pauses at its edges until a person lets it go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from osmosis_ai.records import Completion, Message, ToolCall, Turn
+from osmosis_ai.runtime.agent_loop import RolloutContext
+from osmosis_ai.runtime.clocks import Clocks
+from osmosis_ai.runtime.frames import CallDone, Called, Event, Paused, Resume, Reworded
+
+__all__ = ["SteppedContext", "Stepper"]
+
+
+class Stepper:
+    """One rollout's pauses. Its time limits stand still during them.
+
+    Args:
+        job: The rollout's job.
+        emit: Takes every event.
+        clocks: The worker's time limits.
+        call: Calls a tool by name and arguments (JSON text) in the rollout's session.
+
+    Attributes:
+        paused_seconds: How long the pauses have been, all together.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        emit: Callable[[Event], None],
+        clocks: Clocks,
+        call: Callable[[str, str], Awaitable[tuple[ToolCall, str]]],
+    ) -> None:
+        self.paused_seconds = 0.0
+        self._job = job
+        self._emit = emit
+        self._clocks = clocks
+        self._call = call
+        self._orders: asyncio.Queue[Resume] = asyncio.Queue()
+        self._index = 0
+        self._conversation: list[Message] = []
+        self._reworded = False
+        self._calls: dict[str, ToolCall] = {}
+
+    def resume(self, order: Resume) -> None:
+        """Take an order for the present pause."""
+        self._orders.put_nowait(order)
+
+    def called(self, call: ToolCall) -> None:
+        """A tool call of the present turn has ended."""
+        self._calls[call.id] = call
+
+    async def before_request(self, index: int, messages: list[Message]) -> None:
+        """Pause before a turn's request.
+
+        Args:
+            index: The turn, from 0.
+            messages: The loop's conversation; changed in place if the person changes it, for the turns to come too.
+        """
+        self._index = index
+        replaced = await self._pause(Paused(self._job, "request", index, list(messages)))
+        self._reworded = replaced is not None
+        if replaced is not None:
+            messages[:] = replaced
+            self._emit(Reworded(self._job, replaced))
+        self._conversation = list(messages)
+
+    async def after_reply(self, turn: Turn, completion: Completion) -> tuple[Turn, Completion]:
+        """Pause after a reply; gives what the rollout goes on with."""
+        self._calls.clear()
+        conversation = [*self._conversation, completion.message]
+        replaced = await self._pause(Paused(self._job, "reply", self._index, conversation, turn))
+        if replaced is not None:
+            # Log probabilities and token ids belong to the model's own words.
+            completion = msgspec.structs.replace(completion, message=replaced[0], logprobs=None, token_ids=None)
+            turn = msgspec.structs.replace(turn, logprobs=None, token_ids=None)
+        if replaced is not None or self._reworded:
+            turn = msgspec.structs.replace(turn, edited=True)
+        self._conversation.append(completion.message)
+        return turn, completion
+
+    async def after_results(self, results: list[Message]) -> list[Message]:
+        """Pause after a turn's tool calls; gives the results the rollout goes on with."""
+        calls = [self._calls[result["tool_call_id"]] for result in results]
+        replaced = await self._pause(
+            Paused(self._job, "result", self._index, [*self._conversation, *results], calls=calls)
+        )
+        if replaced is None:
+            return results
+        for call, before, after in zip(calls, results, replaced, strict=True):
+            if after != before:
+                self._emit(CallDone(self._job, msgspec.structs.replace(call, edited=True), after))
+        return replaced
+
+    async def _pause(self, paused: Paused) -> list[Message] | None:
+        started = monotonic()
+        with self._clocks.suspended(self._job):
+            self._emit(paused)
+            try:
+                while (order := await self._orders.get()).action == "call":
+                    call, text = await self._call(order.tool, order.arguments)
+                    self._emit(Called(self._job, text, call.error, call.duration_ms))
+            finally:
+                self.paused_seconds += monotonic() - started
+        return order.replaced
+
+
+class SteppedContext(RolloutContext):
+    """A context that also pauses after a turn's tool calls.
+
+    Args:
+        stepper: Where it pauses.
+        options: As for `RolloutContext`.
+    """
+
+    def __init__(self, stepper: Stepper, **options: Any) -> None:
+        super().__init__(**options)
+        self._stepper = stepper
+
+    async def call_tools(self, calls: list[dict[str, Any]]) -> list[Message]:
+        return await self._stepper.after_results(await super().call_tools(calls))

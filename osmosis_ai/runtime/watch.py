@@ -1,0 +1,156 @@
+"""File changes: which count, and what they make stale. Pure functions over paths and hashes, and one that watches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path, PurePosixPath
+
+import anyio
+import pathspec
+
+from osmosis_ai.records import Record
+from osmosis_ai.runtime.sources import file_hash
+
+__all__ = ["FileHashes", "Stale", "Watched", "classify", "counts", "read_gitignore", "watch_files"]
+
+SETTLE_MS = 50
+LONGEST_BURST_MS = 1600
+IGNORED_FOLDERS = {
+    ".osmosis",
+    ".git",
+    ".hg",
+    "__pycache__",
+    "node_modules",
+    ".venv",
+    "venv",
+    ".tox",
+    ".idea",
+    ".vscode",
+}
+IGNORED_SUFFIXES = (".pyc", ".pyo", ".swp", ".swo", ".swx", ".tmp", ".bak", "~")
+IGNORED_NAMES = {"4913", ".DS_Store"}  # the former is the name of vim's test for a writable folder
+
+
+class Watched(Record, frozen=True):
+    """What a repository's results depend on. Paths are relative to the root, with forward slashes."""
+
+    dataset: str
+    mcp_dir: str | None
+    tool_sources: frozenset[str]
+    function_sources: frozenset[str]
+
+
+class Stale(Record, frozen=True):
+    """What has to be loaded anew. Whether results depend on it is seen once it is loaded."""
+
+    tools: bool = False
+    functions: bool = False
+    dataset: bool = False
+    everything: bool = False
+
+    def __or__(self, other: Stale) -> Stale:
+        return Stale(
+            self.tools or other.tools,
+            self.functions or other.functions,
+            self.dataset or other.dataset,
+            self.everything or other.everything,
+        )
+
+    def __bool__(self) -> bool:
+        return self.tools or self.functions or self.dataset or self.everything
+
+
+def counts(path: str, ignored: pathspec.GitIgnoreSpec) -> bool:
+    """Whether a change of this file can matter: not of what git ignores, tools write, or editors leave for a moment.
+
+    Args:
+        path: Relative to the repository's root, with forward slashes.
+        ignored: The rules of .gitignore.
+    """
+    parts = PurePosixPath(path).parts
+    name = parts[-1] if parts else ""
+    if IGNORED_FOLDERS & set(parts) or name in IGNORED_NAMES or name.endswith(IGNORED_SUFFIXES):
+        return False
+    if name.startswith((".#", "#")) or (name.startswith(".") and name != ".env"):
+        return False
+    # .env is ignored by git in most repositories, and is exactly what a run depends on.
+    return name == ".env" or not ignored.match_file(path)
+
+
+def classify(path: str, watched: Watched) -> Stale:
+    """What a change of this file makes stale.
+
+    Args:
+        path: Relative to the repository's root, with forward slashes.
+        watched: What results depend on.
+    """
+    folder = path.partition("/")[0]
+    if path.rpartition("/")[2] == ".env" or folder == "configs":
+        return Stale(everything=True)
+    tools = path in watched.tool_sources or (watched.mcp_dir is not None and path.startswith(f"{watched.mcp_dir}/"))
+    functions = path in watched.function_sources or folder in {"reward_fn", "reward_rubric"}
+    return Stale(tools=tools, functions=functions, dataset=path == watched.dataset)
+
+
+def read_gitignore(root: Path) -> pathspec.GitIgnoreSpec:
+    """The rules of the repository's own .gitignore; none when it has none."""
+    file = root / ".gitignore"
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    return pathspec.GitIgnoreSpec.from_lines(lines)
+
+
+class FileHashes:
+    """What every file held when it was last looked at: a save without a change is none.
+
+    Args:
+        root: The repository's root.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: dict[str, str] = {}
+
+    def learn(self, paths: Iterable[str]) -> None:
+        """Look at files whose first change is to be told from a save without one."""
+        for path in paths:
+            self._known.setdefault(path, file_hash(self._root / path))
+
+    def changed(self, paths: Iterable[str]) -> list[str]:
+        """Those of these files that hold something else than when they were last looked at."""
+        found = []
+        for path in sorted(set(paths)):
+            now = file_hash(self._root / path)
+            if self._known.get(path, "") != now:
+                self._known[path] = now
+                found.append(path)
+        return found
+
+
+async def watch_files(
+    root: Path, wanted: Callable[[str], bool], stop: anyio.Event, *outside: Path
+) -> AsyncIterator[set[str]]:
+    """Give the paths of each burst of changes: saves that follow each other within 50 ms are one.
+
+    Args:
+        root: The repository's root.
+        wanted: Whether a path, relative to the root, counts.
+        stop: Ends it soon after it is set; the thread that waits for changes can't be cancelled.
+        outside: Further files, that aren't under the root.
+    """
+    import watchfiles
+
+    extra = {str(path) for path in outside}
+
+    def accept(change: watchfiles.Change, path: str) -> bool:
+        return path in extra or wanted(_relative(path, root))
+
+    folders = {str(root), *(str(path.parent) for path in outside)}
+    async for changes in watchfiles.awatch(
+        *folders, watch_filter=accept, step=SETTLE_MS, debounce=LONGEST_BURST_MS, stop_event=stop
+    ):
+        yield {path if path in extra else _relative(path, root) for _, path in changes}
+
+
+def _relative(path: str, root: Path) -> str:
+    return Path(os.path.relpath(path, root)).as_posix()

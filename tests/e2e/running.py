@@ -1,0 +1,145 @@
+"""A command that runs beside the test: it can be interrupted, killed and watched, and nothing of it may be left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+from uuid import uuid4
+
+import psutil
+from conftest import Finished, clean_environment
+
+COMMAND = Path(sys.executable).with_name("osmosis")
+REPOS = Path(__file__).parents[1] / "repos"
+MARK = "OSMOSIS_TEST_COMMAND"
+PATIENCE = 60.0
+"""Seconds after which a condition that should come true never will."""
+
+
+class Running:
+    """One command and everything it starts: all of it carries the mark in its environment."""
+
+    def __init__(self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
+        self.mark = uuid4().hex
+        self._stdout = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [str(COMMAND), *map(str, arguments)],
+            cwd=cwd,
+            env=clean_environment(**(env or {}), **{MARK: self.mark}),
+            stdin=subprocess.DEVNULL,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            # A group of its own, to which Ctrl-C can be sent as a terminal does.
+            start_new_session=True,
+        )
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the terminal sends it to the whole foreground group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def wait(self) -> Finished:
+        """Wait for its end and for that of everything it started."""
+        code = self.process.wait(PATIENCE * 2)
+        finished = Finished(code, _text(self._stdout), _text(self._stderr))
+        eventually(lambda: not self.descendants(), lambda: f"left behind: {self._describe()}\n{finished.stderr}")
+        return finished
+
+    def descendants(self) -> list[psutil.Process]:
+        """Every process with this command's mark, whatever it has become a child of, but not the command itself."""
+        return [process for process in _marked(self.mark) if process.pid != self.process.pid]
+
+    def said(self) -> str:
+        """What it has written to stderr so far."""
+        return _text(self._stderr)
+
+    def close(self) -> None:
+        """End what a failed test has left."""
+        for process in _marked(self.mark):
+            with suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+        self._stdout.close()
+        self._stderr.close()
+
+    def _describe(self) -> str:
+        lines = []
+        for process in self.descendants():
+            with suppress(psutil.Error):
+                lines.append(f"{process.pid} in group {os.getpgid(process.pid)}: {' '.join(process.cmdline())}")
+        return "; ".join(lines)
+
+
+@contextmanager
+def running(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Iterator[Running]:
+    """Start the installed command; what is left of it afterwards is ended."""
+    command = Running(*arguments, cwd=cwd, env=env)
+    try:
+        yield command
+    finally:
+        command.close()
+
+
+def run_whole(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Finished:
+    """Run the installed command to its end, and see that nothing it started is left."""
+    with running(*arguments, cwd=cwd, env=env) as command:
+        return command.wait()
+
+
+def eventually(condition: Callable[[], Any], failure: Callable[[], str] = lambda: "it never came true") -> Any:
+    """Wait until a condition is true and give what it gave.
+
+    Raises:
+        AssertionError: It isn't within `PATIENCE` seconds.
+    """
+    deadline = monotonic() + PATIENCE
+    while not (value := condition()):
+        assert monotonic() < deadline, failure()
+        sleep(0.02)
+    return value
+
+
+def copy_repo(name: str, folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """A copy of one of the test repositories with a dataset."""
+    root = folder / name
+    shutil.copytree(REPOS / name, root, ignore=shutil.ignore_patterns("__pycache__"))
+    write_rows(root, rows)
+    return root
+
+
+def write_rows(root: Path, rows: list[dict[str, Any]]) -> None:
+    """Write a repository's dataset."""
+    lines = (json.dumps({"system_prompt": "Do it.", "ground_truth": "done", **row}) for row in rows)
+    (root / "test_data.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def seen(root: Path) -> list[tuple[str, int]]:
+    """What the repository's code wrote about itself: what ran, and in which process."""
+    file = root / "seen"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [(name, int(pid)) for name, pid in (line.split() for line in lines)]
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark:
+                found.append(process)
+    return found
+
+
+def _text(file: Any) -> str:
+    # Not through the file's own position, which the command writes at.
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode("utf-8")
