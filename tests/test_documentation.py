@@ -346,7 +346,12 @@ def test_every_option_is_documented_with_its_default(name: str) -> None:
     for section in ("test", "eval") if name == "eval" else ("test",):
         documented |= option_table(section)
     command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
-    real = {option: parameter for parameter in command.params for option in parameter.opts if option != "--help"}
+    real = {
+        option: parameter
+        for parameter in command.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+        if option != "--help"
+    }
     real.pop("-h", None)
     assert sorted(documented) == sorted(real)
     for option, parameter in real.items():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from time import monotonic
 from types import FrameType
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -23,15 +24,26 @@ from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import DatasetError, StartError, StoreError
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.masking import Masker
+from osmosis_ai.runtime.orphans import end_strays
 from osmosis_ai.runtime.planning import Prepared, RunRequest, check_output, find_tools, prepare
-from osmosis_ai.runtime.pool import Pool, PoolOptions, default_workers, open_pool
+from osmosis_ai.runtime.pool import Pool, PoolOptions, SteppingPool, default_workers, open_pool
 from osmosis_ai.runtime.report import Report, build_report, results_object, run_summary
 from osmosis_ai.runtime.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run import Run, RunPlan
 from osmosis_ai.runtime.store import Completed, RunStore
 from osmosis_ai.runtime.tasks import task_group
 
-__all__ = ["COULD_NOT_START", "FAILED", "INTERRUPTED", "execute", "pool_options"]
+__all__ = [
+    "COULD_NOT_START",
+    "FAILED",
+    "INTERRUPTED",
+    "Start",
+    "execute",
+    "loaded",
+    "open_store",
+    "pool_options",
+    "prepared",
+]
 
 FAILED = 1
 COULD_NOT_START = 2
@@ -50,6 +62,30 @@ def execute(request: RunRequest, options: RunOptions, *, fail_under: float | Non
     Returns:
         The exit code.
     """
+    return prepared(request, options, lambda start: asyncio.run(_Execution(start, options, fail_under).run()))
+
+
+class Start(NamedTuple):
+    """A request that can run, where its output goes, and the key values that mustn't appear there."""
+
+    prepared: Prepared
+    output: Output
+    masker: Masker
+    output_file: Path | None
+    keys: list[str]
+
+
+def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], int]) -> int:
+    """Check what was asked for, run it, and say so if it can't start.
+
+    Args:
+        request: What to run.
+        options: How to show it.
+        run: Runs it and gives the exit code.
+
+    Returns:
+        The exit code.
+    """
     cwd = Path.cwd()
     load_env_files(cwd)
     output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
@@ -60,8 +96,16 @@ def execute(request: RunRequest, options: RunOptions, *, fail_under: float | Non
         masker = Masker.from_environment(os.environ, keys)
         output = Output(masker.text, quiet=options.quiet)
         output_file = check_output(options.output, cwd)
-        prepared = prepare(request, cwd, os.environ)
-        return asyncio.run(_Execution(prepared, options, output, masker, output_file, fail_under, keys).run())
+        ready = prepare(request, cwd, os.environ)
+        for banner in ready.banners:
+            output.say(banner)
+        for problem in ready.problems:
+            output.warn(f"{problem.file}:{problem.line}: {problem.message}")
+        try:
+            return run(Start(ready, output, masker, output_file, keys))
+        finally:
+            if options.workers != 0:
+                end_strays()
     except StartError as error:
         output.fail(str(error))
         return COULD_NOT_START
@@ -93,26 +137,63 @@ def pool_options(
     )
 
 
+def open_store(start: Start) -> RunStore:
+    """The run store of the repository; raises StartError when it can't be used."""
+    try:
+        return RunStore.open(Path(start.prepared.plan.root), masker=start.masker)
+    except StoreError as error:
+        raise StartError(str(error)) from error
+
+
+@asynccontextmanager
+async def loaded(start: Start, options: PoolOptions) -> AsyncIterator[tuple[SteppingPool, RunPlan, DatasetSummary]]:
+    """Check every row while workers load the repository, introduce the run, and see that its models answer.
+
+    Args:
+        start: What to run.
+        options: How workers run.
+
+    Returns:
+        The workers, the plan with its number of rows, and what is known of the dataset.
+    """
+    plan = start.prepared.plan
+    async with AsyncExitStack() as stack:
+        group = await stack.enter_async_context(task_group())
+        check = _DatasetCheck(plan, checking(start.output))
+        group.start_soon(check.run)
+        try:
+            pool = await stack.enter_async_context(open_pool(start.prepared.worker, options))
+        finally:
+            # Raises what is wrong with the dataset first, whatever is wrong with the repository.
+            summary = await check.summary()
+        plan = msgspec.structs.replace(plan, total_rows=summary.count)
+        _introduce(start.output, plan, pool)
+        for policy in plan.policies:
+            await pool.probe(policy, price=plan.max_cost is not None)
+        yield pool, plan, summary
+
+
+def _introduce(output: Output, plan: RunPlan, pool: Pool) -> None:
+    for problem in pool.loaded.problems:
+        output.warn(f"not scored with: {problem.message}")
+    tools = ", ".join(tool["function"]["name"] for tool in pool.loaded.tools) or "none"
+    policies = " against ".join(spec.name for spec in plan.policies.values())
+    runs = f" × {plan.n}" if plan.n > 1 else ""
+    output.say(f"{policies} on {plan.total_rows} rows{runs} of {plan.dataset}")
+    output.say(f"tools: {tools}")
+    output.say(f"scored with: {', '.join(pool.loaded.functions) or 'nothing'}")
+
+
 class _Execution:
     """One run of a command, from a prepared request to the exit code."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        options: RunOptions,
-        output: Output,
-        masker: Masker,
-        output_file: Path | None,
-        fail_under: float | None,
-        keys: list[str],
-    ) -> None:
-        self._prepared = prepared
-        self._keys = keys
-        self._plan = prepared.plan
+    def __init__(self, start: Start, options: RunOptions, fail_under: float | None) -> None:
+        self._start = start
+        self._plan = start.prepared.plan
         self._options = options
-        self._output = output
-        self._masker = masker
-        self._output_file = output_file
+        self._output = start.output
+        self._masker = start.masker
+        self._output_file = start.output_file
         self._fail_under = fail_under
         self._interrupted = False
         self._scope: anyio.CancelScope
@@ -122,33 +203,16 @@ class _Execution:
 
     async def run(self) -> int:
         """Run it all; gives the exit code."""
-        output = self._output
-        for banner in self._prepared.banners:
-            output.say(banner)
-        for problem in self._prepared.problems:
-            output.warn(f"{problem.file}:{problem.line}: {problem.message}")
         self._scope = anyio.CancelScope()
-        with self._interrupts(), self._scope, self._open_store() as store:
+        with self._interrupts(), self._scope, open_store(self._start) as store:
             return await self._run_with(store)
-        output.warn("interrupted before the first rollout")
+        self._output.warn("interrupted before the first rollout")
         return INTERRUPTED
 
     async def _run_with(self, store: RunStore) -> int:
-        async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(task_group())
-            check = _DatasetCheck(self._plan, checking(self._output))
-            group.start_soon(check.run)
-            try:
-                pool = self._pool = await stack.enter_async_context(
-                    open_pool(self._prepared.worker, pool_options(self._options, store, self._keys))
-                )
-            finally:
-                # Raises what is wrong with the dataset first, whatever is wrong with the repository.
-                summary = await check.summary()
-            plan = self._plan = msgspec.structs.replace(self._plan, total_rows=summary.count)
-            self._introduce(pool, summary)
-            for policy in plan.policies:
-                await pool.probe(policy, price=plan.max_cost is not None)
+        workers = pool_options(self._options, store, self._start.keys)
+        async with loaded(self._start, workers) as (pool, plan, summary):
+            self._pool, self._plan = pool, plan
             run = self._run = await self._begin(store, pool, summary)
             started = monotonic()
             with self._progress as progress:
@@ -183,23 +247,6 @@ class _Execution:
             self._output.warn(f"stopped: the budget of ${plan.max_cost:g} (--max-cost) is spent")
         self._print(plan, report, store, run.id, wall_ms)
         return self._exit_code(report)
-
-    def _open_store(self) -> RunStore:
-        try:
-            return RunStore.open(Path(self._plan.root), masker=self._masker)
-        except StoreError as error:
-            raise StartError(str(error)) from error
-
-    def _introduce(self, pool: Pool, summary: DatasetSummary) -> None:
-        plan, output = self._plan, self._output
-        for problem in pool.loaded.problems:
-            output.warn(f"not scored with: {problem.message}")
-        tools = ", ".join(tool["function"]["name"] for tool in pool.loaded.tools) or "none"
-        policies = " against ".join(spec.name for spec in plan.policies.values())
-        runs = f" × {plan.n}" if plan.n > 1 else ""
-        output.say(f"{policies} on {summary.count} rows{runs} of {plan.dataset}")
-        output.say(f"tools: {tools}")
-        output.say(f"scored with: {', '.join(pool.loaded.functions) or 'nothing'}")
 
     def _print(self, plan: RunPlan, report: Report, store: RunStore, run_id: str, wall_ms: float) -> None:
         if self._output_file is not None or self._options.json:

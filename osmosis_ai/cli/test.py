@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from osmosis_ai.cli.options import RunOptions, run_options, takes
+from osmosis_ai.errors import UsageError
 
 __all__ = ["test"]
 
 
 @takes(run_options)
-def test(options: RunOptions) -> None:
+def test(
+    options: RunOptions,
+    interactive: Annotated[
+        bool,
+        typer.Option("-i", "--interactive", help="Stop at each model call; n goes on, ? lists the commands."),
+    ] = False,  # noqa: PT028 - a command, no test
+    row: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="With --interactive: the row to begin with.")
+    ] = None,  # noqa: PT028
+) -> None:
     """Run the agent over a dataset and score it with every reward function of the repository."""
+    if interactive:
+        from osmosis_ai.cli.interactive import interact
+
+        raise typer.Exit(interact(options.request("test"), options, row))
+    if row is not None:
+        raise UsageError("--row goes with --interactive; --offset and --limit choose the rows of a run")
     from osmosis_ai.cli.start import start
 
     raise typer.Exit(start(options.request("test"), options))

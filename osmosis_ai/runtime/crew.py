@@ -7,7 +7,6 @@ suspect (a job that was inside user code when the worker died) that takes down a
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -23,15 +22,17 @@ from osmosis_ai.errors import OsmosisError, StartError, WorkerError
 from osmosis_ai.records import Failure
 from osmosis_ai.runtime import frames
 from osmosis_ai.runtime.frames import Done, Event, Job, Progress
+from osmosis_ai.runtime.orphans import end_processes
 from osmosis_ai.runtime.process import pack, read_frame
-from osmosis_ai.runtime.spawning import Spawned, Spawner
+from osmosis_ai.runtime.spawning import LOAD_SECONDS, Spawned, Spawner
 from osmosis_ai.runtime.tasks import task_group
 
 __all__ = ["Crew", "JobFailedError", "WorkerProcess"]
 
-LOAD_SECONDS = 120.0
 STOP_SECONDS = 5.0
 LOOK_SECONDS = 0.25
+DRAIN_SECONDS = 0.5
+MAX_SHARED_LOSSES = 2
 MAX_LOSSES = 5
 MAX_FAILED_STARTS = 3
 
@@ -83,6 +84,7 @@ class WorkerProcess:
         self._imported = imported
         self.ready: frames.Ready | None = None
         self.taken = 0
+        self.stopping = False
         self.pid = 0
         self.last_beat = anyio.current_time()
         self.settled = anyio.Event()
@@ -137,6 +139,8 @@ class WorkerProcess:
         Raises:
             WorkerLostError: The process ended first.
         """
+        if self.ended.is_set():
+            raise WorkerLostError(self._how_it_ended(), None, frozenset())
         assignment = self._jobs[job.id] = _Assignment(job, listen)
         self.taken += 1
         try:
@@ -168,12 +172,16 @@ class WorkerProcess:
                 await self._bury()
 
     async def _watch_exit(self) -> None:
-        """Children that a dead worker left behind may hold its socket open; without them its end can be seen."""
+        """Children that a dead worker left behind may hold its socket open; what it sent itself is there by now."""
         await self._spawned.exited.wait()
         end_processes(self.pid)
+        await anyio.sleep(DRAIN_SECONDS)
+        with suppress(OSError):
+            self._events_writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
 
     async def stop(self) -> None:
         """Let the process close its server properly; what takes longer is killed."""
+        self.stopping = True
         if not self.ended.is_set() and self.ready is not None and not self._jobs:
             self._writer.write(pack(frames.Stop()))
             with anyio.move_on_after(STOP_SECONDS):
@@ -237,7 +245,7 @@ class WorkerProcess:
             return self._end
         code = self._spawned.exit_code
         if code is not None and code < 0:
-            return _died(f"killed by {signal.Signals(-code).name}")
+            return _died(f"killed by {_signal_name(-code)}")
         return _died(f"exited with code {code}")
 
     def _start_error(self) -> StartError:
@@ -271,6 +279,8 @@ class Crew:
         self.late_sources: dict[str, str] = {}
         self._starting = 0
         self._failed_starts = 0
+        self._hopeful = size
+        self._was_ready = False
         self._start_error: StartError | None = None
         self._solo = asyncio.Semaphore(max(size, alone, 2))
         self._group: anyio.abc.TaskGroup
@@ -288,6 +298,7 @@ class Crew:
                 yield
             finally:
                 self._closing = True
+                self._spawner.stop()
                 with anyio.CancelScope(shield=True):
                     await self._stop_all()
                     await self._spawner.aclose()
@@ -317,28 +328,35 @@ class Crew:
         Raises:
             JobFailedError: The job is to blame for the loss of its worker, or none can be started.
         """
-        losses = 0
+        losses = failed_starts = 0
         alone = self._alone
         while True:
+            # Whether no other job has ever been in the worker, not even one whose thread may still run.
+            unshared = alone
             try:
                 if alone:
-                    done, fresh = await self._run_alone(job, listen), True
+                    done = await self._run_alone(job, listen)
                 else:
                     worker = await self._pick()
-                    fresh = worker.taken == 0
-                    done = await worker.run(job, listen)
+                    try:
+                        done = await worker.run(job, listen)
+                    finally:
+                        unshared = worker.taken == 1
                 assert isinstance(done, kind)
                 return done
             except StartError as error:
-                raise JobFailedError(Failure("worker", str(error), kind="start")) from error
+                failed_starts += 1
+                if not alone or failed_starts >= MAX_FAILED_STARTS:
+                    raise JobFailedError(Failure("worker", str(error), kind="start")) from error
             except WorkerLostError as lost:
                 losses += 1
-                to_blame = lost.culprit == job.id or (lost.suspects == {job.id} and (alone or fresh))
+                to_blame = lost.culprit == job.id or (lost.suspects == {job.id} and unshared)
                 # What a person did in it step by step can't be done again for them.
                 to_blame = to_blame or (isinstance(job, frames.RolloutJob) and job.stepping)
-                if to_blame or losses >= MAX_LOSSES:
+                if to_blame or (alone and losses >= MAX_LOSSES):
                     raise JobFailedError(lost.failure) from lost
-                alone = self._alone or job.id in lost.suspects
+                # In a worker of its own nobody else's fault can hit it yet again.
+                alone = self._alone or job.id in lost.suspects or losses >= MAX_SHARED_LOSSES
                 restart()
 
     def resume(self, order: frames.Resume) -> None:
@@ -370,6 +388,8 @@ class Crew:
             self._starting += 1
             try:
                 await worker.start(self._spawner)
+            except (OSError, EOFError) as error:
+                raise StartError(f"a worker process can't be started: {error or type(error).__name__}") from error
             finally:
                 self._starting -= 1
             self._workers.append(worker)
@@ -389,17 +409,28 @@ class Crew:
     async def _keep_one(self) -> None:
         """Keep one worker alive: when it is lost or retires, start the next."""
         while not self._closing and self._start_error is None:
-            worker = await self._hire()
             try:
+                worker = await self._hire()
                 await worker.loaded()
             except StartError as error:
-                self._failed_starts += 1
-                if self._failed_starts >= MAX_FAILED_STARTS or not any(other.ready for other in self._workers):
-                    self._start_error = error
-            else:
-                self._failed_starts = 0
+                await self._start_failed(error)
+                continue
+            self._failed_starts = 0
+            self._was_ready = True
             await self._notify()
             await worker.leaving.wait()
+
+    async def _start_failed(self, error: StartError) -> None:
+        """Give up when no worker could ever be started, or when several in a row can't any more."""
+        async with self._changed:
+            self._failed_starts += 1
+            self._hopeful -= 1
+            hopeless = self._failed_starts >= MAX_FAILED_STARTS if self._was_ready else self._hopeful == 0
+            if hopeless:
+                self._start_error = error
+                self._changed.notify_all()
+            elif not self._was_ready:
+                await self._changed.wait_for(lambda: self._was_ready or self._start_error is not None)
 
     async def _attend(self, worker: WorkerProcess) -> None:
         await worker.read()
@@ -417,9 +448,9 @@ class Crew:
             for worker in list(self._workers):
                 if worker.ended.is_set():
                     continue
-                if worker.leaving.is_set() and worker.taken and not worker.load:
-                    worker.kill(_died("retired"))
-                elif (held := worker.memory()) > self._memory_limit:
+                if worker.leaving.is_set() and worker.taken and not worker.load and not worker.stopping:
+                    self._group.start_soon(worker.stop)
+                if (held := worker.memory()) > self._memory_limit:
                     limit = self._memory_limit >> 20
                     worker.kill(
                         _died(f"it held {held >> 20} MiB of memory, over the limit of {limit} MiB (--worker-memory)")
@@ -435,19 +466,10 @@ class Crew:
             await anyio.sleep(0.005)
 
 
-def end_processes(pid: int) -> None:
-    """Kill a worker's process group, and the children that left the group."""
-    try:
-        strays = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        strays = []
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    for stray in strays:
-        try:
-            stray.kill()
-        except psutil.Error:
-            continue
+def _signal_name(number: int) -> str:
+    # Real-time signals have no name of their own.
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")
 
 
 def _died(how: str) -> Failure:

@@ -38,6 +38,7 @@ from osmosis_ai.runtime.frames import (
     TurnDone,
     WorkerSpec,
 )
+from osmosis_ai.runtime.orphans import end_strays
 from osmosis_ai.runtime.process import Boot
 from osmosis_ai.runtime.spawning import ForkServerSpawner, TemplateSpawner
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder
@@ -265,7 +266,8 @@ class ProcessPool:
         Raises:
             StartError: Something can't be loaded.
         """
-        memory = options.worker_memory or _fair_share(options.workers * 2)
+        at_once = spec.batch_size if options.isolation == "rollout" else options.workers
+        memory = options.worker_memory or _fair_share(at_once + options.workers)
 
         def boot(part: WorkerSpec) -> Boot:
             return Boot(part, log=options.log, debug=options.debug, keys=options.keys, environ=options.environ)
@@ -351,6 +353,7 @@ class ProcessPool:
         for crew in (self._agents, self._scorers):
             if crew is not None:
                 crew.kill()
+        end_strays()
 
 
 class _LastStarted:

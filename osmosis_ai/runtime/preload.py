@@ -9,6 +9,7 @@ import anyio
 import fastmcp
 
 from osmosis_ai.runtime import process as process  # what a worker runs
+from osmosis_ai.runtime.orphans import adopt_orphans
 
 
 async def _warm_up() -> None:
@@ -24,4 +25,5 @@ async def _warm_up() -> None:
         await client.call_tool("nothing", {})
 
 
+adopt_orphans()
 anyio.run(_warm_up)

@@ -7,13 +7,16 @@ blocking calls from any thread, so that what was reported has left the process b
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
+import multiprocessing
 import os
+import select
 import signal
 import socket
 import struct
+import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -25,6 +28,7 @@ from osmosis_ai.runtime import frames
 from osmosis_ai.runtime.frames import Event, Order, WorkerSpec
 from osmosis_ai.runtime.logs import LogWriter, capture_output, output_in_file
 from osmosis_ai.runtime.masking import Masker
+from osmosis_ai.runtime.orphans import end_processes
 from osmosis_ai.runtime.watchdog import JobTasks, Watchdog
 from osmosis_ai.runtime.worker import LoadedRepository, Worker, current_job, job_label, label_of, load_repository
 
@@ -72,9 +76,13 @@ class Outbox:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
+        self._copied = False
+        os.register_at_fork(after_in_child=self._close_copy)
 
     def send(self, event: Event) -> None:
         """Hand an event to the operating system. When nobody reads any more, this process has no purpose: it ends."""
+        if self._copied:
+            os._exit(0)
         data = pack(event)
         with self._lock:
             try:
@@ -82,10 +90,32 @@ class Outbox:
             except OSError:
                 end_group()
 
+    def _close_copy(self) -> None:
+        """User code has forked this process: the copy has no say, and its end of the socket must not outlive it."""
+        self._copied = True
+        self._sock.close()
+
 
 def end_group() -> None:
-    """Kill this process and everything it started that is still in its process group."""
-    os.killpg(0, signal.SIGKILL)
+    """Kill everything this process started, and itself."""
+    end_processes(os.getpid())
+
+
+def end_with_run() -> None:
+    """Have the kernel kill this process's group when the run is gone: also while user code holds the interpreter.
+
+    Where that is not to be had, the end of the job socket and events that can't be sent tell of it.
+    """
+    run = multiprocessing.parent_process()
+    if sys.platform != "linux" or run is None:
+        return
+    # The pipe that the run holds open, opened anew because the owner of its signal belongs to an opened file.
+    lifeline = os.open(f"/proc/self/fd/{run.sentinel}", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:
+        end_group()
 
 
 def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None:
@@ -97,6 +127,7 @@ def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None
         boot: An encoded Boot.
     """
     os.setsid()
+    end_with_run()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     outbox = Outbox(events)
     order = msgspec.json.decode(boot, type=Boot)
@@ -119,6 +150,7 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
         boot: An encoded Boot.
     """
     os.setsid()
+    end_with_run()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     order = msgspec.json.decode(boot, type=Boot)
     os.environ.update(order.environ)
@@ -131,7 +163,8 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
             loaded = load_repository(order.spec)
         except StartError as error:
             failure = frames.NotReady(type(error).__name__, str(error))
-    signal.signal(signal.SIGCHLD, lambda *_: _reap(reports))
+    children: set[int] = set()
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(children, reports))
     gc.collect()
     gc.freeze()
     while True:
@@ -140,10 +173,14 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
             end_group()
         jobs, events = (socket.socket(fileno=descriptor) for descriptor in descriptors)
         with jobs, events:
+            # The end of a worker is reported after its beginning, however short its life.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
             pid = os.fork()
             if pid == 0:
                 _run_forked(writer, loaded, failure, jobs, Outbox(events))
+            children.add(pid)
             reports.sendall(pack(Forked(pid)))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def _run_forked(
@@ -155,7 +192,9 @@ def _run_forked(
 ) -> None:
     """Be the worker that a template has just forked; doesn't return."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.setsid()
+    end_with_run()
     capture_output(writer, worker_label)
     if loaded is None:
         assert failure is not None
@@ -164,12 +203,12 @@ def _run_forked(
     serve(loaded, jobs, outbox)
 
 
-def _reap(reports: socket.socket) -> None:
-    with suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
+def _reap(children: set[int], reports: socket.socket) -> None:
+    """Report the workers that have ended; children that user code started are its own."""
+    for child in list(children):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            children.discard(child)
             reports.sendall(pack(Exited(pid, os.waitstatus_to_exitcode(status))))
 
 

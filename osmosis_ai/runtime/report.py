@@ -167,7 +167,7 @@ def results_object(
                 **common,
                 "functions": functions,
             },
-            "results": [_test_row(outcome) for outcome in outcomes()],
+            "results": [_test_row(outcome, functions) for outcome in outcomes()],
         }
     result: dict[str, Any] = {
         "config": {
@@ -182,7 +182,7 @@ def results_object(
             "eval_fns": functions,
             **common,
         },
-        "rows": list(_eval_rows(outcome for outcome in outcomes() if outcome.policy == POLICY)),
+        "rows": list(_eval_rows((outcome for outcome in outcomes() if outcome.policy == POLICY), functions)),
     }
     if report.baseline is not None:
         result["config"]["baseline_model"] = plan.policies[BASELINE].name
@@ -195,7 +195,7 @@ def results_object(
                 comparison.function: _function_object(comparison.baseline) for comparison in report.comparisons
             },
             "comparison": {comparison.function: _plain(comparison.paired) for comparison in report.comparisons},
-            "rows": list(_eval_rows(outcome for outcome in outcomes() if outcome.policy == BASELINE)),
+            "rows": list(_eval_rows((outcome for outcome in outcomes() if outcome.policy == BASELINE), functions)),
         }
     return result
 
@@ -315,7 +315,7 @@ def _function_object(statistics: FunctionStatistics) -> dict[str, Any]:
     return plain
 
 
-def _test_row(outcome: Outcome) -> dict[str, Any]:
+def _test_row(outcome: Outcome, functions: Iterable[str]) -> dict[str, Any]:
     return {
         "row_index": outcome.row_index,
         "success": outcome.failure is None,
@@ -324,7 +324,7 @@ def _test_row(outcome: Outcome) -> dict[str, Any]:
         "token_usage": _plain(outcome.usage),
         "reward": outcome.reward,
         "finish_reason": outcome.finish_reason,
-        "scores": {name: score.value for name, score in outcome.scores.items()},
+        "scores": _values(outcome, functions),
         "scoring_errors": _scoring_errors(outcome),
         "cost_usd": outcome.cost_usd,
         "tool_calls": len(outcome.calls),
@@ -332,7 +332,7 @@ def _test_row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _eval_rows(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
+def _eval_rows(outcomes: Iterable[Outcome], functions: Iterable[str]) -> Iterator[dict[str, Any]]:
     row: dict[str, Any] | None = None
     for outcome in outcomes:
         if row is None or row["row_id"] != outcome.row_id:
@@ -343,7 +343,7 @@ def _eval_rows(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
             {
                 "run_index": outcome.run_index,
                 "success": outcome.failure is None,
-                "scores": {name: score.value for name, score in outcome.scores.items()},
+                "scores": _values(outcome, functions),
                 "duration_ms": outcome.duration_ms,
                 "tokens": outcome.usage.total_tokens,
                 "error": _error_text(outcome.failure),
@@ -354,6 +354,11 @@ def _eval_rows(outcomes: Iterable[Outcome]) -> Iterator[dict[str, Any]]:
         )
     if row is not None:
         yield row
+
+
+def _values(outcome: Outcome, functions: Iterable[str]) -> dict[str, float | None]:
+    """Scores in the order of the functions, as everywhere else."""
+    return {name: outcome.scores[name].value for name in functions if name in outcome.scores}
 
 
 def _scoring_errors(outcome: Outcome) -> dict[str, str]:

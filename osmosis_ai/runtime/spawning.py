@@ -13,9 +13,19 @@ import anyio
 import msgspec
 
 from osmosis_ai.runtime import frames
+from osmosis_ai.runtime.orphans import end_processes
 from osmosis_ai.runtime.process import Boot, Exited, Forked, TemplateEvent, read_frame, template_main, worker_main
 
-__all__ = ["ForkServerSpawner", "Spawned", "Spawner", "TemplateSpawner"]
+__all__ = [
+    "LOAD_SECONDS",
+    "ForkServerSpawner",
+    "Spawned",
+    "Spawner",
+    "TemplateSpawner",
+]
+
+LOAD_SECONDS = 120.0
+"""How long user code may take to load."""
 
 PRELOAD = ["osmosis_ai.runtime.preload"]
 
@@ -41,8 +51,12 @@ class Spawner(Protocol):
         """Start one with its ends of the two sockets; raises OSError when it can't."""
         ...
 
+    def stop(self) -> None:
+        """Start no more, and give up a start that doesn't come to an end."""
+        ...
+
     async def aclose(self) -> None:
-        """Start no more."""
+        """End what was needed for starting them."""
 
 
 class ForkServerSpawner:
@@ -58,6 +72,9 @@ class ForkServerSpawner:
     async def spawn(self, jobs: socket.socket, events: socket.socket) -> Spawned:
         return await _start(worker_main, jobs, events, self._boot)
 
+    def stop(self) -> None:
+        """A start takes no longer than the fork server's own imports."""
+
     async def aclose(self) -> None:
         """The fork server ends with this process."""
 
@@ -72,38 +89,70 @@ class TemplateSpawner:
     def __init__(self, boot: Boot) -> None:
         self._boot = frames.encode(boot)
         self._lock = asyncio.Lock()
-        self._control: socket.socket | None = None
-        self._template: Spawned | None = None
-        self._children: dict[int, Spawned] = {}
-        self._forked: asyncio.Queue[int | None] = asyncio.Queue()
-        self._reading: asyncio.Task[None] | None = None
+        self._template: _Template | None = None
+        self._stopped = False
 
     async def spawn(self, jobs: socket.socket, events: socket.socket) -> Spawned:
         async with self._lock:
-            if self._template is None or self._template.exited.is_set():
-                await self._start_template()
-            assert self._control is not None
-            socket.send_fds(self._control, [b"f"], [jobs.fileno(), events.fileno()])
-            pid = await self._forked.get()
-            if pid is None:
-                # It never came to fork: what the template had to say stands in the run's log.
-                raise OSError("the template process that has loaded the repository was lost")
-            return self._children[pid]
+            if self._stopped:
+                raise OSError("no more are started")
+            if self._template is not None and self._template.process.exited.is_set():
+                await self._template.aclose()
+                self._template = None
+            if self._template is None:
+                self._template = await _Template.start(self._boot)
+            return await self._template.fork(jobs, events)
+
+    def stop(self) -> None:
+        """Give up a template that is still loading, which user code may hold up for good."""
+        self._stopped = True
+        if self._template is not None and not self._template.loaded:
+            end_processes(self._template.process.pid)
 
     async def aclose(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        if self._reading is not None:
-            await self._reading
+        if self._template is not None:
+            await self._template.aclose()
 
-    async def _start_template(self) -> None:
-        if self._reading is not None:
-            await self._reading
-        self._control, far = socket.socketpair()
-        reports, reports_far = socket.socketpair()
-        with far, reports_far:
-            self._template = await _start(template_main, far, reports_far, self._boot)
+
+class _Template:
+    """A process that has loaded the repository, or is about to, and forks workers. Made by `start`."""
+
+    def __init__(self, process: Spawned, control: socket.socket, reports: socket.socket) -> None:
+        self.process = process
+        self.loaded = False
+        self._control = control
+        self._children: dict[int, Spawned] = {}
+        self._forked: asyncio.Queue[int | None] = asyncio.Queue()
         self._reading = asyncio.create_task(self._read(reports))
+
+    @classmethod
+    async def start(cls, boot: bytes) -> _Template:
+        control, control_far = socket.socketpair()
+        reports, reports_far = socket.socketpair()
+        with control_far, reports_far:
+            process = await _start(template_main, control_far, reports_far, boot)
+        return cls(process, control, reports)
+
+    async def fork(self, jobs: socket.socket, events: socket.socket) -> Spawned:
+        """Fork a worker; raises OSError when the template is lost or takes too long to load."""
+        socket.send_fds(self._control, [b"f"], [jobs.fileno(), events.fileno()])
+        pid = None
+        with anyio.move_on_after(LOAD_SECONDS) as waiting:
+            pid = await self._forked.get()
+        if waiting.cancelled_caught:
+            end_processes(self.process.pid)
+            raise OSError(f"the repository did not load within {LOAD_SECONDS:.0f} s")
+        if pid is None:
+            raise OSError("the process that has loaded the repository was lost; what it said stands in the run's log")
+        self.loaded = True
+        return self._children[pid]
+
+    async def aclose(self) -> None:
+        """End the process. Workers that it has forked end with it."""
+        self._control.close()
+        end_processes(self.process.pid)
+        await self._reading
+        await self.process.exited.wait()
 
     async def _read(self, reports: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=reports)
@@ -118,6 +167,7 @@ class TemplateSpawner:
         writer.close()
         self._forked.put_nowait(None)
         for child in self._children.values():
+            end_processes(child.pid)
             child.end(None)
         self._children.clear()
 

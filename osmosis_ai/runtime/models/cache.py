@@ -117,6 +117,8 @@ def prepare_cache(root: Path, *, limit: int = LIMIT_BYTES) -> Path:
         ) from error
     try:
         with closing(_connect(path, START_BUSY_SECONDS)) as connection, _transaction(connection):
+            # Only a statement that writes finds out that a file is read-only.
+            connection.execute("DELETE FROM replies WHERE key = x''")
             if _used_bytes(connection) > limit:
                 connection.execute(_PRUNE, (ENTRY_OVERHEAD, int(limit * KEPT_SHARE)))
     except (sqlite3.Error, StoreError) as error:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from osmosis_ai.records import Completion, Message, Tool
+from osmosis_ai.runtime.models.planner.answers import render
 
 __all__ = ["EmptyModel", "OracleModel"]
 
 
 class OracleModel:
-    """Answers with the row's ground truth, or with nothing when the row has none.
+    """Answers with the row's ground truth, in the form its prompts ask for; with nothing when the row has none.
 
     A reward function that doesn't give this policy its best score is wrong, or the ground truth isn't an answer.
     """
@@ -19,8 +20,10 @@ class OracleModel:
         self._answer = ground_truth or ""
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
-        """The ground truth, without calling a tool."""
-        message = {"role": "assistant", "content": self._answer}
+        """The ground truth in the form that the prompts ask for, without calling a tool."""
+        said = {message["role"]: str(message.get("content") or "") for message in reversed(messages)}
+        answer = render(self._answer, said.get("system", ""), said.get("user", "")) if self._answer else ""
+        message = {"role": "assistant", "content": answer}
         return Completion(message=message, model="offline/oracle", cost_usd=0.0)
 
     async def aclose(self) -> None:

@@ -212,7 +212,7 @@ class RunStore(Queries):
         await self._writer.write(write, f"saving the scores of rollout {rollout_id}")
 
     async def mark(self, run_id: str, status: RunStatus, summary: Mapping[str, Any] | None = None) -> None:
-        """Set a run's status, and its summary if one is given.
+        """Set a run's status, and its summary if one is given. The same status again leaves the time it was set.
 
         Raises:
             StoreError: The run doesn't exist, or this could not be written.
@@ -222,7 +222,8 @@ class RunStore(Queries):
         def write(db: sqlite3.Connection) -> None:
             finished_at = None if status == "running" else time.time()
             db.execute(
-                "UPDATE runs SET status = ?, finished_at = ?, summary = coalesce(?, summary) WHERE pk = ?",
+                "UPDATE runs SET finished_at = CASE WHEN status = ?1 THEN finished_at ELSE ?2 END, "
+                "status = ?1, summary = coalesce(?3, summary) WHERE pk = ?4",
                 (status, finished_at, text, self._pk(db, run_id)),
             )
 

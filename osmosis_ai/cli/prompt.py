@@ -1,0 +1,131 @@
+"""Where commands come from: a terminal with line editing and history, or a pipe; and the user's own editor."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from osmosis_ai.errors import UsageError
+
+__all__ = ["Prompt", "edited_text"]
+
+HISTORY_LINES = 1000
+
+
+class Prompt:
+    """Reads commands, as a context manager that keeps the history.
+
+    Args:
+        history: The file that keeps what was typed on a terminal, readable by its owner only.
+        mask: Removes key values from a line before it is kept.
+
+    Attributes:
+        on_terminal: Whether a person types, who sees a prompt.
+    """
+
+    def __init__(self, history: Path, mask: Callable[[str], str]) -> None:
+        assert sys.__stdout__ is not None
+        self.on_terminal = sys.stdin.isatty()
+        self._stdout = sys.__stdout__
+        # With --workers 0 descriptor 1 leads to stderr while the repository is loaded, which comes later.
+        self._descriptor = os.dup(self._stdout.fileno())
+        self._history = history
+        self._mask = mask
+        self._readline = _readline() if self.on_terminal and os.isatty(self._descriptor) else None
+
+    def __enter__(self) -> Prompt:
+        if self._readline is not None and self._history.exists():
+            for line in self._history.read_text(encoding="utf-8", errors="replace").splitlines():
+                self._readline.add_history(line)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._descriptor)
+        if self._readline is not None:
+            length = self._readline.get_current_history_length()
+            kept = range(max(1, length - HISTORY_LINES + 1), length + 1)
+            lines = [self._mask(self._readline.get_history_item(place) or "") for place in kept]
+            descriptor = os.open(self._history, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+                file.writelines(f"{line}\n" for line in lines)
+
+    def read(self, prompt: str) -> str | None:
+        """The next command, None at the end of the input.
+
+        Args:
+            prompt: Shown on a terminal.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+        """
+        if self._readline is not None:
+            with self._real_stdout():
+                try:
+                    return input(prompt)
+                except EOFError:
+                    return None
+        if self.on_terminal:
+            sys.stderr.write(prompt)
+            sys.stderr.flush()
+        return sys.stdin.readline() or None
+
+    @contextmanager
+    def _real_stdout(self) -> Iterator[None]:
+        """Line editing works only on the process's own stdout."""
+        replaced, descriptor = sys.stdout, os.dup(1)
+        os.dup2(self._descriptor, 1)
+        sys.stdout = self._stdout
+        try:
+            yield
+        finally:
+            sys.stdout = replaced
+            os.dup2(descriptor, 1)
+            os.close(descriptor)
+
+
+def edited_text(text: str, environ: Mapping[str, str], *, on_terminal: bool) -> str:
+    """Open a text in the user's editor and give what it was changed to.
+
+    Args:
+        text: JSON.
+        environ: Has `VISUAL` or `EDITOR`, a command that takes a file.
+        on_terminal: Whether the editor gets the terminal; commands that come through a pipe aren't its to read.
+
+    Raises:
+        UsageError: There is no editor, it can't be started, or it failed.
+    """
+    editor = environ.get("VISUAL") or environ.get("EDITOR")
+    if not editor:
+        raise UsageError("no editor is set: set EDITOR, for example EDITOR=nano")
+    with tempfile.TemporaryDirectory(prefix="osmosis-") as folder:
+        file = Path(folder) / "edit.json"
+        file.write_text(text, encoding="utf-8")
+        stdin, stdout = (None, None) if on_terminal else (subprocess.DEVNULL, sys.stderr.fileno())
+        # Ctrl-C in the editor is the editor's; unlike SIG_IGN, a function isn't inherited by it.
+        before = signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            command = [*shlex.split(editor), str(file)]
+            code = subprocess.run(command, check=False, stdin=stdin, stdout=stdout).returncode  # noqa: S603 - the user's
+        except (OSError, ValueError) as error:
+            raise UsageError(f"the editor {editor!r} can't be started: {error}; set EDITOR") from error
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if code:
+            raise UsageError(f"the editor {editor!r} ended with code {code}, so nothing was changed")
+        return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _readline() -> ModuleType | None:
+    try:
+        import readline
+    except ImportError:
+        return None
+    return readline

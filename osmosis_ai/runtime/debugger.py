@@ -1,0 +1,351 @@
+"""Stepping through rollouts: which one runs, where it pauses, what a person changes in it, and its record.
+
+It is driven from a thread of its own, where a prompt may block; the workers' event loop runs in another one.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import anyio.from_thread
+import msgspec
+
+from osmosis_ai.dataset import Dataset
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.records import Message, Record, Rollout, Row, Score
+from osmosis_ai.runtime.frames import Called, Paused, Progress, Resume, RolloutJob, ScoreJob
+from osmosis_ai.runtime.pool import SteppingPool
+from osmosis_ai.runtime.run import POLICY, RunPlan
+from osmosis_ai.runtime.sources import combined_hash
+from osmosis_ai.runtime.store import RunStore
+
+__all__ = ["Debugger", "Ended", "RefusedError"]
+
+
+class RefusedError(OsmosisError):
+    """What the person asked for can't be done now; the message says why and what can."""
+
+
+class Ended(Record, frozen=True):
+    """A rollout has ended and is recorded. `scores` is empty when it could not be scored, or there are no functions."""
+
+    rollout: Rollout
+    scores: list[Score]
+
+
+class Debugger:
+    """Runs one rollout at a time and stops it at every step.
+
+    Args:
+        portal: Leads to the event loop of the workers.
+        pool: The workers.
+        store: Where records go.
+        run_id: The run in the store.
+        plan: What may be run.
+
+    Attributes:
+        row: The row that is, or was last, stepped through.
+        paused: Where its rollout waits, as the worker told it; None when none does.
+        ended: The last rollout, once it has ended.
+        edited: Whether a person has changed something in the present rollout.
+    """
+
+    def __init__(
+        self,
+        portal: anyio.from_thread.BlockingPortal,
+        pool: SteppingPool,
+        store: RunStore,
+        run_id: str,
+        plan: RunPlan,
+    ) -> None:
+        self.plan = plan
+        self.pool = pool
+        self.row: Row | None = None
+        self.paused: Paused | None = None
+        self.ended: Ended | None = None
+        self.edited = False
+        self._portal = portal
+        self._store = store
+        self._run_id = run_id
+        self._started = 0
+        self._recorded: dict[int, int] = {}
+        self._job: RolloutJob | None = None
+        self._task: Future[None] | None = None
+        self._events: queue.SimpleQueue[Paused | Called | Ended | None] = queue.SimpleQueue()
+        self._replaced: list[Message] | None = None
+
+    @property
+    def rows(self) -> range:
+        """The rows that can be run, by their absolute index."""
+        return range(self.plan.offset, self.plan.offset + self.plan.total_rows)
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation so far, changes included."""
+        if self.paused is not None:
+            return self.paused.messages
+        return [] if self.ended is None else self.ended.rollout.messages
+
+    def start(self, index: int) -> Paused | Ended:
+        """Begin a row's rollout; one that is paused is left without a record.
+
+        Args:
+            index: The row's absolute index.
+
+        Returns:
+            Where it stopped first.
+
+        Raises:
+            RefusedError: There is no such row, or the budget is spent.
+        """
+        if index not in self.rows:
+            raise RefusedError(f"there is no row {index}; the rows are {self.rows.start} to {self.rows.stop - 1}")
+        limit = self.plan.max_cost
+        if limit is not None and self.pool.spent_usd >= limit:
+            raise RefusedError(f"the budget of ${limit:g} (--max-cost) is spent")
+        self.leave()
+        self.row = next(Dataset(Path(self.plan.dataset)).rows(offset=index, limit=1))
+        self._started += 1
+        self._job = RolloutJob(
+            f"{self._run_id}.p{index}.{self._started}", self.row, self._recorded.get(index, 0), POLICY, stepping=True
+        )
+        self.ended, self.edited = None, False
+        self._events = queue.SimpleQueue()
+        self._task = self._portal.start_task_soon(self._run, self._job, self._events)
+        return self._stop()
+
+    def go_on(self) -> Paused | Ended:
+        """Let the paused rollout go on, with what was changed; gives where it stopped next.
+
+        Raises:
+            RefusedError: None is paused.
+        """
+        paused = self._require()
+        replaced, self._replaced = self._replaced, None
+        self.paused = None
+        self._portal.call(self.pool.resume, Resume(paused.job, replaced=replaced))
+        return self._stop()
+
+    def call(self, tool: str, arguments: str) -> Called | Ended:
+        """Call a tool in the paused rollout's session. It is no part of the trajectory.
+
+        Args:
+            tool: Its name.
+            arguments: A JSON object.
+
+        Returns:
+            What it came to; or the rollout's end, when the tool took the worker down.
+
+        Raises:
+            RefusedError: None is paused.
+        """
+        paused = self._require()
+        self._portal.call(self.pool.resume, Resume(paused.job, "call", tool=tool, arguments=arguments))
+        event = self._next()
+        assert not isinstance(event, Paused)
+        return event
+
+    def score(self) -> list[Score]:
+        """Score the conversation so far with every function. The scores aren't recorded.
+
+        Raises:
+            RefusedError: There is no conversation or no function.
+        """
+        if self.row is None or not self.messages:
+            raise RefusedError("there is no trajectory yet; r N starts row N")
+        if not self.pool.loaded.functions:
+            raise RefusedError("there is nothing to score with: no reward function was found")
+        return self._portal.call(self._score, "debugger", self.row, self.messages)
+
+    def editable(self) -> list[Message]:
+        """What can be changed now: the new messages of a request, the reply, or the results.
+
+        Raises:
+            RefusedError: No rollout is paused.
+        """
+        paused = self._require()
+        return paused.messages[_first_editable(paused) :]
+
+    def edit(self, messages: Any) -> bool:
+        """Change what is `editable`; it counts when the rollout goes on.
+
+        Args:
+            messages: The new messages, as they were read.
+
+        Returns:
+            Whether they differ from what was there.
+
+        Raises:
+            RefusedError: They don't have the form that they need; the message says where.
+        """
+        paused = self._require()
+        first = _first_editable(paused)
+        before = paused.messages[first:]
+        after = _checked(paused, before, messages)
+        if after == before:
+            return False
+        conversation = [*paused.messages[:first], *after]
+        self.paused = msgspec.structs.replace(paused, messages=conversation)
+        self._replaced = conversation if paused.stage == "request" else after
+        self.edited = True
+        return True
+
+    def leave(self) -> bool:
+        """Leave the present rollout; tells whether there was one, and it stays without a record."""
+        task, self._task = self._task, None
+        self.paused = self._replaced = None
+        if task is None:
+            return False
+        task.cancel()
+        while self._events.get() is not None:
+            pass
+        assert self._job is not None
+        return self._recorded.get(self._job.row.index, 0) == self._job.run_index
+
+    def trajectory(self) -> dict[str, Any]:
+        """The trajectory so far, JSON-able: the finished rollout's record, or what there is before.
+
+        Raises:
+            RefusedError: There is none.
+        """
+        if self.row is None or not self.messages:
+            raise RefusedError("there is no trajectory yet; r N starts row N")
+        about = {"model": self.plan.policies[POLICY].name, "ground_truth": self.row.ground_truth, "edited": self.edited}
+        if self.ended is not None:
+            return {
+                **about,
+                **msgspec.to_builtins(self.ended.rollout),
+                "scores": msgspec.to_builtins(self.ended.scores),
+            }
+        return {
+            **about,
+            "row_index": self.row.index,
+            "row_id": self.row.id,
+            "finish_reason": None,
+            "messages": self.messages,
+        }
+
+    async def _run(self, job: RolloutJob, events: queue.SimpleQueue[Paused | Called | Ended | None]) -> None:
+        def listen(event: Progress) -> None:
+            if isinstance(event, (Paused, Called)):
+                events.put(event)
+
+        try:
+            rollout = await self.pool.rollout(job, listen)
+            await self._store.save_rollout(self._run_id, rollout, job.row)
+            self._recorded[job.row.index] = job.run_index + 1
+            events.put(Ended(rollout, await self._scores(rollout, job.row)))
+        finally:
+            events.put(None)
+
+    async def _scores(self, rollout: Rollout, row: Row) -> list[Score]:
+        partial = self.plan.score_partial and rollout.failure is not None and rollout.failure.origin == "timeout"
+        functions = self.pool.loaded.functions
+        if not functions or not (rollout.failure is None or partial):
+            return []
+        scores = await self._score(rollout.id, row, rollout.messages)
+        code = dict.fromkeys(functions, combined_hash(self.pool.loaded.function_sources))
+        await self._store.save_scores(self._run_id, rollout.id, scores, code=code)
+        return scores
+
+    async def _score(self, job: str, row: Row, messages: list[Message]) -> list[Score]:
+        functions = self.pool.loaded.functions
+        return await self.pool.score(ScoreJob(job, messages, row.index, row.ground_truth, row.extra, functions))
+
+    def _stop(self) -> Paused | Ended:
+        event = self._next()
+        assert not isinstance(event, Called)
+        return event
+
+    def _next(self) -> Paused | Called | Ended:
+        event = self._events.get()
+        if event is None:
+            # It ended without a word, so it raised.
+            assert self._task is not None
+            task, self._task, self.paused = self._task, None, None
+            task.result()
+            raise RefusedError("the rollout was cancelled")
+        if isinstance(event, Paused):
+            self.paused = event
+        elif isinstance(event, Ended):
+            self.ended, self.paused, self._replaced, self._task = event, None, None, None
+        return event
+
+    def _require(self) -> Paused:
+        if self.paused is None:
+            raise RefusedError("no rollout is paused; r N starts row N")
+        return self.paused
+
+
+def _first_editable(paused: Paused) -> int:
+    """Where what the pause is about begins in its messages."""
+    if paused.stage == "reply":
+        return len(paused.messages) - 1
+    if paused.index == 0 and paused.stage == "request":
+        return 0
+    replies = [place for place, message in enumerate(paused.messages) if message.get("role") == "assistant"]
+    return replies[-1] + 1 if replies else 0
+
+
+def _checked(paused: Paused, before: list[Message], after: Any) -> list[Message]:
+    if isinstance(after, dict):
+        after = [after]
+    if not isinstance(after, list) or not all(isinstance(message, dict) for message in after):
+        raise RefusedError("it must be a message, or a list of messages, as JSON objects")
+    if paused.stage == "reply":
+        if len(after) != 1:
+            raise RefusedError(f"a reply is one message, and this has {len(after)}")
+        return [_checked_reply(after[0])]
+    results = paused.stage == "result" or (paused.index > 0 and all(message["role"] == "tool" for message in before))
+    if results:
+        _check_results(before, after)
+    elif not after:
+        raise RefusedError("a request needs at least one message")
+    for message in after:
+        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), (str, list)):
+            raise RefusedError("every message needs a `role` and a `content`, both texts")
+    return after
+
+
+def _check_results(before: Sequence[Message], after: Sequence[Message]) -> None:
+    kept = [(message.get("role"), message.get("tool_call_id")) for message in before]
+    if [(message.get("role"), message.get("tool_call_id")) for message in after] != kept:
+        raise RefusedError("the results must keep their number and order, `role` and `tool_call_id`; change `content`")
+
+
+def _checked_reply(reply: Message) -> Message:
+    if reply.get("role") != "assistant":
+        raise RefusedError("a reply's `role` is `assistant`")
+    calls = reply.get("tool_calls") or []
+    if not isinstance(reply.get("content"), (str, list)) and not (calls and reply.get("content") is None):
+        raise RefusedError("a reply needs a text as its `content`, or `tool_calls`")
+    if not isinstance(calls, list):
+        raise RefusedError("`tool_calls` must be a list")
+    reply = {name: value for name, value in reply.items() if name != "tool_calls"}
+    if not calls:
+        return reply
+    checked = [_checked_call(call, place) for place, call in enumerate(calls)]
+    if len({call["id"] for call in checked}) < len(checked):
+        raise RefusedError("every one of the `tool_calls` needs an `id` of its own")
+    return {**reply, "tool_calls": checked}
+
+
+def _checked_call(call: Any, place: int) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RefusedError(f'tool_calls[{place}] must look like {{"function": {{"name": …, "arguments": …}}}}')
+    arguments = function.get("arguments", {})
+    if not isinstance(arguments, str):
+        # Easier to write by hand than JSON within JSON.
+        arguments = msgspec.json.encode(arguments).decode("utf-8")
+    call_id = call.get("id")
+    return {
+        **call,
+        "id": call_id if isinstance(call_id, str) and call_id else f"call_edited_{place}",
+        "type": "function",
+        "function": {**function, "arguments": arguments},
+    }
