@@ -9,16 +9,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from osmosis_ai.errors import OsmosisError
+    from osmosis_ai.errors import MissingAPIKeyError, ModelNotFoundError, OsmosisError, ProviderRequestError
     from osmosis_ai.reward_fn.decorator import osmosis_reward
     from osmosis_ai.reward_rubric.decorator import osmosis_rubric
+    from osmosis_ai.reward_rubric.judge import RewardRubricRunResult, aevaluate_rubric, evaluate_rubric
 
-__all__ = ["OsmosisError", "__version__", "osmosis_reward", "osmosis_rubric"]
+__all__ = [
+    "MissingAPIKeyError",
+    "ModelNotFoundError",
+    "OsmosisError",
+    "ProviderRequestError",
+    "RewardRubricRunResult",
+    "__version__",
+    "aevaluate_rubric",
+    "evaluate_rubric",
+    "osmosis_reward",
+    "osmosis_rubric",
+]
 
 __version__ = "0.4.0"
 
 _HOMES = {
+    "MissingAPIKeyError": "osmosis_ai.errors",
+    "ModelNotFoundError": "osmosis_ai.errors",
     "OsmosisError": "osmosis_ai.errors",
+    "ProviderRequestError": "osmosis_ai.errors",
+    "RewardRubricRunResult": "osmosis_ai.reward_rubric.judge",
+    "aevaluate_rubric": "osmosis_ai.reward_rubric.judge",
+    "evaluate_rubric": "osmosis_ai.reward_rubric.judge",
     "osmosis_reward": "osmosis_ai.reward_fn.decorator",
     "osmosis_rubric": "osmosis_ai.reward_rubric.decorator",
 }

@@ -8,6 +8,9 @@ import sys
 def main() -> None:
     """Run the command line."""
     # Imported here because worker processes import this module again, and they need no command line.
+    from osmosis_ai.runtime.forkserver import start_early
+
+    start_early(sys.argv[1:])
     from osmosis_ai.cli.app import run
 
     sys.exit(run())

@@ -37,7 +37,7 @@ import msgspec
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Record, Row
 
-__all__ = ["MAX_ROW_BYTES", "SUFFIXES", "Dataset", "DatasetSummary", "open_dataset"]
+__all__ = ["MAX_ROW_BYTES", "SUFFIXES", "Dataset", "DatasetSummary", "RowProblem", "open_dataset"]
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 MAX_ROW_BYTES = 64 * 1024 * 1024
@@ -114,9 +114,13 @@ class Dataset:
         _check_range(offset, limit)
         return self._rows(offset, limit)
 
+    def scan(self) -> Iterator[Row | RowProblem]:
+        """Stream every row, and for each that can't be used what is wrong with it."""
+        return self._scan(0, None)
+
     def _rows(self, offset: int, limit: int | None) -> Iterator[Row]:
         for item in self._scan(offset, limit):
-            if isinstance(item, _Problem):
+            if isinstance(item, RowProblem):
                 raise DatasetError(f"{self.path}{item.shown()}")
             yield item
 
@@ -141,11 +145,11 @@ class Dataset:
         """
         _check_range(offset, limit)
         before = self._status()
-        problems: list[_Problem] = []
+        problems: list[RowProblem] = []
         unlisted = count = with_ground_truth = 0
         columns = dict.fromkeys(("system_prompt", "user_prompt"))
         for item in self._scan(offset, limit, progress):
-            if isinstance(item, _Problem):
+            if isinstance(item, RowProblem):
                 if len(problems) < _SHOWN_PROBLEMS or item.final:
                     problems.append(item)
                 else:
@@ -175,7 +179,7 @@ class Dataset:
 
     def _scan(
         self, offset: int, limit: int | None, progress: Callable[[int, int], None] | None = None
-    ) -> Iterator[Row | _Problem]:
+    ) -> Iterator[Row | RowProblem]:
         end = None if limit is None else offset + limit
         size = self._status()[0]
         occurrences = _Occurrences()
@@ -193,14 +197,14 @@ class Dataset:
                         problem = str(error)
                 if problem is not None:
                     if index >= offset:
-                        yield _Problem(item.where, problem)
+                        yield RowProblem(item.where, problem)
                     continue
                 # Rows before the offset count too, or an id would depend on the range.
                 row_id = occurrences.identify(fields)
                 if index >= offset:
                     yield Row(index, row_id, *fields)
         except _Unreadable as error:
-            yield _Problem(error.where, error.message, final=True)
+            yield RowProblem(error.where, error.message, final=True)
 
     def _items(self) -> Iterator[_Item]:
         try:
@@ -231,7 +235,7 @@ class Dataset:
             raise DatasetError(f"{self.path}: can't be read: {_reason(error)}") from None
         return digest.hexdigest()
 
-    def _report(self, problems: list[_Problem], unlisted: int) -> str:
+    def _report(self, problems: list[RowProblem], unlisted: int) -> str:
         if len(problems) == 1:
             return f"{self.path}{problems[0].shown()}"
         lines = [f"{self.path}: {len(problems) + unlisted} problems"]
@@ -259,7 +263,9 @@ class _Item(NamedTuple):
     read: int
 
 
-class _Problem(NamedTuple):
+class RowProblem(NamedTuple):
+    """A row that can't be used: `where` it is (`line 3`) and why; after a `final` one nothing more can be read."""
+
     where: str
     message: str
     final: bool = False

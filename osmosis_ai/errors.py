@@ -10,6 +10,9 @@
     ├── ModelError                 one model request failed (a rollout's failure, origin `model`)
     ├── ToolError                  a tool call failed (goes back to the model as a result)
     ├── ScoreError                 a score could not be computed (origin `reward` or `rubric`)
+    ├── MissingAPIKeyError         no key for a judge; also a RuntimeError
+    ├── ProviderRequestError       a judge could not be asked, or gave no usable reply; also a RuntimeError
+    │   └── ModelNotFoundError     the provider has no such model
     ├── WorkerError                a worker process died, or could not be started
     └── StoreError                 the run store can't be read or written
 
@@ -21,9 +24,12 @@ from __future__ import annotations
 __all__ = [
     "DatasetError",
     "FunctionError",
+    "MissingAPIKeyError",
     "ModelError",
+    "ModelNotFoundError",
     "ModelStartError",
     "OsmosisError",
+    "ProviderRequestError",
     "RepositoryError",
     "ScoreError",
     "StartError",
@@ -108,6 +114,33 @@ class ScoreError(OsmosisError):
         self.kind = kind
         self.file = file
         self.line = line
+
+
+class MissingAPIKeyError(OsmosisError, RuntimeError):
+    """There is no key for a judge's provider; the message says which variable to export."""
+
+
+class ProviderRequestError(OsmosisError, RuntimeError):
+    """A judge could not be asked, or gave no usable reply.
+
+    Args:
+        provider: As in `model_info`.
+        model: The provider's name of the model.
+        detail: What happened, without any key.
+    """
+
+    def __init__(self, provider: str, model: str, detail: str) -> None:
+        super().__init__(provider, model, detail)
+        self.provider = provider
+        self.model = model
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.provider}/{self.model}: {self.detail}"
+
+
+class ModelNotFoundError(ProviderRequestError):
+    """The provider has no such model, or has it no longer."""
 
 
 class WorkerError(OsmosisError):

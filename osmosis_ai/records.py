@@ -144,14 +144,36 @@ class Rollout(Record, frozen=True):
     cost_usd: float | None = None
 
 
+class JudgeCall(Record, frozen=True):
+    """One request to a judge, and what came of it. Times in milliseconds.
+
+    `model` is what was asked, as provider/model. `reply` is the judge's text; `score` (not yet clamped) and
+    `explanation` are what was read from it, and None when it could not be used: `error` then says why.
+    """
+
+    model: str
+    duration_ms: float
+    usage: Usage = Usage()
+    cost_usd: float | None = None
+    attempts: int = 1
+    reply: str | None = None
+    score: float | None = None
+    explanation: str | None = None
+    error: str | None = None
+
+
 class Score(Record, frozen=True):
-    """One function's score of one rollout; exactly one of `value` and `failure` is set."""
+    """One function's score of one rollout; exactly one of `value` and `failure` is set.
+
+    `explanation` is what the judges it asked have written, `judge_calls` are the requests to them.
+    """
 
     function: str
     value: float | None = None
     failure: Failure | None = None
     duration_ms: float = 0.0
     explanation: str | None = None
+    judge_calls: list[JudgeCall] = []
 
 
 class CallOutcome(Record, frozen=True):

@@ -128,7 +128,10 @@ def sections() -> list[Section]:
 
 
 def answer(request: Request) -> Reply:
-    """Calls the first tool with something of each type, then answers."""
+    """Calls the first tool with something of each type, then answers; as a judge it likes solutions with a sum."""
+    if request.messages[0]["content"].startswith("You are an impartial judge."):
+        score = 0.9 if re.search(r"<solution_\w+>\n[^<]*\+", request.messages[1]["content"]) else 0.2
+        return text(json.dumps({"explanation": "The steps speak for themselves.", "score": score}))
     if request.turn or not request.tools:
         return text("#### 42")
     function = request.tools[0]["function"]

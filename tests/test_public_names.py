@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +44,11 @@ def test_importing_a_light_name_loads_nothing_heavy(statement: str) -> None:
     assert loaded_by(statement) & HEAVY == set()
 
 
+def test_the_judge_loads_no_client_until_it_is_asked() -> None:
+    loaded = loaded_by("from osmosis_ai import aevaluate_rubric, evaluate_rubric")
+    assert loaded & {"litellm", "aiohttp", "pydantic", "yaml", "anyio"} == set()
+
+
 def test_the_decorators_load_only_the_standard_library_and_themselves() -> None:
     new = loaded_by("from osmosis_ai import osmosis_reward, osmosis_rubric") - loaded_by("pass")
     foreign = {name.partition(".")[0] for name in new} - set(sys.stdlib_module_names) - {"osmosis_ai"}
@@ -66,16 +71,31 @@ def test_importing_a_decorator_is_fast() -> None:
 
 
 def test_all_lists_the_public_names() -> None:
-    assert osmosis_ai.__all__ == ["OsmosisError", "__version__", "osmosis_reward", "osmosis_rubric"]
+    assert osmosis_ai.__all__ == [
+        "MissingAPIKeyError",
+        "ModelNotFoundError",
+        "OsmosisError",
+        "ProviderRequestError",
+        "RewardRubricRunResult",
+        "__version__",
+        "aevaluate_rubric",
+        "evaluate_rubric",
+        "osmosis_reward",
+        "osmosis_rubric",
+    ]
     assert set(osmosis_ai.__all__) <= set(dir(osmosis_ai))
 
 
 def test_every_public_name_resolves_to_the_thing_itself() -> None:
-    from osmosis_ai.errors import OsmosisError
+    from osmosis_ai import errors
     from osmosis_ai.reward_fn.decorator import osmosis_reward
+    from osmosis_ai.reward_rubric import judge
     from osmosis_ai.reward_rubric.decorator import osmosis_rubric
 
-    assert osmosis_ai.OsmosisError is OsmosisError
+    for name in ("MissingAPIKeyError", "ModelNotFoundError", "OsmosisError", "ProviderRequestError"):
+        assert getattr(osmosis_ai, name) is getattr(errors, name)
+    for name in ("RewardRubricRunResult", "aevaluate_rubric", "evaluate_rubric"):
+        assert getattr(osmosis_ai, name) is getattr(judge, name)
     assert osmosis_ai.osmosis_reward is osmosis_reward
     assert osmosis_ai.osmosis_rubric is osmosis_rubric
 
@@ -92,7 +112,4 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 def test_the_version_is_the_distributions() -> None:
-    pyproject = Path(osmosis_ai.__file__).parents[1] / "pyproject.toml"
-    match = re.search(r'^version = "(.+)"$', pyproject.read_text(encoding="utf-8"), re.MULTILINE)
-    assert match is not None
-    assert osmosis_ai.__version__ == match[1]
+    assert osmosis_ai.__version__ == importlib.metadata.version("osmosis-ai")

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from osmosis_ai.cli import cache, eval, runs, test
+from osmosis_ai.cli import cache, eval, eval_rubric, init, preview, runs, test, validate
 from osmosis_ai.errors import OsmosisError
 
 __all__ = ["app", "run"]
@@ -27,6 +27,10 @@ app = typer.Typer(
 )
 app.command("test")(test.test)
 app.add_typer(eval.app, name="eval")
+app.command("eval-rubric")(eval_rubric.eval_rubric)
+app.command("preview")(preview.preview)
+app.command("validate")(validate.validate)
+app.command("init")(init.init)
 app.add_typer(runs.app, name="runs")
 app.add_typer(cache.app, name="cache")
 

@@ -7,11 +7,13 @@ from typing import Annotated
 import msgspec
 import typer
 
+from osmosis_ai.cli.eval_rubric import eval_rubric
 from osmosis_ai.cli.options import SCORING, RunOptions, run_options, takes
 
 __all__ = ["app"]
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+app.command("rubric")(eval_rubric)
 
 
 @app.callback()

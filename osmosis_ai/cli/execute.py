@@ -66,13 +66,14 @@ def execute(request: RunRequest, options: RunOptions, *, fail_under: float | Non
 
 
 class Start(NamedTuple):
-    """A request that can run, where its output goes, and the key values that mustn't appear there."""
+    """A request that can run, where its output goes, the key values that mustn't appear there, and `.env`'s variables."""
 
     prepared: Prepared
     output: Output
     masker: Masker
     output_file: Path | None
     keys: list[str]
+    environ: dict[str, str]
 
 
 def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], int]) -> int:
@@ -87,22 +88,20 @@ def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], in
         The exit code.
     """
     cwd = Path.cwd()
-    load_env_files(cwd)
+    environ = load_env_files(cwd)
     output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
     try:
         _, repository = find_tools(request.mcp, cwd)
-        load_env_files(repository.root)
+        environ |= load_env_files(repository.root)
         keys = [key for key in (request.api_key, request.baseline_api_key) if key]
         masker = Masker.from_environment(os.environ, keys)
         output = Output(masker.text, quiet=options.quiet)
         output_file = check_output(options.output, cwd)
         ready = prepare(request, cwd, os.environ)
-        for banner in ready.banners:
-            output.say(banner)
         for problem in ready.problems:
             output.warn(f"{problem.file}:{problem.line}: {problem.message}")
         try:
-            return run(Start(ready, output, masker, output_file, keys))
+            return run(Start(ready, output, masker, output_file, keys, environ))
         finally:
             if options.workers != 0:
                 end_strays()
@@ -167,13 +166,16 @@ async def loaded(start: Start, options: PoolOptions) -> AsyncIterator[tuple[Step
             # Raises what is wrong with the dataset first, whatever is wrong with the repository.
             summary = await check.summary()
         plan = msgspec.structs.replace(plan, total_rows=summary.count)
-        _introduce(start.output, plan, pool)
+        _introduce(start, plan, pool)
         for policy in plan.policies:
             await pool.probe(policy, price=plan.max_cost is not None)
         yield pool, plan, summary
 
 
-def _introduce(output: Output, plan: RunPlan, pool: Pool) -> None:
+def _introduce(start: Start, plan: RunPlan, pool: Pool) -> None:
+    output = start.output
+    for banner in start.prepared.banners:
+        output.say(banner)
     for problem in pool.loaded.problems:
         output.warn(f"not scored with: {problem.message}")
     tools = ", ".join(tool["function"]["name"] for tool in pool.loaded.tools) or "none"
@@ -205,12 +207,15 @@ class _Execution:
         """Run it all; gives the exit code."""
         self._scope = anyio.CancelScope()
         with self._interrupts(), self._scope, open_store(self._start) as store:
-            return await self._run_with(store)
+            finished = await self._run_with(store)
+            # Not before the workers are gone: what user code printed in this process went to stderr until now.
+            self._print(finished, store)
+            return self._exit_code(finished.report)
         self._output.warn("interrupted before the first rollout")
         return INTERRUPTED
 
-    async def _run_with(self, store: RunStore) -> int:
-        workers = pool_options(self._options, store, self._start.keys)
+    async def _run_with(self, store: RunStore) -> _Finished:
+        workers = pool_options(self._options, store, self._start.keys, self._start.environ)
         async with loaded(self._start, workers) as (pool, plan, summary):
             self._pool, self._plan = pool, plan
             run = self._run = await self._begin(store, pool, summary)
@@ -235,20 +240,22 @@ class _Execution:
         else:
             run_id = await store.create_run(plan.command, identity=identity, config=run_config(plan, pool.loaded))
         done = 0 if completed is None else len(completed.keys) - (len(completed.failed) if options.retry_failed else 0)
-        self._progress = RunProgress(self._output, plan.total_rollouts, pool.oldest, done=done)
+        self._progress = RunProgress(
+            self._output, plan.total_rollouts, pool.oldest, done=done, debugger=options.workers == 0
+        )
         return Run(run_id, plan, pool, store, self._progress, completed=completed, retry_failed=options.retry_failed)
 
-    async def _finish(self, store: RunStore, pool: Pool, run: Run, wall_ms: float) -> int:
+    async def _finish(self, store: RunStore, pool: Pool, run: Run, wall_ms: float) -> _Finished:
         plan = self._plan
         report = build_report(plan, pool.loaded.functions, store.outcomes(run.id))
         unfinished = self._interrupted or run.out_of_budget
         await store.mark(run.id, "interrupted" if unfinished else "finished", run_summary(report))
         if run.out_of_budget:
             self._output.warn(f"stopped: the budget of ${plan.max_cost:g} (--max-cost) is spent")
-        self._print(plan, report, store, run.id, wall_ms)
-        return self._exit_code(report)
+        return _Finished(run.id, report, wall_ms)
 
-    def _print(self, plan: RunPlan, report: Report, store: RunStore, run_id: str, wall_ms: float) -> None:
+    def _print(self, finished: _Finished, store: RunStore) -> None:
+        plan, (run_id, report, wall_ms) = self._plan, finished
         if self._output_file is not None or self._options.json:
             result = results_object(plan, report, lambda: store.outcomes(run_id), wall_ms=wall_ms, run_id=run_id)
             data = self._masker.encoded(msgspec.json.encode(result))
@@ -302,6 +309,14 @@ class _Execution:
             yield
         finally:
             signal.signal(signal.SIGINT, previous)
+
+
+class _Finished(NamedTuple):
+    """A run whose every record is stored."""
+
+    run_id: str
+    report: Report
+    wall_ms: float
 
 
 class _DatasetCheck:

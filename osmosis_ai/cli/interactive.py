@@ -109,7 +109,7 @@ class _Session:
             signal.signal(signal.SIGINT, before)
 
     def _run_in(self, portal: anyio.from_thread.BlockingPortal, store: RunStore) -> int:
-        workers = pool_options(self._options, store, self._start.keys)
+        workers = pool_options(self._options, store, self._start.keys, self._start.environ)
         prompt = Prompt(store.path.parent / "interactive_history", self._output.mask)
         with portal.wrap_async_context_manager(loaded(self._start, workers)) as (pool, plan, summary):
             self._pool = pool

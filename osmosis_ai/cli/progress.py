@@ -27,9 +27,18 @@ class RunProgress:
         total: How many rollouts there will be.
         oldest: Gives the rollout that has been running longest.
         done: How many rollouts a resumed run has already.
+        debugger: Keep off the terminal, which user code in this process may want for a debugger.
     """
 
-    def __init__(self, output: Output, total: int, oldest: Callable[[], InFlight | None], *, done: int = 0) -> None:
+    def __init__(
+        self,
+        output: Output,
+        total: int,
+        oldest: Callable[[], InFlight | None],
+        *,
+        done: int = 0,
+        debugger: bool = False,
+    ) -> None:
         self._output = output
         self._total = total
         self._oldest = oldest
@@ -38,7 +47,8 @@ class RunProgress:
         self._sum = 0.0
         self._started = monotonic()
         self._bar: Progress | None = None
-        if output.messages.is_terminal and not output.quiet:
+        self._silent = output.quiet or (debugger and output.messages.is_terminal)
+        if output.messages.is_terminal and not self._silent:
             self._bar = Progress(
                 SpinnerColumn(),
                 BarColumn(bar_width=24),
@@ -77,7 +87,7 @@ class RunProgress:
 
     async def keep_showing(self) -> None:
         """Without a terminal, say every few seconds how far the run is, also while nothing ends."""
-        while self._bar is None and not self._output.quiet:
+        while self._bar is None and not self._silent:
             await anyio.sleep(LINE_SECONDS)
             self._output.say(f"{self._done}/{self._total} rollouts, {self.status()}")
 

@@ -7,8 +7,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,18 +20,29 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.execute import COULD_NOT_START, INTERRUPTED, pool_options
 from osmosis_ai.cli.options import RunOptions
+from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.environment import load_env_files
-from osmosis_ai.errors import ModelStartError, OsmosisError, StartError, StoreError, UsageError
+from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
 from osmosis_ai.records import Record, Rollout, Score
 from osmosis_ai.runtime.masking import Masker
-from osmosis_ai.runtime.planning import RunRequest, check_output, find_tools, prepare
+from osmosis_ai.runtime.orphans import end_strays
+from osmosis_ai.runtime.planning import RunRequest, check_output, find_dataset, find_tools, prepare
 from osmosis_ai.runtime.pool import Pool
 from osmosis_ai.runtime.report import results_object
 from osmosis_ai.runtime.run import RunListener, RunPlan
 from osmosis_ai.runtime.session import Iteration, Rerun, WatchSession
 from osmosis_ai.runtime.store import RunStore
 from osmosis_ai.runtime.tasks import task_group
-from osmosis_ai.runtime.watch import FileHashes, Stale, classify, counts, read_gitignore, watch_files
+from osmosis_ai.runtime.watch import (
+    FileHashes,
+    Stale,
+    classify,
+    counts,
+    from_root,
+    read_gitignore,
+    repository_files,
+    watch_files,
+)
 
 __all__ = ["BrokenSave", "Display", "watch"]
 
@@ -50,11 +61,7 @@ class BrokenSave(Record, frozen=True):
 
 
 class Display(Protocol):
-    """Shows what a watch session does, as a context manager for as long as it lasts."""
-
-    def __enter__(self) -> Any: ...
-
-    def __exit__(self, *exc: object) -> None: ...
+    """Shows what a watch session does."""
 
     def begin(self, trigger: list[str], pool: Pool | None) -> None:
         """Something is being redone."""
@@ -73,7 +80,7 @@ class Display(Protocol):
         """What was saved can't be used; the last good results stay."""
 
     def flipped_transcript(self, lines: list[str]) -> None:
-        """Show the first flipped row's transcript, or take it away."""
+        """Show the first flipped row's transcript."""
 
 
 def watch(request: RunRequest, options: RunOptions) -> int:
@@ -87,29 +94,40 @@ def watch(request: RunRequest, options: RunOptions) -> int:
         The exit code.
     """
     cwd = Path.cwd()
+    request = msgspec.structs.replace(request, cache=options.cache is not False)
     output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
+    watcher: _Watcher | None = None
     loaded: dict[str, str] = {}
-    predecessor: WatchSession | None = None
     try:
         if options.workers == 0:
             raise UsageError(
                 "--watch needs worker processes: code can't be loaded anew into this one; drop --workers 0"
             )
-        while True:
-            _, repository = find_tools(request.mcp, cwd)
+        _, repository = find_tools(request.mcp, cwd)
+        while watcher is None or watcher.restarts:
             loaded = load_env_files(cwd, repository.root, again=loaded)
             keys = [key for key in (request.api_key, request.baseline_api_key) if key]
             masker = Masker.from_environment(os.environ, keys)
             output = Output(masker.text, quiet=options.quiet)
-            prepare(request, cwd, os.environ)
-            watcher = _Watcher(request, options, cwd, repository.root, output, masker, keys, loaded)
-            code = asyncio.run(watcher.run(predecessor))
-            if code is not None:
-                return code
-            predecessor = watcher.session
+            if watcher is None:
+                _check(request, cwd)
+            watcher = _Watcher(request, options, cwd, repository, output, masker, keys, loaded, watcher)
+            asyncio.run(watcher.run())
     except (StartError, StoreError) as error:
         output.fail(str(error))
         return COULD_NOT_START
+    finally:
+        end_strays()
+    return INTERRUPTED if watcher.interrupted else 0
+
+
+def _check(request: RunRequest, cwd: Path) -> None:
+    """Raise what no save can mend; a discovered function that can't be read is shown like every broken save."""
+    try:
+        prepare(request, cwd, os.environ)
+    except FunctionError:
+        if request.eval_fns:
+            raise
 
 
 class _Next(Record, frozen=True):
@@ -122,38 +140,59 @@ class _Next(Record, frozen=True):
 
 
 class _Watcher:
-    """Runs iterations, one at a time, and cancels one when the next is due."""
+    """Runs iterations, one at a time, and cancels one when the next is due.
+
+    Args:
+        request: What to run.
+        options: How to show it.
+        cwd: The working directory.
+        repository: What is watched.
+        output: Where results go.
+        masker: Knows the key values that must not be shown.
+        keys: Key values that were given as options.
+        environ: Variables that `.env` files set.
+        before: The watcher that this one takes over from, because everything has to be set up anew.
+
+    Attributes:
+        restarts: Whether everything has to be set up anew.
+        interrupted: Whether it was ended with Ctrl-C.
+    """
 
     def __init__(
         self,
         request: RunRequest,
         options: RunOptions,
         cwd: Path,
-        root: Path,
+        repository: Repository,
         output: Output,
         masker: Masker,
         keys: list[str],
         environ: dict[str, str],
+        before: _Watcher | None,
     ) -> None:
-        self._keys = keys
+        self.restarts = self.interrupted = False
+        self.session: WatchSession
+        self.trigger = ["start"]
         self._request = request
         self._options = options
         self._cwd = cwd
-        self._root = root
+        self._root = repository.root.resolve()
+        self._dataset = find_dataset(request.dataset, repository, cwd).path
         self._output = output
         self._masker = masker
+        self._keys = keys
         self._environ = environ
+        self._before = before
         self._output_file = check_output(options.output, cwd)
-        self._hashes = FileHashes(root)
-        self._interrupted = False
+        self._hashes = FileHashes(self._root)
         self._fatal: OsmosisError | None = None
-        self._first_flip: tuple[str, int, int] | None = None
-        self.session: WatchSession
+        self._shown: Iteration | None = before._shown if before is not None else None
+        self._terminal = ExitStack()
 
-    async def run(self, predecessor: WatchSession | None) -> int | None:
-        """Watch until the user quits; None when everything has to be set up anew."""
-        display = self._display()
-        with RunStore.open(self._root, masker=self._masker) as store:
+    async def run(self) -> None:
+        """Watch until the user quits, or until everything has to be set up anew."""
+        before = self._before
+        with RunStore.open(self._root, masker=self._masker) as store, self._terminal:
             async with task_group() as group, self._events(group) as events:
                 self.session = WatchSession(
                     self._request,
@@ -162,42 +201,36 @@ class _Watcher:
                     store,
                     pool_options(self._options, store, self._keys, self._environ),
                     group,
-                    predecessor=predecessor,
+                    predecessor=before.session if before is not None else None,
                 )
                 self._learn()
                 try:
-                    following = await self._follow(display, events)
+                    await self._follow(self._terminal.enter_context(self._display()), events)
                 finally:
                     self.session.close()
                     with anyio.CancelScope(shield=True):
-                        await self.session.finish(interrupted=self._interrupted)
-            if self._fatal is not None:
-                raise self._fatal
-            if following.restart:
-                return None
-            return INTERRUPTED if self._interrupted else 0
+                        await self.session.finish(interrupted=self.interrupted)
+        if self._fatal is not None:
+            raise self._fatal
 
-    async def _follow(self, display: Display, events: MemoryObjectReceiveStream[set[str] | str]) -> _Next:
-        following = _Next(["start"])
-        with display:
-            while not (following.quit or following.restart):
-                async with task_group() as work:
-                    work.start_soon(self._iterate, display, following, work)
-                    following = await self._next(display, events)
-                    work.cancel_scope.cancel()
-                if self._fatal is not None:
-                    break
-        return following
+    async def _follow(self, display: Display, events: MemoryObjectReceiveStream[set[str] | str]) -> None:
+        following = _Next(self._before.trigger if self._before is not None else ["start"])
+        while self._fatal is None and not (following.quit or following.restart):
+            async with task_group() as work:
+                work.start_soon(self._iterate, display, following, work)
+                following = await self._next(display, events)
+                work.cancel_scope.cancel()
+        self.restarts, self.trigger = following.restart, following.trigger
 
     async def _iterate(self, display: Display, this: _Next, work: anyio.abc.TaskGroup) -> None:
         display.begin(this.trigger, self.session.pool())
         try:
             iteration = await self.session.iterate(this.trigger, display.listener, this.again)
-        except ModelStartError as error:
-            # Nothing that is saved can mend it.
-            self._fatal = error
-            work.cancel_scope.cancel()
         except (StartError, StoreError) as error:
+            if isinstance(error, ModelStartError) and self._shown is None:
+                # What was asked for has never worked, and no save of the code can mend it.
+                self._fatal = error
+                work.cancel_scope.cancel()
             display.broken(_broken(error, self._root))
         else:
             if iteration is None:
@@ -218,8 +251,7 @@ class _Watcher:
         if self._output_file is not None:
             data = self._masker.encoded(msgspec.json.encode(result))
             self._output_file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
-        flips = [*iteration.passed, *iteration.failed]
-        self._first_flip = (iteration.run_id, flips[0].row_index, flips[0].run_index) if flips else None
+        self._shown = iteration
         display.show(iteration, result)
 
     async def _next(self, display: Display, events: MemoryObjectReceiveStream[set[str] | str]) -> _Next:
@@ -239,43 +271,46 @@ class _Watcher:
                 stale = Stale()
                 for path in changed:
                     stale |= classify(path, watched)
+                trigger = [path for path in changed if classify(path, watched)]
                 if stale.everything:
-                    return _Next(changed, restart=True)
+                    return _Next(trigger, restart=True)
                 if stale:
                     self.session.mark_stale(stale)
-                    return _Next([path for path in changed if classify(path, watched)])
+                    return _Next(trigger)
         return _Next([], quit=True)
 
     def _transcript(self) -> list[str]:
-        if self._first_flip is None:
+        iteration = self._shown
+        flips = [*iteration.passed, *iteration.failed] if iteration is not None else []
+        if iteration is None or not flips:
             return ["no row has flipped"]
         from osmosis_ai.runtime.transcript import transcript
 
-        run_id, row_index, run_index = self._first_flip
-        found = self.session.store.scored(run_id, with_trajectory=True, row=row_index, run_index=run_index)
+        first = flips[0]
+        found = self.session.store.scored(
+            iteration.run_id, with_trajectory=True, row=first.row_index, run_index=first.run_index
+        )
         return [line for scored in found for line in transcript(scored)]
 
     def _learn(self) -> None:
         """Remember what the files hold that results may depend on."""
         watched = self.session.watched()
-        folders = [self._root / "reward_fn", self._root / "reward_rubric"]
-        if watched.mcp_dir is not None:
-            folders.append(self._root / watched.mcp_dir)
-        else:
-            folders.append(self._root / "mcp")
-        for folder in folders:
-            if folder.is_dir():
-                self._hashes.learn(
-                    file.relative_to(self._root).as_posix() for file in folder.rglob("*") if file.is_file()
-                )
-        self._hashes.learn({*watched.tool_sources, *watched.function_sources, watched.dataset, ".env"} - {""})
+        for folder in ("reward_fn", "reward_rubric", "configs", watched.mcp_dir or "mcp"):
+            self._hashes.learn(repository_files(self._root, folder))
+        self._hashes.learn({*watched.tool_sources, *watched.function_sources, ".env", *self._outside()})
+        self._hashes.learn([from_root(self._root, self._dataset)])
 
-    def _display(self) -> Display:
+    def _outside(self) -> dict[str, Path]:
+        """Files that results depend on and that lie outside the repository."""
+        files = (self._dataset, self._cwd / ".env")
+        return {from_root(self._root, file): file for file in files if not file.resolve().is_relative_to(self._root)}
+
+    def _display(self) -> AbstractContextManager[Display]:
         if self._options.json or not sys.stdout.isatty():
-            return _JsonLines(self._output, self._masker)
+            return nullcontext(_JsonLines(self._output, self._masker))
         from osmosis_ai.cli.watch_screen import Screen
 
-        return Screen(self._output)
+        return Screen(self._output, self._shown)
 
     @asynccontextmanager
     async def _events(self, group: anyio.abc.TaskGroup) -> AsyncIterator[MemoryObjectReceiveStream[set[str] | str]]:
@@ -284,26 +319,30 @@ class _Watcher:
         loop = asyncio.get_running_loop()
 
         def interrupt() -> None:
-            if self._interrupted:
+            if self.interrupted:
+                self._terminal.close()
                 pool = self.session.pool()
                 if pool is not None:
                     pool.kill()
                 os._exit(INTERRUPTED)
-            self._interrupted = True
+            self.interrupted = True
             send.send_nowait("q")
 
         stop = anyio.Event()
 
-        async def changes() -> None:
-            ignored = read_gitignore(self._root)
-            async for paths in watch_files(self._root, lambda path: counts(path, ignored), stop):
+        async def changes(folder: Path, wanted: Callable[[str], bool], recursive: bool) -> None:
+            async for paths in watch_files(folder, self._root, wanted, stop, recursive=recursive):
                 await send.send(paths)
 
+        ignored = read_gitignore(self._root)
+        outside = self._outside()
+        group.start_soon(changes, self._root, lambda path: counts(path, ignored), True)
+        for folder in {file.parent for file in outside.values()}:
+            group.start_soon(changes, folder, outside.__contains__, False)
         loop.add_signal_handler(signal.SIGINT, interrupt)
-        group.start_soon(changes)
         try:
-            with _keys(send):
-                yield receive
+            self._terminal.enter_context(_keys(send))
+            yield receive
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             stop.set()
@@ -315,12 +354,6 @@ class _JsonLines:
     def __init__(self, output: Output, masker: Masker) -> None:
         self._output = output
         self._masker = masker
-
-    def __enter__(self) -> _JsonLines:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """There is nothing to take down."""
 
     def begin(self, trigger: list[str], pool: Pool | None) -> None:
         """Nothing until it has ended."""
@@ -354,11 +387,11 @@ class _Nobody:
 
 def _broken(error: OsmosisError, root: Path) -> BrokenSave:
     message = str(error)
-    found = re.match(r"(?P<file>[^\s:]+\.\w+):(?P<line>\d+): ", message)
-    if found is None:
+    found = re.match(r"(?P<file>[^:]+?)(:(?P<line>\d+))?: ", message)
+    if found is None or not (root / found["file"]).is_file():
         return BrokenSave(type(error).__name__, message)
-    file, line = found["file"], int(found["line"])
-    return BrokenSave(type(error).__name__, message, file, line, _excerpt(root / file, line))
+    file, line = found["file"], int(found["line"] or 0)
+    return BrokenSave(type(error).__name__, message, file, line or None, _excerpt(root / file, line) if line else None)
 
 
 def _excerpt(file: Path, line: int) -> str | None:
@@ -376,7 +409,8 @@ def _excerpt(file: Path, line: int) -> str | None:
 @contextmanager
 def _keys(send: MemoryObjectSendStream[set[str] | str]) -> Iterator[None]:
     """Send every key that means something, as it is pressed; only on a terminal."""
-    if not sys.stdin.isatty():
+    # A process in the background that changed the terminal's settings would be stopped.
+    if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
         yield
         return
     import termios

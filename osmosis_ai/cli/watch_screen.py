@@ -29,16 +29,16 @@ class Screen:
 
     Args:
         output: The terminal.
+        iteration: The last good results so far.
     """
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, iteration: Iteration | None) -> None:
         self._mask = output.mask
-        self._live = Live(self, console=output.results, refresh_per_second=8, vertical_overflow="visible")
+        self._live = Live(self, console=output.results, refresh_per_second=8)
         self._working: _Working | None = None
-        self._iteration: Iteration | None = None
+        self._iteration = iteration
         self._broken: BrokenSave | None = None
         self._note = ""
-        self._transcript: list[str] | None = None
 
     def __enter__(self) -> Screen:
         self._live.start()
@@ -51,7 +51,6 @@ class Screen:
     def begin(self, trigger: list[str], pool: Pool | None) -> None:
         self._working = _Working(trigger, pool)
         self._note = ""
-        self._transcript = None
 
     def listener(self, plan: RunPlan, done: int) -> RunListener:
         assert self._working is not None
@@ -60,15 +59,18 @@ class Screen:
 
     def show(self, iteration: Iteration, result: dict[str, Any]) -> None:
         self._iteration, self._broken, self._working = iteration, None, None
+        self._live.refresh()
 
     def unchanged(self) -> None:
         self._working, self._broken, self._note = None, None, "the last save made no difference"
 
     def broken(self, broken: BrokenSave) -> None:
         self._working, self._broken = None, broken
+        self._live.refresh()
 
     def flipped_transcript(self, lines: list[str]) -> None:
-        self._transcript = None if self._transcript is not None else lines
+        # Above what is redrawn: a transcript may be longer than the screen.
+        self._live.console.print(Text(self._mask("\n".join(lines))))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[Any] = []
@@ -81,8 +83,6 @@ class Screen:
             parts += [self._working.render()]
         if self._iteration is not None:
             parts += _results(self._iteration)
-        if self._transcript is not None:
-            parts += [Text(""), Text(self._mask("\n".join(self._transcript)))]
         if self._note:
             parts += [Text(self._note, style="dim")]
         yield Group(*parts, Text(HELP, style="dim"))

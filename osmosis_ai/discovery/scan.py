@@ -9,16 +9,26 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib.util
-import io
-import stat
-import tokenize
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from osmosis_ai.discovery.repository import Repository
+from osmosis_ai.discovery.source import (
+    MAX_FILE_BYTES,
+    FunctionNode,
+    Problem,
+    UnreadableError,
+    aliases_of,
+    decorated_as,
+    dotted_name,
+    importable_functions,
+    parse_file,
+    python_files,
+    relative_to_root,
+    statements,
+)
 from osmosis_ai.errors import FunctionError
 from osmosis_ai.records import FunctionRef, Record
 
@@ -31,12 +41,8 @@ __all__ = [
     "resolve_function",
     "scan_functions",
     "scan_tools",
+    "tool_name",
 ]
-
-MAX_FILE_BYTES = 5_000_000
-
-_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
-_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Component(Record, frozen=True):
@@ -54,14 +60,6 @@ class Component(Record, frozen=True):
     module: str
     is_async: bool = False
     parameters: tuple[str, ...] = ()
-
-
-class Problem(Record, frozen=True):
-    """A file or folder that could not be read, and why; `file` is relative to the repository's root."""
-
-    file: str
-    line: int | None
-    message: str
 
 
 class ScanResult(Record, frozen=True):
@@ -83,9 +81,9 @@ def scan_functions(folder: Path, root: Path, kind: Literal["reward", "rubric"]) 
     """
 
     def find(tree: ast.Module, file: str, module: str) -> Iterator[Component]:
-        aliases = _aliases(tree)
+        aliases = aliases_of(tree)
         # A later definition of the same name replaces the earlier one, as it does at run time.
-        found = {node.name: node for node in _functions(tree) if _decorated(node, aliases) == kind}
+        found = {node.name: node for node in importable_functions(tree) if decorated_as(node, aliases) == kind}
         for node in found.values():
             yield _component(kind, node.name, node, file, module)
 
@@ -104,10 +102,10 @@ def scan_tools(mcp_dir: Path, root: Path) -> ScanResult:
     """
 
     def find(tree: ast.Module, file: str, module: str) -> Iterator[Component]:
-        aliases = _aliases(tree)
+        aliases = aliases_of(tree)
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                name = next(filter(None, (_tool_name(item, node, aliases) for item in node.decorator_list)), None)
+                name = next(filter(None, (tool_name(item, node, aliases) for item in node.decorator_list)), None)
                 if name is not None:
                     yield _component("tool", name, node, file, module)
 
@@ -215,19 +213,19 @@ def _is_installed(module: str, bases: Iterable[Path]) -> bool:
 
 
 def _in_file(spec: str, module: str, attribute: str, base: Path, file: Path) -> FunctionRef:
-    shown = _relative(file, base)
+    shown = relative_to_root(file, base)
     name = f"{module}:{attribute}"
     if file.suffix != ".py":
         return FunctionRef(name, module, attribute, str(base), file=shown)
     try:
-        tree = _parse(file)
-    except _Unreadable as error:
+        tree = parse_file(file)
+    except UnreadableError as error:
         place = shown if error.line is None else f"{shown}:{error.line}"
         raise FunctionError(f"{spec}: {place}: {error.message}") from None
-    functions = {node.name: node for node in _functions(tree)}
+    functions = {node.name: node for node in importable_functions(tree)}
     if attribute in functions:
         node = functions[attribute]
-        kind = _decorated(node, _aliases(tree)) or "reward"
+        kind = decorated_as(node, aliases_of(tree)) or "reward"
         return FunctionRef(name, module, attribute, str(base), kind=kind, file=shown, line=node.lineno)
     bound = _bound_names(tree)
     if attribute in bound or _binds_names_dynamically(tree):
@@ -261,26 +259,19 @@ def _discovered(components: Sequence[Component]) -> str:
     return f"Discovered: {', '.join(names[:20])}" + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
-# Files
-
-
-class _Unreadable(Exception):  # noqa: N818 - says what the file is, and never leaves this module
-    def __init__(self, message: str, line: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.line = line
+# Scanning
 
 
 def _scan(folder: Path, root: Path, find: Callable[[ast.Module, str, str], Iterator[Component]]) -> ScanResult:
     components: list[Component] = []
     problems: list[Problem] = []
-    for path in _python_files(folder, root, problems):
-        file = _relative(path, root)
+    for path in python_files(folder, root, problems):
+        file = relative_to_root(path, root)
         parts = Path(file).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         try:
-            found = list(find(_parse(path), file, module))
-        except _Unreadable as error:
+            found = list(find(parse_file(path), file, module))
+        except UnreadableError as error:
             problems.append(Problem(file, error.line, error.message))
             continue
         dotted = next((part for part in parts[:-1] if "." in part), None)
@@ -294,152 +285,12 @@ def _scan(folder: Path, root: Path, find: Callable[[ast.Module, str, str], Itera
     return ScanResult(components, problems)
 
 
-def _python_files(folder: Path, root: Path, problems: list[Problem]) -> Iterator[Path]:
-    real_root = root.resolve()
-    seen: set[Path] = set()
-    waiting = [folder]
-    while waiting:
-        path = waiting.pop()
-        try:
-            is_folder, is_link = path.is_dir(), path.is_symlink()
-            if not is_folder and (path.suffix != ".py" or path == folder):
-                continue
-            if is_link and not path.exists():
-                raise _Unreadable("a link to something that doesn't exist")
-            real = path.resolve()
-            if not real.is_relative_to(real_root):
-                raise _Unreadable("a link to a place outside the repository")
-            if real in seen:
-                continue
-            seen.add(real)
-            if not is_folder:
-                yield path
-            elif not (path / "pyvenv.cfg").exists():
-                entries = sorted(path.iterdir(), reverse=True)
-                waiting += [entry for entry in entries if entry.name[0] != "." and entry.name not in _SKIPPED_FOLDERS]
-        except _Unreadable as error:
-            problems.append(Problem(_relative(path, root), None, error.message))
-        except OSError as error:
-            problems.append(Problem(_relative(path, root), None, f"can't be read: {error.strerror or error}"))
-
-
-def _relative(path: Path, root: Path) -> str:
-    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
-
-
-def _parse(path: Path) -> ast.Module:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise _Unreadable("not a regular file")
-        if status.st_size > MAX_FILE_BYTES:
-            raise _Unreadable(f"larger than {MAX_FILE_BYTES // 1_000_000} MB, too large to be source")
-        data = path.read_bytes()
-    except OSError as error:
-        raise _Unreadable(f"can't be read: {error.strerror or error}") from None
-    source = _decoded(data)
-    try:
-        with warnings.catch_warnings():
-            # What the compiler thinks of the file's escapes is said when it is imported.
-            warnings.simplefilter("ignore")
-            return ast.parse(source)
-    except SyntaxError as error:
-        raise _Unreadable(f"{type(error).__name__}: {error.msg}", error.lineno) from None
-    except ValueError as error:
-        raise _Unreadable(f"can't be parsed: {error}") from None
-    except (RecursionError, MemoryError):
-        raise _Unreadable("can't be parsed: nested too deeply") from None
-
-
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        message = f"not UTF-8 (byte 0x{data[error.start]:02x}), and no other encoding is declared"
-    try:
-        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return data.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError, LookupError):
-        raise _Unreadable(message, line) from None
-
-
-# Source
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements that run when a module is imported, in order, without those inside functions and classes."""
-    waiting: list[ast.AST] = [*reversed(tree.body)]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.stmt):
-            yield node
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            continue
-        children: list[ast.AST] = []
-        for field in ("body", "handlers", "cases", "orelse", "finalbody"):
-            if field == "body" and isinstance(node, ast.If) and _never_on_import(node.test):
-                continue
-            inner = getattr(node, field, None)
-            children += inner if isinstance(inner, list) else []
-        waiting += reversed(children)
-
-
-def _never_on_import(test: ast.expr) -> bool:
-    """Whether a condition is `__name__ == "__main__"` or `TYPE_CHECKING`."""
-    if isinstance(test, ast.Compare):
-        sides = [test.left, *test.comparators]
-        return any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides) and isinstance(
-            test.ops[0], ast.Eq
-        )
-    return _dotted(test, {}).rpartition(".")[2] == "TYPE_CHECKING"
-
-
-def _functions(tree: ast.Module) -> Iterator[_Function]:
-    return (node for node in _statements(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
-
-
-def _aliases(tree: ast.Module) -> dict[str, str]:
-    """What each imported name stands for: `from osmosis_ai import osmosis_reward as r` gives r its full name."""
-    aliases = {}
-    for node in _statements(tree):
-        if isinstance(node, ast.Import):
-            aliases.update({name.asname: name.name for name in node.names if name.asname})
-        elif isinstance(node, ast.ImportFrom):
-            aliases.update({name.asname or name.name: f"{node.module or ''}.{name.name}" for name in node.names})
-    return aliases
-
-
-def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
-    """The full name an expression such as `a.b` or `a.b()` refers to; empty if it isn't one."""
-    if isinstance(node, ast.Call):
-        node = node.func
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    if not isinstance(node, ast.Name):
-        return ""
-    return ".".join([aliases.get(node.id, node.id), *reversed(parts)])
-
-
-_DECORATORS: dict[str, Literal["reward", "rubric"]] = {"osmosis_reward": "reward", "osmosis_rubric": "rubric"}
-
-
-def _decorated(node: _Function, aliases: dict[str, str]) -> Literal["reward", "rubric"] | None:
-    for decorator in node.decorator_list:
-        # The last part decides, so that a name passed on by the repository's own module counts too.
-        kind = _DECORATORS.get(_dotted(decorator, aliases).rpartition(".")[2])
-        if kind is not None:
-            return kind
-    return None
-
-
-def _tool_name(decorator: ast.expr, node: _Function, aliases: dict[str, str]) -> str | None:
+def tool_name(decorator: ast.expr, node: FunctionNode, aliases: dict[str, str]) -> str | None:
+    """The name of the tool that a decorator makes of a function; None if it is no tool's decorator."""
     call = decorator if isinstance(decorator, ast.Call) else None
     target = decorator if call is None else call.func
     if not (isinstance(target, ast.Attribute) and target.attr == "tool"):
-        package, _, name = _dotted(target, aliases).rpartition(".")
+        package, _, name = dotted_name(target, aliases).rpartition(".")
         if name != "tool" or package.partition(".")[0] not in ("fastmcp", "mcp"):
             return None
     given = [] if call is None else [*call.args[:1], *(item.value for item in call.keywords if item.arg == "name")]
@@ -450,7 +301,7 @@ def _tool_name(decorator: ast.expr, node: _Function, aliases: dict[str, str]) ->
 
 
 def _component(
-    kind: Literal["reward", "rubric", "tool"], name: str, node: _Function, file: str, module: str
+    kind: Literal["reward", "rubric", "tool"], name: str, node: FunctionNode, file: str, module: str
 ) -> Component:
     arguments = node.args
     parameters = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
@@ -464,7 +315,7 @@ def _component(
 def _bound_names(tree: ast.Module) -> dict[str, int]:
     """The names a module binds when it is imported, other than functions, with their lines."""
     names: dict[str, int] = {}
-    for node in _statements(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ClassDef):
             names[node.name] = node.lineno
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -488,4 +339,4 @@ def _binds_names_dynamically(tree: ast.Module) -> bool:
             return True
         if isinstance(node, (ast.Global, ast.Match)):
             return True
-    return any(node.name == "__getattr__" for node in _functions(tree))
+    return any(node.name == "__getattr__" for node in importable_functions(tree))

@@ -10,15 +10,15 @@ import importlib
 import importlib.util
 import re
 import sys
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from osmosis_ai.errors import RepositoryError
+from osmosis_ai.imports import SourceLoader, uncached_imports
 from osmosis_ai.tracebacks import describe, locate
 
-__all__ = ["load_server", "prepare_path", "uncached_imports"]
+__all__ = ["load_server", "prepare_path"]
 
 _USUAL_NAMES = ("mcp", "server", "app")
 
@@ -39,36 +39,6 @@ def prepare_path(mcp_dir: Path, root: Path) -> None:
     first = [str(mcp_dir.resolve()), str(root.resolve())]
     sys.path[:] = first + [entry for entry in sys.path if entry not in first]
     uncached_imports(root)
-
-
-def uncached_imports(root: Path) -> None:
-    """Import the repository's modules from their source only: no `__pycache__` is read or written under `root`.
-
-    Python trusts a cached module whose source has the same size and the same modification time in whole seconds, so
-    two saves within a second could bring back the old code. Installed packages keep their cache.
-
-    Args:
-        root: The repository's root folder.
-    """
-    root = root.resolve()
-    finder = FileFinder.path_hook((ExtensionFileLoader, EXTENSION_SUFFIXES), (_UncachedLoader, SOURCE_SUFFIXES))
-
-    def hook(path: str) -> Any:
-        folder = Path(path).resolve()
-        if not folder.is_relative_to(root) or {"site-packages", "dist-packages"} & set(folder.parts):
-            raise ImportError(path)
-        return finder(path)
-
-    sys.path_hooks.insert(0, hook)
-    for path in list(sys.path_importer_cache):
-        if Path(path).resolve().is_relative_to(root):
-            del sys.path_importer_cache[path]
-
-
-class _UncachedLoader(SourceFileLoader):
-    def path_stats(self, path: str) -> Any:
-        # The documented answer of a loader that can't say how old a source is: it is compiled anew.
-        raise OSError(path)
 
 
 def load_server(entry: Path, name: str | None = None) -> Any:
@@ -117,7 +87,7 @@ def _import_main(entry: Path, root: Path, shown: str) -> ModuleType:
         if getattr(loaded, "__file__", None) == str(entry):
             return loaded
         raise RepositoryError(f"{shown}: another module called `main` is already loaded in this process")
-    spec = importlib.util.spec_from_file_location("main", entry, loader=_UncachedLoader("main", str(entry)))
+    spec = importlib.util.spec_from_file_location("main", entry, loader=SourceLoader("main", str(entry)))
     if spec is None or spec.loader is None:  # never so for a path and a loader
         raise RepositoryError(f"{shown}: is not a Python file")
     module = importlib.util.module_from_spec(spec)

@@ -24,11 +24,14 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from osmosis_ai import tracebacks
-from osmosis_ai.errors import FunctionError
+from osmosis_ai.errors import FunctionError, UsageError
+from osmosis_ai.imports import SourceLoader
 from osmosis_ai.records import Failure, FunctionRef, Message, Record, Score
 from osmosis_ai.reward_fn.signature import annotation_members
+from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
+from osmosis_ai.reward_rubric.tracing import trace_judge_calls
 
-__all__ = ["Form", "Scorer", "ScoringInput", "load_scorer", "scoring_form"]
+__all__ = ["Form", "Scorer", "ScoringInput", "load_rubric_scorer", "load_scorer", "scoring_form"]
 
 Form: TypeAlias = Literal["simple", "full"]
 
@@ -45,13 +48,14 @@ class ScoringInput(Record, frozen=True):
     """What a function scores: a rollout's messages, and the dataset row it came from.
 
     `extra` holds the row's columns other than the prompts and `ground_truth`; `row_index` is the absolute position in
-    the file.
+    the file. Without `user_prompt` the first user message stands for it.
     """
 
     messages: list[Message]
     ground_truth: str | None
     row_index: int
     extra: dict[str, Any]
+    user_prompt: str | None = None
 
 
 class Scorer:
@@ -94,28 +98,48 @@ class Scorer:
         only calls tools. `extra_info` and `metadata` are the row's other columns with `row_index` and `ground_truth`,
         and `data_source` is passed on from the row. Only the parameters the function has are passed, as copies of its
         own. A sync function runs in a thread, which is left behind when the time is over. An int, a bool and any other
-        real number count as the float of the same value.
+        real number count as the float of the same value. A rubric's `extra_info` also says which judge to ask and how:
+        see `rubric_extra_info`.
 
         Args:
             trajectory: What to score.
             timeout: Seconds the function may take.
 
         Returns:
-            The score, or the failure of a function that raised, took too long or gave no finite number.
+            The score, or the failure of a function that raised, took too long or gave no finite number; with the judge
+            calls that the function made and their explanations.
         """
         started = perf_counter()
+        with trace_judge_calls() as calls:
+            outcome = await self._checked(trajectory, timeout)
+        duration_ms = round((perf_counter() - started) * 1000, 3)
+        # A function that took too long may still be making calls.
+        judge_calls = list(calls)
+        explanation = "\n".join(call.explanation for call in judge_calls if call.explanation) or None
+        if isinstance(outcome, Failure):
+            return Score(
+                self.ref.name,
+                failure=outcome,
+                duration_ms=duration_ms,
+                explanation=explanation,
+                judge_calls=judge_calls,
+            )
+        return Score(
+            self.ref.name,
+            value=outcome,
+            duration_ms=duration_ms,
+            explanation=explanation,
+            judge_calls=judge_calls,
+        )
+
+    async def _checked(self, trajectory: ScoringInput, seconds: float) -> float | Failure:
         if self._needs_ground_truth and trajectory.ground_truth is None:
-            outcome: float | Failure = self._failure(
+            return self._failure(
                 "no_ground_truth",
                 f"row {trajectory.row_index} has no ground_truth, and `ground_truth: str` needs one; "
                 "write `ground_truth: str | None` for a function that can do without",
             )
-        else:
-            outcome = await self._limited(trajectory, timeout)
-        duration_ms = round((perf_counter() - started) * 1000, 3)
-        if isinstance(outcome, Failure):
-            return Score(self.ref.name, failure=outcome, duration_ms=duration_ms)
-        return Score(self.ref.name, value=outcome, duration_ms=duration_ms)
+        return await self._limited(trajectory, seconds)
 
     async def _limited(self, trajectory: ScoringInput, seconds: float) -> float | Failure:
         outcomes: list[float | Failure] = []
@@ -158,6 +182,8 @@ class Scorer:
                     values[name] = copy.deepcopy(trajectory.extra.get(name))
             else:
                 values[name] = _value(name, trajectory)
+                if name == "extra_info" and self.ref.kind == "rubric":
+                    values[name] = rubric_extra_info(values[name], _original_input(trajectory))
         args = []
         for parameter in self._parameters:
             if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -204,6 +230,8 @@ class Scorer:
 def load_scorer(ref: FunctionRef) -> Scorer:
     """Import a function's module and make its Scorer. `ref.root` must be on `sys.path` already.
 
+    A reference without a module is an entry of a rubric file: `file` is the file and `attribute` the entry's id.
+
     Args:
         ref: The function.
 
@@ -211,6 +239,8 @@ def load_scorer(ref: FunctionRef) -> Scorer:
         FunctionError: The module can't be imported (with the user's file and line and what was raised there), has no
             such function, or the function has neither of the two forms.
     """
+    if not ref.module:
+        return _rubric_scorer(ref)
     module = _load_module(ref)
     where = ref.file or ref.module
     if not hasattr(module, ref.attribute):
@@ -225,6 +255,32 @@ def load_scorer(ref: FunctionRef) -> Scorer:
         return Scorer(ref, function)
     except FunctionError as error:
         raise FunctionError(f"{where}: `{ref.attribute}`: {error}") from None
+
+
+def load_rubric_scorer(path: Path, rubric_id: str) -> Scorer:
+    """The Scorer of an entry of a rubric file.
+
+    Args:
+        path: The file.
+        rubric_id: The entry's `id`.
+
+    Raises:
+        FunctionError: The file can't be used, or has no such entry.
+    """
+    return _rubric_scorer(
+        FunctionRef(f"{path.name}#{rubric_id}", "", rubric_id, str(path.parent), kind="rubric", file=path.name)
+    )
+
+
+def _rubric_scorer(ref: FunctionRef) -> Scorer:
+    from osmosis_ai.reward_rubric.configs import load_rubric
+    from osmosis_ai.reward_rubric.entry import RubricEntry
+
+    try:
+        rubric = load_rubric(Path(ref.root, ref.file or ""), ref.attribute)
+    except UsageError as error:
+        raise FunctionError(str(error)) from None
+    return Scorer(ref, RubricEntry(rubric))
 
 
 def scoring_form(function: Callable[..., Any]) -> Form:
@@ -269,7 +325,7 @@ def _import_by_location(name: str, file: Path) -> ModuleType:
     """Import a file whose name no import statement could hold, such as `exact-match.v2.py`."""
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
+    spec = importlib.util.spec_from_file_location(name, file, loader=SourceLoader(name, str(file)))
     if spec is None or spec.loader is None:
         raise ImportError(f"{file.name} is no Python file")
     module = importlib.util.module_from_spec(spec)
@@ -319,16 +375,26 @@ def _value(name: str, trajectory: ScoringInput) -> Any:
     }
 
 
+def _original_input(trajectory: ScoringInput) -> str | None:
+    if trajectory.user_prompt is not None:
+        return trajectory.user_prompt
+    asked = next((message for message in trajectory.messages if message.get("role") == "user"), {})
+    return _text(asked.get("content")) or None
+
+
 def _last_answer(messages: list[Message]) -> str:
     for message in reversed(messages):
         if message.get("role") == "assistant":
-            content = message.get("content")
-            if isinstance(content, str):
-                return content
-            parts = content if isinstance(content, list) else []
-            texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-            return "".join(text for text in texts if isinstance(text, str))
+            return _text(message.get("content"))
     return ""
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 async def _in_thread(call: Callable[[], Any], name: str) -> tuple[Any, BaseException | None]:

@@ -36,7 +36,7 @@ MAX_SHARED_LOSSES = 2
 MAX_LOSSES = 5
 MAX_FAILED_STARTS = 3
 
-DoneT = TypeVar("DoneT", frames.RolloutDone, frames.ScoresDone, frames.Probed)
+DoneT = TypeVar("DoneT", frames.RolloutDone, frames.ScoresDone, frames.BatchDone, frames.Probed)
 
 
 class JobFailedError(OsmosisError):
@@ -108,17 +108,20 @@ class WorkerProcess:
         """Whether it may get a job."""
         return self.ready is not None and not self.leaving.is_set()
 
-    async def loaded(self) -> None:
+    async def loaded(self, seconds: float) -> None:
         """Wait until it has loaded the repository.
+
+        Args:
+            seconds: How long it may take.
 
         Raises:
             StartError: It can't, or takes too long.
         """
-        with anyio.move_on_after(LOAD_SECONDS):
+        with anyio.move_on_after(seconds):
             await self.settled.wait()
         if self.ready is None:
             if not self.ended.is_set():
-                self.kill(_died(f"it did not finish within {LOAD_SECONDS:.0f} s"))
+                self.kill(_died(f"it did not finish within {seconds:g} s"))
                 await self.ended.wait()
             raise self._start_error()
 
@@ -265,18 +268,37 @@ class Crew:
         size: How many workers.
         memory_limit: Bytes a worker may hold; one that holds more is killed.
         freeze_limit: Seconds a worker may show no life, which user code that holds the interpreter brings about.
+        share: How many jobs a worker gets at most while others are being started.
         alone: Give every job a worker of its own, so many at a time; 0 for workers that are shared.
+        load_limit: Seconds a worker may take to load the repository.
+
+    Attributes:
+        sources: The repository's files that workers have imported, with a hash of their content.
+        mixed: Whether workers have found different content in the same file, because it changed in between.
     """
 
-    def __init__(self, spawner: Spawner, size: int, memory_limit: int, freeze_limit: float, *, alone: int = 0) -> None:
+    def __init__(
+        self,
+        spawner: Spawner,
+        size: int,
+        memory_limit: int,
+        freeze_limit: float,
+        share: int,
+        *,
+        alone: int = 0,
+        load_limit: float = LOAD_SECONDS,
+    ) -> None:
         self._spawner = spawner
         self._size = size
         self._alone = alone > 0
         self._memory_limit = memory_limit
         self._freeze_limit = freeze_limit
+        self._load_limit = load_limit
+        self._share = share
         self._workers: list[WorkerProcess] = []
-        self._changed = asyncio.Condition()
-        self.late_sources: dict[str, str] = {}
+        self._changed = anyio.Event()
+        self.sources: dict[str, str] = {}
+        self.mixed = False
         self._starting = 0
         self._failed_starts = 0
         self._hopeful = size
@@ -342,6 +364,7 @@ class Crew:
                         done = await worker.run(job, listen)
                     finally:
                         unshared = worker.taken == 1
+                        self._notify()
                 assert isinstance(done, kind)
                 return done
             except StartError as error:
@@ -351,8 +374,11 @@ class Crew:
             except WorkerLostError as lost:
                 losses += 1
                 to_blame = lost.culprit == job.id or (lost.suspects == {job.id} and unshared)
-                # What a person did in it step by step can't be done again for them.
-                to_blame = to_blame or (isinstance(job, frames.RolloutJob) and job.stepping)
+                # What a person has done in it step by step can't be done again for them.
+                stepping = isinstance(job, frames.RolloutJob) and job.stepping
+                to_blame = to_blame or (stepping and job.id in lost.suspects)
+                # Its parts run again, each on its own.
+                to_blame = to_blame or isinstance(job, frames.ScoreBatch)
                 if to_blame or (alone and losses >= MAX_LOSSES):
                     raise JobFailedError(lost.failure) from lost
                 # In a worker of its own nobody else's fault can hit it yet again.
@@ -375,14 +401,14 @@ class Crew:
             worker = await self._hire()
             # Nobody else's: it takes this one job.
             worker.leaving.set()
-            await worker.loaded()
+            await worker.loaded(self._load_limit)
             try:
                 return await worker.run(job, listen)
             finally:
                 self._group.start_soon(worker.stop)
 
     async def _hire(self) -> WorkerProcess:
-        worker = WorkerProcess(self.late_sources.update)
+        worker = WorkerProcess(self._note_sources)
         # A process that was started without anybody attending to it would outlive the run.
         with anyio.CancelScope(shield=True):
             self._starting += 1
@@ -397,49 +423,60 @@ class Crew:
         return worker
 
     async def _pick(self) -> WorkerProcess:
-        async with self._changed:
-            while True:
-                if self._start_error is not None and not any(worker.accepts for worker in self._workers):
-                    raise self._start_error
-                free = [worker for worker in self._workers if worker.accepts]
-                if free:
-                    return min(free, key=lambda worker: worker.load)
-                await self._changed.wait()
+        while True:
+            free = [worker for worker in self._workers if worker.accepts]
+            least = min(free, key=lambda worker: worker.load, default=None)
+            if least is None and self._start_error is not None:
+                raise self._start_error
+            # What is more than its share waits for a worker that is about to come.
+            complete = len(free) >= self._size or self._start_error is not None
+            if least is not None and (complete or least.load < self._share):
+                return least
+            await self._changed.wait()
 
     async def _keep_one(self) -> None:
         """Keep one worker alive: when it is lost or retires, start the next."""
         while not self._closing and self._start_error is None:
             try:
                 worker = await self._hire()
-                await worker.loaded()
+                await worker.loaded(self._load_limit)
             except StartError as error:
                 await self._start_failed(error)
                 continue
             self._failed_starts = 0
             self._was_ready = True
-            await self._notify()
+            assert worker.ready is not None
+            self._note_sources(worker.ready.tool_sources | worker.ready.function_sources)
+            self._notify()
             await worker.leaving.wait()
 
     async def _start_failed(self, error: StartError) -> None:
         """Give up when no worker could ever be started, or when several in a row can't any more."""
-        async with self._changed:
-            self._failed_starts += 1
-            self._hopeful -= 1
-            hopeless = self._failed_starts >= MAX_FAILED_STARTS if self._was_ready else self._hopeful == 0
-            if hopeless:
-                self._start_error = error
-                self._changed.notify_all()
-            elif not self._was_ready:
-                await self._changed.wait_for(lambda: self._was_ready or self._start_error is not None)
+        self._failed_starts += 1
+        self._hopeful -= 1
+        hopeless = self._failed_starts >= MAX_FAILED_STARTS if self._was_ready else self._hopeful == 0
+        if hopeless:
+            self._start_error = error
+            self._notify()
+        while not self._was_ready and self._start_error is None:
+            await self._changed.wait()
+
+    def _note_sources(self, sources: dict[str, str]) -> None:
+        for path, content in sources.items():
+            if self.sources.setdefault(path, content) != content:
+                self.mixed = True
 
     async def _attend(self, worker: WorkerProcess) -> None:
-        await worker.read()
-        self._workers.remove(worker)
-        await self._notify()
+        try:
+            await worker.read()
+        finally:
+            self._workers.remove(worker)
+            self._notify()
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+    def _notify(self) -> None:
+        """Wake whoever waits for a worker to come, to go, or to have less to do."""
+        self._changed.set()
+        self._changed = anyio.Event()
 
     async def _watch(self) -> None:
         """End workers that hold too much memory, that no longer show any life, or that retired and are empty."""
@@ -489,3 +526,6 @@ def _note_user_code(inside: set[str], event: Progress) -> None:
         inside.discard(event.call.id)
     elif isinstance(event, frames.ScoringStarted):
         inside.add(event.function)
+    elif isinstance(event, frames.Paused):
+        # From now on a person may call tools by hand in it.
+        inside.add("paused")

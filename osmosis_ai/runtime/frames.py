@@ -78,6 +78,13 @@ class ScoreJob(Record, frozen=True, tag=True):
     functions: list[str]
 
 
+class ScoreBatch(Record, frozen=True, tag=True):
+    """Score several trajectories, one after the other."""
+
+    id: str
+    jobs: list[ScoreJob]
+
+
 class ProbeJob(Record, frozen=True, tag=True):
     """Ask a policy's model for one small reply, to see that it answers; with `price`, also that its price is known."""
 
@@ -110,7 +117,7 @@ class Stop(Record, frozen=True, tag=True):
     """Close everything properly and end."""
 
 
-Job = RolloutJob | ScoreJob | ProbeJob
+Job = RolloutJob | ScoreJob | ScoreBatch | ProbeJob
 Order = Job | Cancel | Resume | Stop
 
 
@@ -223,6 +230,13 @@ class ScoresDone(Record, frozen=True, tag=True):
     scores: list[Score]
 
 
+class BatchDone(Record, frozen=True, tag=True):
+    """All jobs of a ScoreBatch are done; their scores in the order of the jobs."""
+
+    job: str
+    scores: list[list[Score]]
+
+
 class Probed(Record, frozen=True, tag=True):
     """The probe's answer: None, or why the model can't be used."""
 
@@ -254,7 +268,7 @@ class Beat(Record, frozen=True, tag=True):
 
 
 Progress = TurnDone | SampleDone | CallDone | ScoringStarted | Paused | Called | Reworded
-Done = RolloutDone | ScoresDone | Probed
+Done = RolloutDone | ScoresDone | BatchDone | Probed
 Event = Ready | NotReady | Imported | Progress | Done | Retiring | Dying | Stuck | Beat
 
 encode = msgspec.json.Encoder().encode

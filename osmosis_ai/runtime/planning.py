@@ -9,13 +9,13 @@ from typing import Any
 from osmosis_ai.dataset import Dataset, open_dataset
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
 from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function, scan_functions
-from osmosis_ai.errors import UsageError
+from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.records import FunctionRef, Record
 from osmosis_ai.runtime.frames import Limits, WorkerSpec
 from osmosis_ai.runtime.models.choice import ModelChoice, choose_model
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
 
-__all__ = ["Prepared", "RunRequest", "prepare"]
+__all__ = ["Prepared", "RunRequest", "described", "prepare"]
 
 
 class RunRequest(Record, frozen=True):
@@ -69,6 +69,8 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
     dataset = find_dataset(request.dataset, repository, cwd)
     functions, problems = find_functions(request.eval_fns, repository, cwd)
     if request.command == "eval" and not functions:
+        for problem in problems:
+            raise FunctionError(described(problem))
         raise UsageError(
             f"nothing to score with: no @osmosis_reward function in {repository.root / 'reward_fn'}; "
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
@@ -103,6 +105,12 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
     )
     banners = list(dict.fromkeys(choice.banner for choice in choices.values() if choice.banner))
     return Prepared(plan, worker, banners, problems)
+
+
+def described(problem: Problem) -> str:
+    """A problem with its file and line."""
+    place = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
+    return f"{place}: {problem.message}"
 
 
 def find_tools(mcp: str | None, cwd: Path) -> tuple[McpSource, Repository]:

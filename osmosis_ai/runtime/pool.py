@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from time import monotonic
 from typing import Protocol
 from uuid import uuid4
@@ -18,6 +18,7 @@ from osmosis_ai.errors import ModelStartError
 from osmosis_ai.records import Failure, FunctionRef, Record, Rollout, Score
 from osmosis_ai.runtime.crew import Crew, JobFailedError
 from osmosis_ai.runtime.frames import (
+    BatchDone,
     CallDone,
     Called,
     Event,
@@ -32,6 +33,7 @@ from osmosis_ai.runtime.frames import (
     RolloutDone,
     RolloutJob,
     SampleDone,
+    ScoreBatch,
     ScoreJob,
     ScoresDone,
     ScoringStarted,
@@ -40,7 +42,7 @@ from osmosis_ai.runtime.frames import (
 )
 from osmosis_ai.runtime.orphans import end_strays
 from osmosis_ai.runtime.process import Boot
-from osmosis_ai.runtime.spawning import ForkServerSpawner, TemplateSpawner
+from osmosis_ai.runtime.spawning import LOAD_SECONDS, ForkServerSpawner, TemplateSpawner
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder
 from osmosis_ai.runtime.worker import Worker, load_repository
 
@@ -61,6 +63,7 @@ FREEZE_GRACE_SECONDS = 5.0
 
 class PoolOptions(Record, frozen=True):
     """How workers run. `workers` 0 means inside this process; `worker_memory` is in bytes, None a fair share.
+    `load_seconds` is how long a worker may take to load the repository.
 
     With `isolation` `session`, rollouts share a worker and have an MCP session each; with `rollout`, each has a process
     of its own, forked from one that has loaded the repository.
@@ -69,6 +72,7 @@ class PoolOptions(Record, frozen=True):
     workers: int = 1
     isolation: str = "session"
     worker_memory: int | None = None
+    load_seconds: float = LOAD_SECONDS
     log: str | None = None
     debug: bool = False
     keys: list[str] = []
@@ -97,6 +101,11 @@ class Pool(Protocol):
         """What model calls have cost so far, those of abandoned attempts included."""
         ...
 
+    @property
+    def mixed(self) -> bool:
+        """Whether workers have loaded different code, because it changed while they did."""
+        ...
+
     async def probe(self, policy: str, *, price: bool) -> None:
         """See that a policy's model answers, and that its price is known if it must be; raises ModelStartError."""
 
@@ -106,6 +115,10 @@ class Pool(Protocol):
 
     async def score(self, job: ScoreJob) -> list[Score]:
         """Score one trajectory. Whatever goes wrong in a function is in its score."""
+        ...
+
+    async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
+        """Score several trajectories at the cost of hardly more than one, one after the other in the same worker."""
         ...
 
     def oldest(self) -> InFlight | None:
@@ -185,6 +198,8 @@ class _Rollouts:
 class InlinePool:
     """One worker in this process, for debugging: `breakpoint()` works in a tool. Made by `InlinePool.open`."""
 
+    mixed = False
+
     def __init__(self) -> None:
         self.loaded = Ready()
         self._rollouts = _Rollouts()
@@ -230,6 +245,9 @@ class InlinePool:
         assert isinstance(done, ScoresDone)
         return done.scores
 
+    async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
+        return [await self.score(job) for job in jobs]
+
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()
 
@@ -272,17 +290,22 @@ class ProcessPool:
         def boot(part: WorkerSpec) -> Boot:
             return Boot(part, log=options.log, debug=options.debug, keys=options.keys, environ=options.environ)
 
-        tools = msgspec.structs.replace(spec, functions=[], batch_size=math.ceil(spec.batch_size / options.workers))
+        share = math.ceil(spec.batch_size / options.workers)
+        tools = msgspec.structs.replace(spec, functions=[], batch_size=share)
         functions = msgspec.structs.replace(spec, mcp=None, policies={})
         longest_call = min(spec.limits.tool_timeout, spec.limits.timeout) + FREEZE_GRACE_SECONDS
         longest_score = spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
+        load = options.load_seconds
         agents = scorers = None
         if spec.mcp and options.isolation == "rollout":
-            agents = Crew(TemplateSpawner(boot(tools)), 1, memory, longest_call, alone=spec.batch_size)
+            spawner = TemplateSpawner(boot(tools))
+            agents = Crew(spawner, 1, memory, longest_call, 1, alone=spec.batch_size, load_limit=load)
         elif spec.mcp:
-            agents = Crew(ForkServerSpawner(boot(tools)), options.workers, memory, longest_call)
+            workers = ForkServerSpawner(boot(tools))
+            agents = Crew(workers, options.workers, memory, longest_call, share, load_limit=load)
         if spec.functions:
-            scorers = Crew(ForkServerSpawner(boot(functions)), options.workers, memory, longest_score)
+            workers = ForkServerSpawner(boot(functions))
+            scorers = Crew(workers, options.workers, memory, longest_score, share, load_limit=load)
         pool = cls(spec, agents, scorers)
         async with AsyncExitStack() as stack:
             for part in (agents, scorers):
@@ -297,13 +320,17 @@ class ProcessPool:
 
     @property
     def loaded(self) -> Ready:
-        agents = self._agents.late_sources if self._agents else {}
-        scorers = self._scorers.late_sources if self._scorers else {}
+        agents = self._agents.sources if self._agents else {}
+        scorers = self._scorers.sources if self._scorers else {}
         return msgspec.structs.replace(
             self._loaded,
             tool_sources=self._loaded.tool_sources | agents,
             function_sources=self._loaded.function_sources | scorers,
         )
+
+    @property
+    def mixed(self) -> bool:
+        return any(crew.mixed for crew in (self._agents, self._scorers) if crew is not None)
 
     @property
     def spent_usd(self) -> float:
@@ -345,6 +372,15 @@ class ProcessPool:
             else:
                 scores.update((score.function, score) for score in done.scores)
         return [scores[name] for name in job.functions]
+
+    async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
+        assert self._scorers is not None
+        if len(jobs) > 1:
+            batch = ScoreBatch(uuid4().hex, jobs)
+            # A function that has taken its worker down is found, and pays alone, when each is scored on its own.
+            with suppress(JobFailedError):
+                return (await self._scorers.run(batch, BatchDone, _ignore, _nothing)).scores
+        return [await self.score(job) for job in jobs]
 
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()

@@ -9,6 +9,7 @@ import anyio
 import fastmcp
 
 from osmosis_ai.runtime import process as process  # what a worker runs
+from osmosis_ai.runtime.models import cache as cache
 from osmosis_ai.runtime.orphans import adopt_orphans
 
 

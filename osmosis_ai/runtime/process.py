@@ -177,6 +177,9 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
             pid = os.fork()
             if pid == 0:
+                # What user code forks in turn must not keep the template's own sockets open.
+                control.close()
+                reports.close()
                 _run_forked(writer, loaded, failure, jobs, Outbox(events))
             children.add(pid)
             reports.sendall(pack(Forked(pid)))

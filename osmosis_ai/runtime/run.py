@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -21,6 +24,8 @@ __all__ = ["BASELINE", "POLICY", "Run", "RunListener", "RunPlan", "rescore"]
 
 POLICY = "policy"
 BASELINE = "baseline"
+BATCH_SECONDS = 0.05
+MAX_BATCH = 32
 
 
 class RunPlan(Record, frozen=True):
@@ -91,20 +96,34 @@ class _Scoring:
         failure = rollout.failure
         return failure is None or (self._partial and failure.origin == "timeout")
 
-    async def score(self, rollout: Rollout, row: Row) -> None:
-        """Score one rollout with every function."""
-        scores: list[Score] = []
-        if self.functions and self.wants(rollout):
-            job = ScoreJob(rollout.id, rollout.messages, row.index, row.ground_truth, row.extra, self.functions)
-            scores = await self._pool.score(job)
-            await self._store.save_scores(self._run_id, rollout.id, scores, code=self.code)
-        self._listener.scores_done(rollout, scores)
+    async def score(self, batch: list[_Unscored]) -> None:
+        """Score rollouts with every function."""
+        wanted = [unscored for unscored in batch if self.functions and self.wants(unscored.rollout)]
+        jobs = [
+            ScoreJob(rollout.id, rollout.messages, row.index, row.ground_truth, row.extra, self.functions)
+            for rollout, row in wanted
+        ]
+        scores = dict(zip((job.id for job in jobs), await self._pool.score_all(jobs) if jobs else [], strict=True))
+        async with task_group() as saving:
+            for rollout_id, its_scores in scores.items():
+                saving.start_soon(
+                    partial(self._store.save_scores, code=self.code), self._run_id, rollout_id, its_scores
+                )
+        for rollout, _ in batch:
+            self._listener.scores_done(rollout, scores.get(rollout.id, []))
 
     async def slot(self, receive: MemoryObjectReceiveStream[_Unscored]) -> None:
-        """Score what comes until no more does."""
+        """Score what comes until no more does: as many at a time as take no longer than `BATCH_SECONDS`."""
+        size = 1
         async with receive:
             async for unscored in receive:
-                await self.score(*unscored)
+                batch = [unscored]
+                with suppress(anyio.WouldBlock, anyio.EndOfStream):
+                    while len(batch) < size:
+                        batch.append(receive.receive_nowait())
+                started = monotonic()
+                await self.score(batch)
+                size = min(MAX_BATCH, int(BATCH_SECONDS / (monotonic() - started) * len(batch)))
 
 
 class Run:
@@ -158,7 +177,7 @@ class Run:
         plan = self.plan
         if plan.max_cost is not None:
             self._spent_before = sum(outcome.cost_usd or 0.0 for outcome in self._store.outcomes(self.id))
-        send, receive = anyio.create_memory_object_stream[_Unscored](plan.batch_size * 4)
+        send, receive = anyio.create_memory_object_stream[_Unscored](max(plan.batch_size * 4, MAX_BATCH * 2))
         jobs = self._jobs()
         with self._scope:
             async with task_group() as group:
@@ -173,7 +192,10 @@ class Run:
     async def _feed_waiting(self, send: MemoryObjectSendStream[_Unscored]) -> None:
         if self._recorded:
             for unscored in self._scoring.waiting():
-                await send.send(unscored)
+                rollout = unscored.rollout
+                key = RolloutKey(rollout.policy, rollout.row_id, rollout.run_index)
+                if key in self._recorded and key not in self._again:
+                    await send.send(unscored)
 
     async def _rollout_slot(self, jobs: Iterator[RolloutJob], send: MemoryObjectSendStream[_Unscored]) -> None:
         for job in jobs:
@@ -196,7 +218,9 @@ class Run:
                         self.stopping = True
                     if self.stopping:
                         return
-                    yield RolloutJob(f"{self.id}.{policy[0]}{row.index}.{run_index}", row, run_index, policy)
+                    # The row's id too: in a dataset that was edited another row may have had this index.
+                    job = f"{self.id}.{policy[0]}{row.index}.{run_index}.{row.id}"
+                    yield RolloutJob(job, row, run_index, policy)
 
     def _over_budget(self) -> bool:
         limit = self.plan.max_cost
@@ -216,7 +240,7 @@ async def rescore(run_id: str, pool: Pool, store: RunStore, listener: RunListene
         slots: How many rollouts are scored at a time.
     """
     scoring = _Scoring(run_id, pool, store, listener, partial=False)
-    send, receive = anyio.create_memory_object_stream[_Unscored](slots)
+    send, receive = anyio.create_memory_object_stream[_Unscored](MAX_BATCH * 2)
     async with task_group() as group:
         for _ in range(slots):
             group.start_soon(scoring.slot, receive.clone())

@@ -7,10 +7,10 @@ no difference how far an earlier iteration came before the next save cancelled i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.abc
@@ -20,14 +20,14 @@ from osmosis_ai.dataset import Dataset, DatasetSummary
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout, Score
 from osmosis_ai.runtime.frames import Ready, RolloutJob, ScoreJob, WorkerSpec
-from osmosis_ai.runtime.planning import Prepared, RunRequest, prepare
+from osmosis_ai.runtime.planning import Prepared, RunRequest, described, prepare
 from osmosis_ai.runtime.pool import InFlight, Pool, PoolOptions, open_pool
 from osmosis_ai.runtime.report import Report, build_report, run_summary
 from osmosis_ai.runtime.resume import run_config, run_identity
-from osmosis_ai.runtime.run import Run, RunListener, RunPlan
+from osmosis_ai.runtime.run import POLICY, Run, RunListener, RunPlan
 from osmosis_ai.runtime.sources import file_hash
 from osmosis_ai.runtime.store import Completed, RolloutKey, RunStore
-from osmosis_ai.runtime.watch import Stale, Watched
+from osmosis_ai.runtime.watch import Stale, Watched, from_root, repository_files
 
 __all__ = ["Flip", "Iteration", "Rerun", "ToolChanges", "WatchSession"]
 
@@ -93,17 +93,29 @@ class Iteration(Record, frozen=True):
 class _Verdict(Record, frozen=True):
     """Whether a rollout passed, for comparison with the next iteration."""
 
-    row_index: int
     passed: bool
     reward: float | None
 
 
-class _KeptPool:
-    """A pool that lives in a task of its own, so that it can be replaced while the session goes on."""
+class _Place(NamedTuple):
+    """A row's index in the dataset, and the beginning of its prompt."""
 
-    def __init__(self) -> None:
+    row_index: int
+    prompt: str
+
+
+class _KeptPool:
+    """A pool that lives in a task of its own, so that it can be replaced while the session goes on.
+
+    Args:
+        late: Files that code imports only as it runs, known from the pool before, with a hash of their content.
+    """
+
+    def __init__(self, late: Mapping[str, str]) -> None:
         self.pool: Pool
         self.spec: WorkerSpec
+        self._late = late
+        self._at_start: dict[str, str] = {}
         self._opened = anyio.Event()
         self._released = anyio.Event()
         self._scope = anyio.CancelScope()
@@ -115,6 +127,7 @@ class _KeptPool:
             try:
                 async with open_pool(spec, options) as pool:
                     self.pool, self.spec = pool, spec
+                    self._at_start = _sources(pool)
                     self._opened.set()
                     await self._released.wait()
             except StartError as error:
@@ -126,6 +139,14 @@ class _KeptPool:
         await self._opened.wait()
         if self._error is not None:
             raise self._error
+
+    def sources(self) -> dict[str, str]:
+        """The files that its code is made of, whether or not they are imported yet."""
+        return {**self._late, **_sources(self.pool)}
+
+    def late(self) -> set[str]:
+        """Those of them that were not imported when the code was loaded."""
+        return self.sources().keys() - self._at_start.keys()
 
     def release(self) -> None:
         """It is no longer needed; its workers close in the background."""
@@ -139,22 +160,22 @@ class _KeptPool:
 class _TwoPools:
     """The pool of a session: one that holds the tools, one that holds the functions, each replaced on its own."""
 
-    def __init__(self, agents: Pool, scorers: Pool | None, late_functions: Mapping[str, str]) -> None:
-        self._agents = agents
-        self._scorers = scorers
-        self._late_functions = late_functions
+    def __init__(self, agents: _KeptPool, scorers: _KeptPool | None, data: Mapping[str, str]) -> None:
+        self._kept = (agents, scorers)
+        self._agents = agents.pool
+        self._scorers = scorers.pool if scorers is not None else None
+        self._data = data
 
     @property
     def loaded(self) -> Ready:
-        agents = self._agents.loaded
-        scorers = self._scorers.loaded if self._scorers is not None else Ready()
-        return Ready(
-            agents.tools,
-            scorers.functions,
-            scorers.problems,
-            agents.tool_sources,
-            {**self._late_functions, **scorers.function_sources},
-        )
+        agents, scorers = self._kept
+        functions = scorers.pool.loaded if scorers is not None else Ready()
+        sources = {**self._data, **scorers.sources()} if scorers is not None else {}
+        return Ready(agents.pool.loaded.tools, functions.functions, functions.problems, agents.sources(), sources)
+
+    @property
+    def mixed(self) -> bool:
+        return self._agents.mixed or (self._scorers is not None and self._scorers.mixed)
 
     @property
     def spent_usd(self) -> float:
@@ -169,6 +190,10 @@ class _TwoPools:
     async def score(self, job: ScoreJob) -> list[Score]:
         assert self._scorers is not None
         return await self._scorers.score(job)
+
+    async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
+        assert self._scorers is not None
+        return await self._scorers.score_all(jobs)
 
     def oldest(self) -> InFlight | None:
         return self._agents.oldest()
@@ -226,21 +251,24 @@ class WatchSession:
         self._environ = environ
         self._options = options
         self._group = group
-        self._stale = Stale(tools=True, functions=True, dataset=True, everything=True)
+        self._stale = Stale(tools=True, functions=True, dataset=True)
         self._agents: _KeptPool | None = None
         self._scorers: _KeptPool | None = None
-        self._late_functions: dict[str, str] = {}
+        self._function_data: dict[str, str] = {}
         self._prepared: Prepared | None = None
         self._summary: DatasetSummary | None = None
-        self._rows: dict[str, int] = {}
+        self._rows: dict[str, _Place] = {}
         self._run_id: str | None = None
         self._run_key: dict[str, Any] = {}
         self._probed: Any = None
         self._number = 0
         self._report: Report | None = None
         self._tools: dict[str, Any] = {}
-        self._verdicts: dict[tuple[str, int], _Verdict] = {}
+        self._verdicts: dict[RolloutKey, _Verdict] = {}
+        self._outcomes: list[Outcome] = []
         self._finished_key: Any = None
+        self._broken = False
+        self._mixed = False
         if predecessor is not None:
             self._number = predecessor._number
             self._report = predecessor._report
@@ -256,7 +284,7 @@ class WatchSession:
         """The workers that are loaded now."""
         if self._agents is None:
             return None
-        return _TwoPools(self._agents.pool, self._scorers.pool if self._scorers else None, self._late_functions)
+        return _TwoPools(self._agents, self._scorers, self._function_data)
 
     def watched(self) -> Watched:
         """What results depend on, as far as is known now."""
@@ -264,8 +292,10 @@ class WatchSession:
         loaded = pool.loaded if pool is not None else Ready()
         plan = self._prepared.plan if self._prepared is not None else None
         return Watched(
-            dataset=self._relative(plan.dataset) if plan is not None else "",
-            mcp_dir=self._relative(plan.mcp_dir) if plan is not None and plan.mcp_dir is not None else None,
+            dataset=from_root(self.root, Path(plan.dataset).resolve()) if plan is not None else "",
+            mcp_dir=from_root(self.root, Path(plan.mcp_dir).resolve())
+            if plan is not None and plan.mcp_dir is not None
+            else None,
             tool_sources=frozenset(loaded.tool_sources),
             function_sources=frozenset(loaded.function_sources),
         )
@@ -291,38 +321,38 @@ class WatchSession:
             StartError: The code, the dataset or the model can't be used. What was loaded before stays.
         """
         started = monotonic()
-        stale = self._stale
-        await self._load(stale)
-        self._stale = Stale()
-        pool = self.pool()
-        assert pool is not None
-        assert self._prepared is not None
+        try:
+            await self._load()
+            if self._outdated():
+                await self._load()
+            pool, plan = self._loaded()
+            completed = await self._begin(plan, pool, again)
+        except StartError:
+            self._broken = True
+            raise
         assert self._summary is not None
-        plan = msgspec.structs.replace(self._prepared.plan, total_rows=self._summary.count)
-        completed = await self._begin(plan, pool, again)
-        key = (self._run_id, self._summary.sha256, pool.loaded.function_sources, pool.loaded.functions)
-        if key == self._finished_key and not (again.everything or again.failed):
-            return None
-        tally = _Tally(listener(plan, self._recorded(completed)))
         assert self._run_id is not None
+        key = (self._run_id, self._summary.sha256, pool.loaded.function_sources, pool.loaded.functions)
+        if key == self._finished_key and not (again.everything or again.failed or self._broken):
+            return None
+        self._broken = False
+        self._finished_key = None
+        tally = _Tally(listener(plan, len(completed.keys) if completed is not None else 0))
         run = Run(self._run_id, plan, pool, self.store, tally, completed=completed, retry_failed=again.failed)
-        await run.execute()
+        try:
+            await run.execute()
+        finally:
+            self._mixed = pool.mixed
+        if self._mixed:
+            self.mark_stale(Stale(tools=True, functions=True))
+            return await self.iterate(trigger, listener, again)
         iteration = await self._conclude(plan, pool.loaded, tally, trigger, started)
         self._finished_key = (key[0], key[1], pool.loaded.function_sources, key[3])
         return iteration
 
     def outcomes(self) -> Iterator[Outcome]:
-        """The rollouts of the rows that are in the dataset now, at their present places."""
-        assert self._run_id is not None
-        found = self.store.outcomes(self._run_id)
-        here = (
-            outcome
-            if outcome.row_index == self._rows[outcome.row_id]
-            else msgspec.structs.replace(outcome, row_index=self._rows[outcome.row_id])
-            for outcome in found
-            if outcome.row_id in self._rows
-        )
-        return iter(sorted(here, key=lambda outcome: (outcome.row_index, outcome.run_index)))
+        """The rollouts of the last iteration, in the order of the rows."""
+        return iter(self._outcomes)
 
     def close(self) -> None:
         """Let go of the workers."""
@@ -335,59 +365,70 @@ class WatchSession:
         if self._run_id is not None:
             await self.store.mark(self._run_id, "interrupted" if interrupted else "finished")
 
-    async def _load(self, stale: Stale) -> None:
+    async def _load(self) -> None:
         """Load what is stale; nothing of the session changes unless all of it succeeds."""
+        stale, self._stale = self._stale, Stale()
+        try:
+            await self._load_stale(stale)
+        except BaseException:
+            self._stale |= stale
+            raise
+
+    async def _load_stale(self, stale: Stale) -> None:
         prepared = prepare(self._request, self._cwd, self._environ)
         summary, rows = self._summary, self._rows
         if stale.dataset or summary is None:
             summary, rows = await anyio.to_thread.run_sync(_read_dataset, prepared.plan)
         tools = msgspec.structs.replace(prepared.worker, functions=[])
         functions = msgspec.structs.replace(prepared.worker, mcp=None, policies={})
-        agents, scorers = self._agents, self._scorers
+        agents, scorers, data = self._agents, self._scorers, self._function_data
         fresh: list[_KeptPool] = []
         try:
-            if stale.tools or stale.everything or agents is None or agents.spec != tools:
-                agents = self._keep(tools)
+            if stale.tools or agents is None or agents.spec != tools:
+                agents = self._keep(tools, agents)
                 fresh.append(agents)
             if not functions.functions:
                 scorers = None
-            elif stale.functions or stale.everything or scorers is None or scorers.spec != functions:
-                scorers = self._keep(functions)
+            elif stale.functions or scorers is None or scorers.spec != functions:
+                data = self._data_files("reward_fn", "reward_rubric")
+                scorers = self._keep(functions, scorers)
                 fresh.append(scorers)
             for kept in fresh:
                 await kept.opened()
-            self._refuse_broken(prepared, agents, scorers)
+            _refuse_broken(prepared, agents.pool.loaded, scorers.pool.loaded if scorers is not None else Ready())
         except BaseException:
             for kept in fresh:
                 kept.abandon()
             raise
-        if scorers is not self._scorers and self._scorers is not None:
-            known = {**self._late_functions, **self._scorers.pool.loaded.function_sources}
-            self._late_functions = {path: file_hash(self.root / path) for path in known}
         for old, new in ((self._agents, agents), (self._scorers, scorers)):
             if old is not None and old is not new:
                 old.release()
-        self._agents, self._scorers = agents, scorers
+        self._agents, self._scorers, self._function_data = agents, scorers, data
         self._prepared, self._summary, self._rows = prepared, summary, rows
 
-    def _keep(self, spec: WorkerSpec) -> _KeptPool:
-        kept = _KeptPool()
+    def _outdated(self) -> bool:
+        """See whether a file was saved while it was being loaded, before anybody knew that it matters."""
+        for kept, stale in ((self._agents, Stale(tools=True)), (self._scorers, Stale(functions=True))):
+            if kept is not None and any(file_hash(self.root / path) != was for path, was in kept.sources().items()):
+                self.mark_stale(stale)
+        return bool(self._stale)
+
+    def _loaded(self) -> tuple[Pool, RunPlan]:
+        pool = self.pool()
+        assert pool is not None
+        assert self._prepared is not None
+        assert self._summary is not None
+        return pool, msgspec.structs.replace(self._prepared.plan, total_rows=self._summary.count)
+
+    def _data_files(self, *folders: str) -> dict[str, str]:
+        """Files beside the modules, which code may read."""
+        found = (path for folder in folders for path in repository_files(self.root, folder))
+        return {path: file_hash(self.root / path) for path in found if not path.endswith(".py")}
+
+    def _keep(self, spec: WorkerSpec, before: _KeptPool | None) -> _KeptPool:
+        kept = _KeptPool({} if before is None else {path: file_hash(self.root / path) for path in before.late()})
         self._group.start_soon(kept.keep, spec, self._options)
         return kept
-
-    def _refuse_broken(self, prepared: Prepared, agents: _KeptPool, scorers: _KeptPool | None) -> None:
-        """What loads, but less than before, is a mistake in the making: the last good code stays."""
-        if not agents.pool.loaded.tools and self._tools:
-            raise RepositoryError("the MCP server lists no tools any more")
-        if self._prepared is None:
-            return
-        for problem in prepared.problems:
-            if problem not in self._prepared.problems:
-                raise FunctionError(f"{problem.file}:{problem.line}: {problem.message}")
-        known = self._scorers.pool.loaded.problems if self._scorers is not None else []
-        for failure in scorers.pool.loaded.problems if scorers is not None else []:
-            if failure not in known:
-                raise FunctionError(failure.message)
 
     async def _begin(self, plan: RunPlan, pool: Pool, again: Rerun) -> Completed | None:
         """Choose the run that this code and model belong to; a new one when they changed."""
@@ -398,42 +439,43 @@ class WatchSession:
         assert self._summary is not None
         identity = run_identity(plan, self._summary.sha256, pool.loaded.tool_sources)
         key = {name: value for name, value in identity.items() if name not in {"dataset", "rows", "tool code"}}
-        key["tools"] = _content(self.root, plan, pool.loaded.tool_sources)
-        if self._run_id is None or key != self._run_key or again.everything:
+        key["tools"] = self._tool_content(plan, pool.loaded)
+        if self._run_id is None or key != self._run_key or again.everything or self._mixed:
             if self._run_id is not None:
                 await self.store.mark(self._run_id, "finished")
             self._run_id = await self.store.create_run(
                 plan.command, identity=identity, config=run_config(plan, pool.loaded)
             )
-            self._run_key = key
+            self._run_key, self._mixed = key, False
             return None
         completed = self.store.completed_keys(self._run_id)
-        if again.failed:
-            bad = {where for where, verdict in self._verdicts.items() if not verdict.passed}
-            completed.failed.update(key for key in completed.keys if (key.row_id, key.run_index) in bad)
-        return completed
+        here = {key for key in completed.keys if key.row_id in self._rows}
+        bad = {where for where, verdict in self._verdicts.items() if not verdict.passed} if again.failed else set()
+        return Completed(here, completed.failed | {key for key in here if key in bad})
 
-    def _recorded(self, completed: Completed | None) -> int:
-        keys: set[RolloutKey] = completed.keys if completed is not None else set()
-        return sum(key.row_id in self._rows for key in keys)
+    def _tool_content(self, plan: RunPlan, loaded: Ready) -> dict[str, str]:
+        data = self._data_files(from_root(self.root, Path(plan.mcp_dir).resolve())) if plan.mcp_dir is not None else {}
+        return {**data, **loaded.tool_sources}
 
     async def _conclude(
         self, plan: RunPlan, loaded: Ready, tally: _Tally, trigger: list[str], started: float
     ) -> Iteration:
-        report = build_report(plan, loaded.functions, self.outcomes())
         assert self._run_id is not None
+        # What was imported only as the code ran is part of it from now on.
+        self._run_key["tools"] = self._tool_content(plan, loaded)
+        self._outcomes = self._present(self.store.outcomes(self._run_id))
+        report = build_report(plan, loaded.functions, self._outcomes)
         await self.store.mark(self._run_id, "running", run_summary(report))
         verdicts = {}
         passed: list[Flip] = []
         failed: list[Flip] = []
-        for outcome in self.outcomes():
-            where = (outcome.row_id, outcome.run_index)
-            verdict = verdicts[where] = _verdict(outcome, plan.pass_threshold)
-            before = self._verdicts.get(where)
-            if before is not None and before.passed != verdict.passed:
-                (passed if verdict.passed else failed).append(
-                    Flip(outcome.row_index, *where, self._prompt(plan, outcome), before.reward, verdict.reward)
-                )
+        for outcome in self._outcomes:
+            key = RolloutKey(outcome.policy, outcome.row_id, outcome.run_index)
+            verdict = verdicts[key] = _verdict(outcome, plan.pass_threshold)
+            before = self._verdicts.get(key)
+            if outcome.policy == POLICY and before is not None and before.passed != verdict.passed:
+                place = (outcome.row_index, outcome.row_id, outcome.run_index, self._rows[outcome.row_id].prompt)
+                (passed if verdict.passed else failed).append(Flip(*place, before.reward, verdict.reward))
         tools = {tool["function"]["name"]: tool for tool in loaded.tools}
         changes = _compare_tools(self._tools, tools) if self._number else ToolChanges()
         self._number += 1
@@ -456,38 +498,46 @@ class WatchSession:
         self._report, self._tools, self._verdicts = report, tools, verdicts
         return iteration
 
-    def _prompt(self, plan: RunPlan, outcome: Outcome) -> str:
-        rows = Dataset(Path(plan.dataset)).rows(offset=outcome.row_index, limit=1)
-        text = " ".join(next(rows).user_prompt.split())
-        return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]}…"
-
-    def _relative(self, path: str) -> str:
-        try:
-            return Path(path).resolve().relative_to(self.root).as_posix()
-        except ValueError:
-            return path
+    def _present(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
+        """The rollouts of the rows that are in the dataset now, at their present places."""
+        here = (
+            msgspec.structs.replace(outcome, row_index=self._rows[outcome.row_id].row_index)
+            for outcome in outcomes
+            if outcome.row_id in self._rows
+        )
+        return sorted(here, key=lambda outcome: (outcome.row_index, outcome.run_index, outcome.policy))
 
 
-def _read_dataset(plan: RunPlan) -> tuple[DatasetSummary, dict[str, int]]:
+def _sources(pool: Pool) -> dict[str, str]:
+    return {**pool.loaded.tool_sources, **pool.loaded.function_sources}
+
+
+def _read_dataset(plan: RunPlan) -> tuple[DatasetSummary, dict[str, _Place]]:
     dataset = Dataset(Path(plan.dataset))
     summary = dataset.check(offset=plan.offset, limit=plan.limit)
-    return summary, {row.id: row.index for row in dataset.rows(offset=plan.offset, limit=plan.limit)}
+    rows = dataset.rows(offset=plan.offset, limit=plan.limit)
+    return summary, {row.id: _Place(row.index, _excerpt(row.user_prompt)) for row in rows}
 
 
-def _content(root: Path, plan: RunPlan, sources: Mapping[str, str]) -> dict[str, str]:
-    """What the tools are made of: the modules they imported, and every other file beside them."""
-    content = dict(sources)
-    if plan.mcp_dir is not None:
-        for file in Path(plan.mcp_dir).rglob("*"):
-            if file.is_file() and file.suffix not in {".py", ".pyc"} and not file.name.startswith("."):
-                content[file.relative_to(root).as_posix()] = file_hash(file)
-    return content
+def _excerpt(prompt: str) -> str:
+    text = " ".join(prompt.split())
+    return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]}…"
+
+
+def _refuse_broken(prepared: Prepared, tools: Ready, functions: Ready) -> None:
+    """What loads, but not as a whole, is a mistake in the making: the last good code stays."""
+    for problem in prepared.problems if not prepared.worker.strict_functions else []:
+        raise FunctionError(described(problem))
+    for failure in functions.problems:
+        raise FunctionError(failure.message)
+    if not tools.tools:
+        raise RepositoryError("mcp/main.py: the server has no tools")
 
 
 def _verdict(outcome: Outcome, threshold: float) -> _Verdict:
     scored = outcome.scores.values()
     good = all(score.value is not None and score.value >= threshold for score in scored)
-    return _Verdict(outcome.row_index, outcome.failure is None and good, outcome.reward)
+    return _Verdict(outcome.failure is None and good, outcome.reward)
 
 
 def _compare_tools(before: Mapping[str, Any], after: Mapping[str, Any]) -> ToolChanges:

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import osmosis_ai
+from osmosis_ai.imports import content_hash, hash_when_imported
+
 __all__ = ["combined_hash", "file_hash", "imported_sources", "python_files"]
 
-_NOT_THE_USERS = {"site-packages", "dist-packages", "__pycache__"}
+_OTHERS = tuple(f"{Path(file).parent}{os.sep}" for file in (os.__file__, osmosis_ai.__file__ or ""))
+_INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|__pycache__)[/\\]")
 
 
 def imported_sources(root: Path) -> dict[str, str]:
-    """The files under `root` that this process's modules came from, with the hash of each file's content.
+    """The files under `root` that this process's modules came from, with the hash of what was imported.
 
     Args:
         root: The repository's root folder.
 
     Returns:
-        Paths relative to `root` with forward slashes. A file that is gone by now has an empty hash.
+        Paths relative to `root` with forward slashes. A file that is gone by now may have an empty hash.
     """
     root = root.resolve()
     found = {}
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
-        if isinstance(name, str):
-            file = Path(name).resolve()
-            if file.is_relative_to(root) and not _NOT_THE_USERS & set(file.parts):
-                found[file.relative_to(root).as_posix()] = file_hash(file)
+        # To resolve the paths of a thousand installed modules would take longer than most imports.
+        if not isinstance(name, str) or name.startswith(_OTHERS) or _INSTALLED.search(name):
+            continue
+        file = Path(name).resolve()
+        if file.is_relative_to(root) and not _INSTALLED.search(str(file)):
+            found[file.relative_to(root).as_posix()] = hash_when_imported(file) or file_hash(file)
     return found
 
 
@@ -46,7 +54,7 @@ def python_files(folder: Path, root: Path) -> dict[str, str]:
 def file_hash(file: Path) -> str:
     """A hash of a file's content, empty when it can't be read."""
     try:
-        return hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest()
+        return content_hash(file.read_bytes())
     except OSError:
         return ""
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from osmosis_ai.runtime import frames
+from osmosis_ai.runtime import forkserver, frames
 from osmosis_ai.runtime.orphans import end_processes
 from osmosis_ai.runtime.process import Boot, Exited, Forked, TemplateEvent, read_frame, template_main, worker_main
 
@@ -26,8 +26,6 @@ __all__ = [
 
 LOAD_SECONDS = 120.0
 """How long user code may take to load."""
-
-PRELOAD = ["osmosis_ai.runtime.preload"]
 
 
 class Spawned:
@@ -122,7 +120,7 @@ class _Template:
         self.loaded = False
         self._control = control
         self._children: dict[int, Spawned] = {}
-        self._forked: asyncio.Queue[int | None] = asyncio.Queue()
+        self._forked: asyncio.Queue[Spawned | None] = asyncio.Queue()
         self._reading = asyncio.create_task(self._read(reports))
 
     @classmethod
@@ -136,47 +134,51 @@ class _Template:
     async def fork(self, jobs: socket.socket, events: socket.socket) -> Spawned:
         """Fork a worker; raises OSError when the template is lost or takes too long to load."""
         socket.send_fds(self._control, [b"f"], [jobs.fileno(), events.fileno()])
-        pid = None
+        child = None
         with anyio.move_on_after(LOAD_SECONDS) as waiting:
-            pid = await self._forked.get()
+            child = await self._forked.get()
         if waiting.cancelled_caught:
             end_processes(self.process.pid)
             raise OSError(f"the repository did not load within {LOAD_SECONDS:.0f} s")
-        if pid is None:
+        if child is None:
             raise OSError("the process that has loaded the repository was lost; what it said stands in the run's log")
         self.loaded = True
-        return self._children[pid]
+        return child
 
     async def aclose(self) -> None:
         """End the process. Workers that it has forked end with it."""
         self._control.close()
         end_processes(self.process.pid)
-        await self._reading
         await self.process.exited.wait()
+        # Its end has been seen: whoever else may hold its socket open need not be waited for.
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
 
     async def _read(self, reports: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=reports)
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                event = msgspec.json.decode(await read_frame(reader), type=TemplateEvent)
-                if isinstance(event, Forked):
-                    self._children[event.pid] = Spawned(event.pid)
-                    self._forked.put_nowait(event.pid)
-                elif isinstance(event, Exited):
-                    self._children.pop(event.pid).end(event.code)
-        writer.close()
-        self._forked.put_nowait(None)
-        for child in self._children.values():
-            end_processes(child.pid)
-            child.end(None)
-        self._children.clear()
+        try:
+            with suppress(asyncio.IncompleteReadError, ConnectionError):
+                while True:
+                    event = msgspec.json.decode(await read_frame(reader), type=TemplateEvent)
+                    if isinstance(event, Forked):
+                        child = self._children[event.pid] = Spawned(event.pid)
+                        self._forked.put_nowait(child)
+                    else:
+                        self._children.pop(event.pid).end(event.code)
+        finally:
+            writer.close()
+            self._forked.put_nowait(None)
+            for child in self._children.values():
+                end_processes(child.pid)
+                child.end(None)
+            self._children.clear()
 
 
 async def _start(target: Callable[..., None], first: socket.socket, second: socket.socket, boot: bytes) -> Spawned:
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        forkserver = multiprocessing.get_context("forkserver")
-        forkserver.set_forkserver_preload(PRELOAD)
-        process: multiprocessing.process.BaseProcess = forkserver.Process(target=target, args=(first, second, boot))
+    if forkserver.available():
+        forkserver.start()
+        context = multiprocessing.get_context("forkserver")
+        process: multiprocessing.process.BaseProcess = context.Process(target=target, args=(first, second, boot))
     else:
         process = multiprocessing.get_context("spawn").Process(target=target, args=(first, second, boot))
     await asyncio.to_thread(process.start)

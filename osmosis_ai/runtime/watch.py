@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 import anyio
@@ -12,7 +12,17 @@ import pathspec
 from osmosis_ai.records import Record
 from osmosis_ai.runtime.sources import file_hash
 
-__all__ = ["FileHashes", "Stale", "Watched", "classify", "counts", "read_gitignore", "watch_files"]
+__all__ = [
+    "FileHashes",
+    "Stale",
+    "Watched",
+    "classify",
+    "counts",
+    "from_root",
+    "read_gitignore",
+    "repository_files",
+    "watch_files",
+]
 
 SETTLE_MS = 50
 LONGEST_BURST_MS = 1600
@@ -100,6 +110,26 @@ def read_gitignore(root: Path) -> pathspec.GitIgnoreSpec:
     return pathspec.GitIgnoreSpec.from_lines(lines)
 
 
+def repository_files(root: Path, folder: str) -> Iterator[str]:
+    """The files of a folder of the repository that count, wherever in it they are.
+
+    Args:
+        root: The repository's root.
+        folder: Relative to the root; it needn't exist.
+    """
+    ignored = read_gitignore(root)
+    for place, folders, files in os.walk(root / folder):
+        folders[:] = [name for name in folders if not _is_ignored_folder(Path(place, name))]
+        for name in files:
+            path = from_root(root, f"{place}{os.sep}{name}")
+            if counts(path, ignored):
+                yield path
+
+
+def _is_ignored_folder(folder: Path) -> bool:
+    return folder.name in IGNORED_FOLDERS or (folder / "pyvenv.cfg").exists()
+
+
 class FileHashes:
     """What every file held when it was last looked at: a save without a change is none.
 
@@ -128,29 +158,28 @@ class FileHashes:
 
 
 async def watch_files(
-    root: Path, wanted: Callable[[str], bool], stop: anyio.Event, *outside: Path
+    folder: Path, root: Path, wanted: Callable[[str], bool], stop: anyio.Event, *, recursive: bool = True
 ) -> AsyncIterator[set[str]]:
     """Give the paths of each burst of changes: saves that follow each other within 50 ms are one.
 
     Args:
-        root: The repository's root.
-        wanted: Whether a path, relative to the root, counts.
+        folder: What to watch.
+        root: The repository's root, that paths are relative to.
+        wanted: Whether a path counts.
         stop: Ends it soon after it is set; the thread that waits for changes can't be cancelled.
-        outside: Further files, that aren't under the root.
+        recursive: Whether to watch the folders in it too.
     """
     import watchfiles
 
-    extra = {str(path) for path in outside}
-
     def accept(change: watchfiles.Change, path: str) -> bool:
-        return path in extra or wanted(_relative(path, root))
+        return wanted(from_root(root, path))
 
-    folders = {str(root), *(str(path.parent) for path in outside)}
     async for changes in watchfiles.awatch(
-        *folders, watch_filter=accept, step=SETTLE_MS, debounce=LONGEST_BURST_MS, stop_event=stop
+        folder, watch_filter=accept, step=SETTLE_MS, debounce=LONGEST_BURST_MS, stop_event=stop, recursive=recursive
     ):
-        yield {path if path in extra else _relative(path, root) for _, path in changes}
+        yield {from_root(root, path) for _, path in changes}
 
 
-def _relative(path: str, root: Path) -> str:
+def from_root(root: Path, path: str | Path) -> str:
+    """A path relative to the repository's root, with forward slashes; it may lead out of it."""
     return Path(os.path.relpath(path, root)).as_posix()

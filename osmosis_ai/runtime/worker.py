@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,11 +22,13 @@ import anyio
 from osmosis_ai import tracebacks
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, StartError
-from osmosis_ai.records import Completion, Failure, FinishReason, Message, Tool, ToolCall, Turn
+from osmosis_ai.imports import uncached_imports
+from osmosis_ai.records import Completion, Failure, FinishReason, Message, Score, Tool, ToolCall, Turn
 from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput, load_scorer
 from osmosis_ai.runtime.agent_loop import McpAgentLoop, RolloutContext
 from osmosis_ai.runtime.clocks import Clock, Clocks, elapsed_ms
 from osmosis_ai.runtime.frames import (
+    BatchDone,
     CallDone,
     Event,
     Imported,
@@ -39,6 +41,7 @@ from osmosis_ai.runtime.frames import (
     RolloutDone,
     RolloutJob,
     SampleDone,
+    ScoreBatch,
     ScoreJob,
     ScoresDone,
     ScoringStarted,
@@ -70,7 +73,7 @@ def label_of(job: Job) -> str:
         return f"row {job.row.index} run {job.run_index}"
     if isinstance(job, ScoreJob):
         return f"row {job.row_index} scores"
-    return "probe"
+    return "scores" if isinstance(job, ScoreBatch) else "probe"
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,8 @@ class Worker:
                     await self._rollout(job)
                 elif isinstance(job, ScoreJob):
                     await self._score(job)
+                elif isinstance(job, ScoreBatch):
+                    await self._score_batch(job)
                 else:
                     await self._probe(job)
             finally:
@@ -217,17 +222,35 @@ class Worker:
         return self.clocks.limit(seconds, current_job.get() or "")
 
     async def _score(self, job: ScoreJob) -> None:
-        trajectory = ScoringInput(
-            messages=job.messages, ground_truth=job.ground_truth, row_index=job.row_index, extra=job.extra
-        )
         scores = []
         for name in job.functions:
             self._emit(ScoringStarted(job.id, name))
-            with self.clocks.limit(self.spec.limits.reward_timeout + SCORE_GRACE_SECONDS, job.id):
-                scores.append(await self._scorers[name].score(trajectory, self.spec.limits.reward_timeout))
+            scores.append(await self._call_function(name, job, job.id))
         self._emit(ScoresDone(job.id, scores))
+        self._retire_if_blocked(scores)
+
+    async def _score_batch(self, batch: ScoreBatch) -> None:
+        self._emit(ScoringStarted(batch.id, batch.jobs[0].functions[0]))
+        scores = []
+        for job in batch.jobs:
+            job_label.set(label_of(job))
+            scores.append([await self._call_function(name, job, batch.id) for name in job.functions])
+        self._emit(BatchDone(batch.id, scores))
+        self._retire_if_blocked(score for its_scores in scores for score in its_scores)
+
+    async def _call_function(self, name: str, job: ScoreJob, owner: str) -> Score:
+        trajectory = ScoringInput(
+            messages=job.messages, ground_truth=job.ground_truth, row_index=job.row_index, extra=job.extra
+        )
+        scorer, seconds = self._scorers[name], self.spec.limits.reward_timeout
+        # The scorer keeps the limit itself; this clock is for functions that hold the event loop.
+        with self.clocks.limit(seconds + SCORE_GRACE_SECONDS, owner):
+            return await scorer.score(trajectory, seconds)
+        return Score(name, failure=Failure(scorer.ref.kind, f"took longer than {seconds:g} s", kind="timeout"))
+
+    def _retire_if_blocked(self, scores: Iterable[Score]) -> None:
         if any(score.failure is not None and score.failure.kind == "timeout" for score in scores):
-            self._emit(Retiring(f"a function that scores row {job.row_index} may still hold a thread"))
+            self._emit(Retiring("a function that ran out of time may still hold a thread"))
 
     async def _rollout(self, job: RolloutJob) -> None:
         limits = self.spec.limits
@@ -377,6 +400,7 @@ def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]
     for folder in dict.fromkeys(ref.root for ref in reversed(spec.functions)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
+        uncached_imports(Path(folder))
     scorers: dict[str, Scorer] = {}
     problems: list[Failure] = []
     for ref in spec.functions:

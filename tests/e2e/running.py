@@ -22,7 +22,7 @@ from conftest import Finished, clean_environment
 COMMAND = Path(sys.executable).with_name("osmosis")
 REPOS = Path(__file__).parents[1] / "repos"
 MARK = "OSMOSIS_TEST_COMMAND"
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds after which a condition that should come true never will."""
 
 
@@ -50,14 +50,27 @@ class Running:
 
     def wait(self) -> Finished:
         """Wait for its end and for that of everything it started."""
-        code = self.process.wait(PATIENCE * 2)
+        code = self.process.wait(PATIENCE * 3)
         finished = Finished(code, _text(self._stdout), _text(self._stderr))
         eventually(lambda: not self.descendants(), lambda: f"left behind: {self._describe()}\n{finished.stderr}")
         return finished
 
+    def until(self, condition: Callable[[], Any]) -> None:
+        """Wait for a condition that must come true while the command runs."""
+
+        def come_true() -> Any:
+            assert self.process.poll() is None, f"it ended with {self.process.poll()}:\n{self.said()}"
+            return condition()
+
+        eventually(come_true, lambda: f"it never came true; the command said:\n{self.said()}")
+
     def descendants(self) -> list[psutil.Process]:
         """Every process with this command's mark, whatever it has become a child of, but not the command itself."""
         return [process for process in _marked(self.mark) if process.pid != self.process.pid]
+
+    def printed(self) -> str:
+        """What it has written to stdout so far."""
+        return _text(self._stdout)
 
     def said(self) -> str:
         """What it has written to stderr so far."""

@@ -124,7 +124,7 @@ FUNCTIONS = {
     ),
     "signature": Bad(
         ["eval", "--eval-fn", "scores:length"],
-        ["scores.py:4", "TypeError", "ground_truth", "int"],
+        ["scores.py:", "TypeError", "ground_truth", "int"],
         write(
             "scores.py",
             "from osmosis_ai import osmosis_reward\n\n\n@osmosis_reward\n"

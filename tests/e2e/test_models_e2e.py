@@ -17,7 +17,7 @@ NOWHERE = "http://127.0.0.1:9/v1"
 def test_a_refused_connection_ends_the_run(osmosis: Osmosis, repo: Path) -> None:
     done = osmosis("test", "--base-url", NOWHERE, "--model", "m", "-q", cwd=repo)
     assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("error:") == 1
     assert f"nothing answers at {NOWHERE}" in done.stderr
     assert "--base-url" in done.stderr
 
@@ -41,7 +41,7 @@ def test_an_endpoint_that_refuses_ends_the_run(
         model = ["--base-url", endpoint.url, "--model", "scripted", "--api-key", "sk-the-wrong-key"]
         done = osmosis("eval", *model, "-q", cwd=repo)
         assert (done.code, done.stdout) == (2, "")
-        assert done.stderr.count("\n") == 1
+        assert done.stderr.count("error:") == 1
         assert endpoint.url in done.stderr
         for part in says:
             assert part in done.stderr
@@ -53,7 +53,7 @@ def test_an_endpoint_that_refuses_ends_the_run(
 def test_a_provider_without_its_key_ends_the_run(osmosis: Osmosis, repo: Path) -> None:
     done = osmosis("test", "--model", "gpt-5-mini", "-q", cwd=repo)
     assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
+    assert done.stderr.count("error:") == 1
     for part in ("openai/gpt-5-mini", "OPENAI_API_KEY", "--api-key"):
         assert part in done.stderr
 

@@ -11,7 +11,7 @@ from conftest import COMMAND, Osmosis, clean_environment
 
 from osmosis_ai.testing import ScriptedEndpoint, by_turn, text, tool_call
 
-HEAVY = ["aiohttp", "asyncio", "fastmcp", "litellm", "mcp", "openai", "pyarrow", "uvicorn", "watchfiles", "yaml"]
+HEAVY = ["aiohttp", "anyio", "fastmcp", "litellm", "mcp", "openai", "pyarrow", "uvicorn", "watchfiles", "yaml"]
 
 WATCHED = """
 import sys

@@ -135,8 +135,9 @@ def forks_and_dies() -> str:
 @mcp.tool
 def floods() -> str:
     """Write megabytes to stdout, from Python and from below it."""
+    for _ in range(600):
+        print("y" * 5_000)
     for _ in range(40):
-        print("y" * 100_000)
         os.write(1, b"z" * 100_000 + b"\n")
     return "flooded"
 

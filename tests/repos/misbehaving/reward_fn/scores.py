@@ -49,8 +49,9 @@ def faulty(solution_str: str, ground_truth: str, extra_info: dict = None) -> flo
                 signal.pause()
         os._exit(9)
     if fault == "floods":
+        for _ in range(600):
+            print("y" * 5_000)
         for _ in range(40):
-            print("y" * 100_000)
             os.write(1, b"z" * 100_000 + b"\n")
     if fault == "returns_much":
         return "x" * 5_000_000

@@ -1,0 +1,444 @@
+"""`osmosis eval-rubric`: have a judge score recorded solutions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from osmosis_ai.errors import StartError, UsageError
+from osmosis_ai.records import FunctionRef
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.console import Output
+    from osmosis_ai.reward_rubric.configs import Rubric
+    from osmosis_ai.reward_rubric.data import RubricRecord
+    from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRecord, JudgedRun
+    from osmosis_ai.runtime.masking import Masker
+
+__all__ = ["eval_rubric"]
+
+FAILED = 1
+COULD_NOT_START = 2
+INTERRUPTED = 130
+LINE_SECONDS = 5.0
+
+
+def eval_rubric(
+    rubric: Annotated[
+        str,
+        typer.Option(metavar="ID|MODULE:FN", help="A rubric of the rubric file, or an @osmosis_rubric function."),
+    ],
+    data: Annotated[
+        str, typer.Option("-d", "--data", metavar="FILE", help="The records: JSONL with a solution_str in each line.")
+    ],
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The rubric file. Default: rubric_configs.yaml beside the data.")
+    ] = None,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, metavar="N", help="Runs per record.")] = 1,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time.")] = 8,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, metavar="SECONDS", help="Time for one run of an @osmosis_rubric function.")
+    ] = 150.0,
+    against: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Compare with the human labels in this column.")
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(metavar="SCORE", help="What counts as positive with --against. Default: the middle of the range."),
+    ] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="FILE", help="Compare with this earlier result.")] = None,
+    judge_model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Ask this model instead of the one the rubric names.")
+    ] = None,
+    judge_base_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send judge calls to this OpenAI-compatible endpoint; its key is read from $OSMOSIS_JUDGE_API_KEY.",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="PATH", help="A file, or a folder for a new file. Default: in the cache."
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress, only results.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="The result on one line of stdout, and nothing else there.")
+    ] = False,
+) -> None:
+    """Have a judge score recorded solutions, and say how far it agrees with itself and with people."""
+    from osmosis_ai.cli.console import Output
+    from osmosis_ai.environment import load_env_files
+    from osmosis_ai.reward_rubric.redirect import redirect_judges
+    from osmosis_ai.runtime.masking import Masker
+
+    cwd = Path.cwd()
+    load_env_files(cwd)
+    if judge_model or judge_base_url:
+        redirect_judges(judge_model, judge_base_url)
+    options = _Options(rubric, data, config, number, batch_size, timeout, against, threshold, baseline, output)
+    view = Output(Masker.from_environment(os.environ).text, quiet=quiet)
+    try:
+        plan = _prepare(options, cwd)
+        masker = Masker.from_environment(os.environ, plan.keys)
+        view = Output(masker.text, quiet=quiet)
+        if plan.skipped:
+            view.say(f"records for another rubric, skipped: {plan.skipped}")
+        judged = asyncio.run(_Evaluation(plan, view).run())
+    except StartError as error:
+        view.fail(str(error))
+        raise typer.Exit(COULD_NOT_START) from None
+    if judged is None:
+        view.warn("interrupted; nothing was written")
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(_finish(plan, judged, view, masker, json))
+
+
+class _Options(NamedTuple):
+    rubric: str
+    data: str
+    config: str | None
+    number: int
+    batch_size: int
+    timeout: float
+    against: str | None
+    threshold: float | None
+    baseline: str | None
+    output: str | None
+
+
+class _Plan(NamedTuple):
+    """What to do, every input checked."""
+
+    options: _Options
+    records: list[RubricRecord]
+    skipped: int
+    facts: dict[str, Any]
+    bounds: tuple[float, float]
+    output: Path
+    rubric: Rubric | None = None
+    function: FunctionRef | None = None
+    labels: dict[int, float] | None = None
+    baseline: float | None = None
+    keys: list[str] = []
+
+
+# Before
+
+
+def _prepare(options: _Options, cwd: Path) -> _Plan:
+    from osmosis_ai.reward_rubric.data import load_records
+    from osmosis_ai.reward_rubric.evaluation import labels_of, read_baseline
+
+    if options.threshold is not None and options.against is None:
+        raise UsageError("--threshold goes with --against COLUMN, the column with the human labels")
+    data = cwd / Path(options.data).expanduser()
+    is_function = ":" in options.rubric and options.config is None
+    everything = load_records(data)
+    rubric, function, facts = _function(options, cwd) if is_function else _entry(options, data, cwd)
+    name = rubric.id if rubric is not None else options.rubric
+    # Data calls a function by its whole name or by its own.
+    names = {None, name, function.attribute} if function is not None else {None, name}
+    records = [record for record in everything if record.rubric_id in names]
+    if not records:
+        there = sorted({record.rubric_id for record in everything if record.rubric_id})
+        raise UsageError(f"{data}: no record is for the rubric {name!r}; they are for {', '.join(there)}")
+    config = facts.pop("config_path", None)
+    facts = {"rubric_id": name, **facts, "number": options.number, "config_path": config, "data_path": str(data)}
+    key = rubric.model_info.get("api_key") if rubric is not None else None
+    return _Plan(
+        options=options,
+        records=records,
+        skipped=len(everything) - len(records),
+        facts=facts,
+        bounds=(rubric.score_min, rubric.score_max) if rubric is not None else (0.0, 1.0),
+        output=_output_file(options.output, name, cwd),
+        rubric=rubric,
+        function=function,
+        labels=labels_of(records, options.against) if options.against is not None else None,
+        baseline=read_baseline(cwd / Path(options.baseline).expanduser()) if options.baseline is not None else None,
+        keys=[key] if key else [],
+    )
+
+
+def _entry(options: _Options, data: Path, cwd: Path) -> tuple[Rubric, None, dict[str, Any]]:
+    from osmosis_ai.errors import MissingAPIKeyError
+    from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubric
+    from osmosis_ai.reward_rubric.target import find_target
+
+    path = data.parent / DEFAULT_FILE if options.config is None else cwd / Path(options.config).expanduser()
+    if options.config is None and not path.is_file():
+        raise UsageError(f"there is no {path}; name the rubric file with --config FILE, or a function as MODULE:FN")
+    rubric = load_rubric(path, options.rubric)
+    try:
+        target = find_target(rubric.model_info)
+    except (MissingAPIKeyError, ValueError) as error:
+        raise UsageError(f"rubric {rubric.id}: {error}") from None
+    facts = {"rubric_source": "config", "provider": target.provider, "model": target.model, "config_path": str(path)}
+    return rubric, None, facts
+
+
+def _function(options: _Options, cwd: Path) -> tuple[None, FunctionRef, dict[str, Any]]:
+    from osmosis_ai.discovery.repository import find_repository
+    from osmosis_ai.discovery.rubrics import resolve_rubrics
+    from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
+
+    (ref,) = resolve_rubrics([options.rubric], find_repository(None, cwd), cwd)
+    judge = rubric_extra_info({}, None)
+    return None, ref, {"rubric_source": "function", "provider": judge["provider"], "model": judge["model"]}
+
+
+def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
+    """Where the result goes. Its folder exists afterwards."""
+    import re
+    import time
+    from uuid import uuid4
+
+    if given is None:
+        from platformdirs import user_cache_path
+
+        folder = user_cache_path("osmosis", appauthor=False) / "eval_result" / re.sub(r"[^\w.-]|^\.+", "_", rubric_id)
+        path = folder / f"rubric_eval_result_{int(time.time())}_{uuid4().hex[:8]}.json"
+    else:
+        path = cwd / Path(given).expanduser()
+        if path.is_dir() or given.endswith(("/", os.sep)) or not path.suffix:
+            path = path / f"rubric_eval_result_{int(time.time())}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK):
+            raise UsageError(f"the result can't be written: the folder {path.parent} is read-only; use --output PATH")
+    except OSError as error:
+        raise UsageError(f"the result can't be written to {path.parent}: {error.strerror or error}") from None
+    return path
+
+
+# During
+
+
+class _Evaluation:
+    """The judging itself: concurrent, with progress, and given up at Ctrl-C."""
+
+    def __init__(self, plan: _Plan, view: Output) -> None:
+        self._plan = plan
+        self._view = view
+
+    async def run(self) -> list[JudgedRecord] | None:
+        """Judge every record; None when it was interrupted."""
+        import anyio
+
+        from osmosis_ai.reward_rubric.evaluation import judge_records
+        from osmosis_ai.runtime.tasks import task_group
+
+        plan, options = self._plan, self._plan.options
+        total = len(plan.records) * options.number
+        judged = None
+        with anyio.CancelScope() as scope, _interrupts(scope.cancel):
+            async with self._judge() as judge:
+                with _Progress(self._view, total) as progress:
+                    async with task_group() as ticker:
+                        ticker.start_soon(progress.keep_showing)
+                        judged = await judge_records(
+                            plan.records,
+                            judge,
+                            number=options.number,
+                            batch_size=options.batch_size,
+                            done=progress.done,
+                        )
+                        ticker.cancel_scope.cancel()
+        return None if scope.cancel_called else judged
+
+    @asynccontextmanager
+    async def _judge(self) -> AsyncIterator[Judge]:
+        from osmosis_ai.reward_rubric.evaluation import config_judge, without_label
+
+        column = self._plan.options.against
+
+        def unlabelled(judge: Judge) -> Judge:
+            # A judge that sees the label it is compared with agrees for nothing.
+            return judge if column is None else lambda record: judge(without_label(record, column))
+
+        if self._plan.rubric is not None:
+            yield unlabelled(config_judge(self._plan.rubric))
+            return
+        from osmosis_ai.runtime.frames import Limits
+        from osmosis_ai.runtime.orphans import end_strays
+        from osmosis_ai.runtime.pool import PoolOptions, default_workers
+        from osmosis_ai.runtime.rubric_functions import function_judge
+
+        assert self._plan.function is not None
+        environ = {name: value for name, value in os.environ.items() if name.startswith("OSMOSIS_JUDGE_")}
+        workers = PoolOptions(workers=default_workers(self._plan.options.batch_size), environ=environ)
+        try:
+            limits = Limits(reward_timeout=self._plan.options.timeout)
+            async with function_judge(self._plan.function, limits, workers) as judge:
+                yield unlabelled(judge)
+        finally:
+            end_strays()
+
+
+@contextmanager
+def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C once stops, twice ends the process."""
+    loop = asyncio.get_running_loop()
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            os._exit(INTERRUPTED)
+        interrupted = True
+        loop.call_soon_threadsafe(stop)
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class _Progress:
+    """A bar on a terminal, else a line now and then. Use as a context manager."""
+
+    def __init__(self, view: Output, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._view = view
+        self._total = total
+        self._done = self._failed = 0
+        self._sum = 0.0
+        self._started = monotonic()
+        self._bar: Progress | None = None
+        if view.messages.is_terminal and not view.quiet:
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=view.messages, transient=True)
+            self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> _Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def done(self, record: RubricRecord, run: JudgedRun) -> None:
+        self._done += 1
+        self._failed += run.score is None
+        self._sum += run.score or 0.0
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, description=self._status())
+
+    async def keep_showing(self) -> None:
+        import anyio
+
+        while self._bar is None and not self._view.quiet:
+            await anyio.sleep(LINE_SECONDS)
+            self._view.say(f"{self._done}/{self._total} runs, {self._status()}")
+
+    def _status(self) -> str:
+        scored = self._done - self._failed
+        parts = [f"average {self._sum / scored:.3f}"] if scored else []
+        return ", ".join([*parts, f"{self._failed} failed"])
+
+
+# After
+
+
+def _finish(plan: _Plan, judged: list[JudgedRecord], view: Output, masker: Masker, as_json: bool) -> int:
+    import msgspec
+
+    from osmosis_ai.reward_rubric.evaluation import compare_with_labels, result_object, spread, statistics_of
+
+    overall = statistics_of([run for item in judged for run in item.runs])
+    facts = dict(plan.facts)
+    found: dict[str, Any] = {"spread": spread(judged)}
+    if plan.labels is not None and plan.options.against is not None:
+        low, high = plan.bounds
+        threshold = (low + high) / 2 if plan.options.threshold is None else plan.options.threshold
+        found["agreement"] = compare_with_labels(judged, plan.labels, plan.options.against, threshold)
+    if plan.baseline is not None:
+        difference = None if overall.average is None else overall.average - plan.baseline
+        found["baseline"] = {"path": plan.options.baseline, "average": plan.baseline, "difference": difference}
+    found = {name: value for name, value in found.items() if value is not None}
+    data = masker.encoded(msgspec.json.encode(result_object(judged, {**facts, **found})))
+    _write(plan.output, msgspec.json.format(data, indent=2) + b"\n")
+    if as_json:
+        view.line(data.decode("utf-8"))
+    else:
+        _print(view, masker, judged, overall, found)
+    view.say(f"results written to {plan.output}")
+    return FAILED if overall.failure_count else 0
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file as a whole or not at all."""
+    import tempfile
+
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _print(view: Output, masker: Masker, judged: list[JudgedRecord], overall: Any, found: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("record", "run", "score", "explanation", box=None, pad_edge=False)
+    for item in judged:
+        for run in item.runs:
+            score = "failed" if run.score is None else f"{run.score:.4g}"
+            said = " ".join((run.error or run.explanation or "").split())
+            said = said if len(said) <= 160 else f"{said[:160]}…"
+            name = item.record.id if run.run_index == 0 else ""
+            table.add_row(Text(masker.text(name)), str(run.run_index), score, Text(masker.text(said)))
+    view.result(table)
+    view.line("")
+    if overall.average is not None:
+        view.line(
+            f"average {overall.average:.4f}, variance {overall.variance:.4f}, stdev {overall.stdev:.4f}, "
+            f"min {overall.min:.4g}, max {overall.max:.4g}"
+        )
+    view.line(f"{overall.success_count} of {overall.total_runs} runs succeeded")
+    if "spread" in found:
+        spread = found["spread"]
+        view.line(
+            f"spread over {spread['records']} records: mean stdev {spread['mean_stdev']:.4f}, "
+            f"largest range {spread['max_range']:.4g} ({spread['widest_record']}), {spread['unanimous']} unanimous"
+        )
+    if "agreement" in found:
+        view.line(_agreement_line(found["agreement"]))
+    if "baseline" in found and found["baseline"]["difference"] is not None:
+        before = found["baseline"]
+        view.line(f"baseline average {before['average']:.4f}, difference {before['difference']:+.4f}")
+
+
+def _agreement_line(agreement: dict[str, Any]) -> str:
+    if not agreement["records"]:
+        return f"agreement with {agreement['column']}: no record has both a score and a label"
+    counts = agreement["confusion"]
+    rank = "not defined" if agreement["spearman"] is None else f"{agreement['spearman']:.3f}"
+    return (
+        f"agreement with {agreement['column']} on {agreement['records']} records: mean absolute error "
+        f"{agreement['mean_absolute_error']:.4f}, Spearman {rank}; at {agreement['threshold']:g}: "
+        f"{counts['true_positive']} both positive, {counts['true_negative']} both negative, "
+        f"{counts['false_positive']} only the judge, {counts['false_negative']} only the label "
+        f"(accuracy {agreement['accuracy']:.2f})"
+    )

@@ -1,0 +1,65 @@
+"""`osmosis preview`: what a rubric file or a dataset says, as it is understood."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from osmosis_ai.errors import UsageError
+
+__all__ = ["preview"]
+
+
+def preview(
+    path: Annotated[str, typer.Option("--path", metavar="FILE", help="A rubric file (YAML) or a dataset.")],
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Show at most N entries.")] = None,
+) -> None:
+    """Check a rubric file or a dataset and show every entry."""
+    import itertools
+    import os
+
+    import msgspec
+
+    from osmosis_ai.cli.console import Output
+    from osmosis_ai.runtime.masking import Masker
+
+    file = Path(path).expanduser()
+    summary, entries, keys = _load(file)
+    masker = Masker.from_environment(os.environ, keys)
+    output = Output(masker.text)
+    output.line(f"Loaded {summary} from {path}")
+    for entry in itertools.islice(entries, limit):
+        output.line(msgspec.json.format(masker.encoded(msgspec.json.encode(entry)), indent=2).decode("utf-8"))
+
+
+def _load(file: Path) -> tuple[str, Iterable[Any], list[str]]:
+    """How many of what there are, the entries, and the keys among them."""
+    suffix = file.suffix.lower()
+    if suffix in (".yaml", ".yml"):
+        from osmosis_ai.reward_rubric.configs import load_rubrics
+
+        rubrics = load_rubrics(file).rubrics
+        keys = [rubric.model_info["api_key"] for rubric in rubrics if rubric.model_info.get("api_key")]
+        return _counted(len(rubrics), "rubric"), rubrics, keys
+    if suffix == ".jsonl":
+        from osmosis_ai.reward_rubric.data import holds_solutions, load_records
+
+        if holds_solutions(file):
+            records = load_records(file)
+            return _counted(len(records), "record"), [record.values for record in records], []
+    from osmosis_ai.dataset import SUFFIXES, open_dataset
+
+    if suffix not in SUFFIXES and file.exists():
+        raise UsageError(
+            f"{file}: unknown suffix {suffix!r}. A rubric file is .yaml or .yml, "
+            f"a dataset one of {', '.join(SUFFIXES)}."
+        )
+    dataset = open_dataset(file)
+    return _counted(dataset.check().count, "row"), dataset.rows(), []
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

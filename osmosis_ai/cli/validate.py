@@ -1,0 +1,113 @@
+"""`osmosis validate`: check a repository before it is pushed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osmosis_ai.errors import UsageError
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.console import Output
+    from osmosis_ai.runtime.validation import Validation, ValidationOptions
+
+__all__ = ["validate"]
+
+FAILED = 1
+INTERRUPTED = 130
+FORMATS = ("text", "json", "github")
+
+
+def validate(
+    repo: Annotated[Path, typer.Argument(metavar="[REPO]", help="The repository's root.", show_default=False)] = Path(),
+    dataset: Annotated[
+        str | None,
+        typer.Option("-d", "--dataset", "--data", metavar="FILE", help="The rows. Default: test_data.jsonl in REPO."),
+    ] = None,
+    answer_form: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEMPLATE",
+            help="A form of right answers to try besides the usual ones, as in 'Result: {answer}' (repeatable).",
+        ),
+    ] = None,
+    static: Annotated[bool, typer.Option("--static", help="Read source only; run no user code.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on warnings too.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="How long the tools, and the functions, may take to load.")
+    ] = 30.0,
+    form: Annotated[str, typer.Option("--format", metavar="text|json|github", help="How to report.")] = "text",
+    json: Annotated[
+        bool, typer.Option("--json", help="One object on one line of stdout, and nothing else there.")
+    ] = False,
+) -> None:
+    """Check everything in a repository: tools, functions, what rewards really reward, dataset, configs, git.
+
+    Every code that a finding can have is in docs/checks.md, with its cause and remedy.
+    """
+    from osmosis_ai.cli.console import Output
+    from osmosis_ai.discovery.checks.probes import parse_answer_form
+    from osmosis_ai.environment import load_env_files
+    from osmosis_ai.runtime.masking import Masker
+    from osmosis_ai.runtime.validation import ValidationOptions
+
+    form = "json" if json else form
+    if form not in FORMATS:
+        raise UsageError(f"--format {form}: one of {', '.join(FORMATS)}")
+    cwd = Path.cwd()
+    # Not resolve(): findings name what the user has named.
+    root = Path(os.path.abspath(cwd / repo))  # noqa: PTH100
+    if not root.is_dir():
+        what = "is a file, not a folder" if root.exists() else "doesn't exist"
+        raise UsageError(f"{repo} {what}; name the repository's root")
+    try:
+        forms = tuple(parse_answer_form(template) for template in answer_form or [])
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    data = None if dataset is None else _dataset(dataset, cwd)
+    load_env_files(cwd, root)
+    output = Output(Masker.from_environment(os.environ).text)
+    options = ValidationOptions(static=static, dataset=data, forms=forms, load_seconds=timeout)
+    validation = _run(root, options, output)
+    _report(validation, form, root, cwd, output, static=static)
+    counted = validation.findings if strict else [one for one in validation.findings if one.severity == "error"]
+    raise typer.Exit(FAILED if counted else 0)
+
+
+def _dataset(given: str, cwd: Path) -> str:
+    path = cwd / Path(given).expanduser()
+    if not path.is_file():
+        raise UsageError(f"-d {given}: there is no such file")
+    return str(path)
+
+
+def _run(root: Path, options: ValidationOptions, output: Output) -> Validation:
+    from osmosis_ai.runtime.orphans import end_strays
+    from osmosis_ai.runtime.validation import validate as run
+
+    try:
+        return asyncio.run(run(root, options, os.environ))
+    except KeyboardInterrupt:
+        output.say("interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        if not options.static:
+            end_strays()
+
+
+def _report(validation: Validation, form: str, root: Path, cwd: Path, output: Output, *, static: bool) -> None:
+    import msgspec
+
+    from osmosis_ai.cli.validate_output import print_annotations, print_validation
+
+    if form == "json":
+        values = {"components": validation.components, "findings": validation.findings}
+        output.line(msgspec.json.encode(values).decode("utf-8"))
+    elif form == "github":
+        print_annotations(validation, Path(os.path.relpath(root, cwd)), output)
+    else:
+        print_validation(validation, output, static=static)

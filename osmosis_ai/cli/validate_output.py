@@ -1,0 +1,133 @@
+"""What `osmosis validate` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from osmosis_ai.cli.console import Output
+from osmosis_ai.discovery.checks import Finding
+from osmosis_ai.discovery.checks.controls import ControlReport
+from osmosis_ai.discovery.checks.probes import WRONG
+from osmosis_ai.runtime.validation import Validation
+
+__all__ = ["print_annotations", "print_validation"]
+
+_STYLES = {"error": "bold red", "warning": "yellow"}
+_KINDS = {"tool": "tools", "reward": "reward functions", "rubric": "rubrics"}
+
+
+def print_validation(validation: Validation, output: Output, *, static: bool) -> None:
+    """Print the whole report to stdout: what was found, the controls, the findings, the sum.
+
+    Args:
+        validation: What was found.
+        output: Where to print.
+        static: Whether nothing was run, so that there are no controls.
+    """
+    _print_components(validation, output)
+    for report in validation.controls:
+        _print_control(report, output)
+    for file, findings in groupby(validation.findings, key=lambda one: one.file or "repository"):
+        output.result("")
+        output.result(Text(output.mask(file), style="bold"))
+        _print_findings(list(findings), output)
+    output.result("")
+    output.result(_sum(validation, static))
+
+
+def print_annotations(validation: Validation, prefix: Path, output: Output) -> None:
+    """Print findings as GitHub's workflow commands, which show them beside the lines of a pull request.
+
+    Args:
+        validation: What was found.
+        prefix: The repository's root, relative to the workspace.
+        output: Where to print.
+    """
+    for one in validation.findings:
+        place = [f"file={_escaped((prefix / one.file).as_posix(), in_property=True)}"] if one.file else []
+        place += [f"line={one.line}"] if one.line else []
+        place.append(f"title={_escaped(one.code, in_property=True)}")
+        message = f"{one.message}. {one.hint}" if one.hint else one.message
+        output.line(f"::{one.severity} {','.join(place)}::{_escaped(output.mask(message))}")
+    output.say(_sum(validation, static=False).plain)
+
+
+def _print_components(validation: Validation, output: Output) -> None:
+    for kind, title in _KINDS.items():
+        found = [component for component in validation.components if component.kind == kind]
+        if not found:
+            output.result(Text(f"{title}: none"))
+            continue
+        table = _table(f"{title} ({len(found)})", "name", "where", "parameters")
+        for component in found:
+            where = f"{component.file}:{component.line}"
+            table.add_row(*map(output.mask, (component.name, where, ", ".join(component.parameters))))
+        output.result(table)
+
+
+def _print_control(report: ControlReport, output: Output) -> None:
+    output.result("")
+    output.result(Text.assemble(("controls of ", ""), (report.function, "bold"), f": {report.verdict}"))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("  answer form", no_wrap=True)
+    table.add_column("right", justify="right")
+    for kind in WRONG:
+        table.add_column(kind, justify="right")
+    for form in report.forms:
+        mark = "✓" if form.accepted else " "
+        right = Text(_score(form.right), style="green" if form.accepted else "dim")
+        table.add_row(Text(f"{mark} {form.form}"), right, *(_score(form.wrong[kind]) for kind in WRONG))
+    output.result(table)
+    others = f"  empty {_score(report.empty)}, prompt echoed {_score(report.prompt)}, odd answers {_score(report.odd)}"
+    rows = "1 row" if report.rows == 1 else f"{report.rows} rows"
+    output.result(Text(f"{others}; {rows}, {report.calls:,} calls, {report.median_ms:.1f} ms each"))
+
+
+def _print_findings(findings: Iterable[Finding], output: Output) -> None:
+    for one in findings:
+        line = Text(f"  {one.line or '–':>4}  ")
+        line.append(f"{one.severity:<7}", style=_STYLES[one.severity])
+        line.append(f"  {one.code}  ", style="dim")
+        line.append(output.mask(one.message))
+        output.result(line)
+        if one.hint:
+            output.result(Text(f"{'':26}{output.mask(one.hint)}", style="dim"))
+
+
+def _sum(validation: Validation, static: bool) -> Text:
+    errors = sum(one.severity == "error" for one in validation.findings)
+    warnings = len(validation.findings) - errors
+    if not validation.findings:
+        return Text("no problems found" + (" (source only; nothing was run)" if static else ""), style="green")
+    text = Text(f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}")
+    if static:
+        text.append(" (source only; nothing was run)")
+    text.stylize("red" if errors else "yellow")
+    return text
+
+
+def _table(*columns: str) -> Table:
+    title, *names = columns
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _score(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _escaped(text: str, *, in_property: bool = False) -> str:
+    """As GitHub's toolkit escapes data and properties of workflow commands."""
+    text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return text.replace(":", "%3A").replace(",", "%2C") if in_property else text

@@ -1,0 +1,409 @@
+"""Controls of reward functions: what the scores of right, wrong, empty and odd answers mean.
+
+A function passes when right answers score high in some usual form and wrong ones don't. What "high" is depends on the
+function: `floor` is the least score any answer got, `best` the most that a right answer got, and an answer counts as
+accepted from halfway between the two. A wrong answer "scores like a right one" when it gets what the right answer of
+its row got. A function that never looks at the ground truth (a format or length reward) can't tell wrong answers from
+right ones and isn't asked to; but one function of a repository should.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from osmosis_ai.discovery.checks.findings import Finding, finding
+from osmosis_ai.discovery.checks.probes import WRONG, Probe
+from osmosis_ai.records import FunctionRef, Record, Score
+
+__all__ = ["ControlReport", "ControlledFunction", "FormReport", "Trial", "judge", "judge_together"]
+
+SLOW_MS = 100.0
+TOLERATED_SHARE = 0.2
+"""Up to so many rows may have a wrong answer that happens to mean the same as the right one."""
+
+_CLOSE = 1e-9
+
+
+class Trial(NamedTuple):
+    """A probe and what it scored, the second time too if it was tried again."""
+
+    probe: Probe
+    score: Score
+    again: Score | None = None
+
+
+class ControlledFunction(NamedTuple):
+    """A reward function under control: what is known of it from its source."""
+
+    ref: FunctionRef
+    reads_ground_truth: bool
+    about_form: bool
+
+
+class FormReport(Record, frozen=True):
+    """Mean scores of one answer form; `wrong` by kind, None where nothing could be tried."""
+
+    form: str
+    accepted: bool
+    right: float | None
+    wrong: dict[str, float | None]
+
+
+class ControlReport(Record, frozen=True):
+    """What the controls say of one function. `median_ms` is the time of a call in milliseconds."""
+
+    function: str
+    verdict: str
+    rows: int
+    calls: int
+    median_ms: float
+    forms: list[FormReport]
+    empty: float | None
+    prompt: float | None
+    odd: float | None
+
+
+def judge(function: ControlledFunction, trials: Sequence[Trial]) -> tuple[ControlReport, list[Finding]]:
+    """Say what a function's scores mean.
+
+    Args:
+        function: The function.
+        trials: What was tried, in order.
+    """
+    return _Judgement(function, trials).report()
+
+
+class _Judgement:
+    """One function's trials, while they are looked at."""
+
+    def __init__(self, function: ControlledFunction, trials: Sequence[Trial]) -> None:
+        self._function = function
+        self._trials = trials
+        self._scored = [(t.probe, t.score.value) for t in trials if t.score.value is not None]
+        self._right: dict[tuple[int, str], float] = {
+            (probe.row.index, probe.form): value for probe, value in self._scored if probe.kind == "right"
+        }
+        self.best = max(self._right.values(), default=0.0)
+        self.floor = min((value for _, value in self._scored), default=0.0)
+        self._row_best: dict[int, float] = {}
+        for (row, _), value in self._right.items():
+            self._row_best[row] = max(value, self._row_best.get(row, value))
+        self._forms = list(dict.fromkeys(probe.form for probe, _ in self._scored if probe.kind == "right"))
+        self.accepted = [form for form in self._forms if self._accepts(form)]
+        self._findings: list[Finding] = []
+
+    def report(self) -> tuple[ControlReport, list[Finding]]:
+        self._check_failures()
+        self._check_determinism()
+        self._check_range()
+        self._check_time()
+        verdict = self._verdict() if self._scored else "could not be judged: it never gave a score"
+        calls = len(self._trials) + sum(trial.again is not None for trial in self._trials)
+        report = ControlReport(
+            function=self._function.ref.name,
+            verdict=verdict,
+            rows=len({trial.probe.row.index for trial in self._trials}),
+            calls=calls,
+            median_ms=self._median_ms(),
+            forms=[self._form_report(form) for form in self._forms],
+            empty=self._highest(lambda probe: probe.kind == "empty"),
+            prompt=self._highest(lambda probe: probe.kind == "prompt"),
+            odd=self._highest(lambda probe: probe.kind == "odd"),
+        )
+        return report, self._findings
+
+    def _add(self, code: str, message: str, hint: str = "", file: str | None = None, line: int | None = None) -> None:
+        ref = self._function.ref
+        self._findings.append(
+            finding(
+                code,
+                message,
+                file=file or ref.file,
+                line=line if file else ref.line,
+                subject=ref.attribute,
+                hint=hint,
+            )
+        )
+
+    # Failures, and what every score should be
+
+    def _check_failures(self) -> None:
+        seen: dict[tuple[str, str | None, int | None], tuple[Trial, int]] = {}
+        for trial in self._trials:
+            for score in (trial.score, trial.again):
+                if score is not None and score.failure is not None:
+                    key = (score.failure.kind, score.failure.file, score.failure.line)
+                    first, count = seen.get(key, (trial._replace(score=score), 0))
+                    seen[key] = (first, count + 1)
+        for trial, count in seen.values():
+            failure = trial.score.failure
+            assert failure is not None
+            times = "once" if count == 1 else f"{count} times"
+            where = f"for {_described(trial.probe)}"
+            name = self._function.ref.attribute
+            if failure.kind == "timeout":
+                self._add("OSM317", f"{name} {failure.message}, {where}", "Bound what it does: input length, loops.")
+            elif failure.kind in ("died", "blocked", "exit"):
+                self._add("OSM318", f"{name} ended its process {where}: {failure.message}")
+            elif failure.kind in ("wrong_type", "not_finite") or "must return a float" in failure.message:
+                said = failure.message.rpartition(": ")[2] if "must return" in failure.message else failure.message
+                said = said.removeprefix(f"{name} ")
+                hint = "Return float(score) in every case."
+                self._add("OSM314", f"{name} {said} ({times}, first {where})", hint, failure.file, failure.line)
+            else:
+                hint = "A model may answer anything: catch what can go wrong, and return 0.0."
+                message = f"{name} raises {failure.message} ({times}, first {where})"
+                self._add("OSM312", message, hint, failure.file, failure.line)
+
+    def _check_determinism(self) -> None:
+        for trial in self._trials:
+            if trial.again is None or trial.again.value is None or trial.score.value is None:
+                continue
+            if not math.isclose(trial.score.value, trial.again.value, rel_tol=_CLOSE, abs_tol=_CLOSE):
+                scores = f"{trial.score.value:g} and then {trial.again.value:g}"
+                self._add(
+                    "OSM315",
+                    f"the same call scored {scores}, for {_described(trial.probe)}",
+                    "Leave out chance, time and what earlier calls left behind.",
+                )
+                return
+
+    def _check_range(self) -> None:
+        outside = [(probe, value) for probe, value in self._scored if not -_CLOSE <= value <= 1 + _CLOSE]
+        if outside:
+            probe, value = max(outside, key=lambda item: abs(item[1]))
+            message = f"it scored {value:g} for {_described(probe)}, outside 0 to 1"
+            self._add("OSM313", message, "Scale the score, unless the training run expects this range.")
+
+    def _check_time(self) -> None:
+        if (milliseconds := self._median_ms()) > SLOW_MS:
+            message = f"a call takes {milliseconds:.0f} ms (the median); training makes many thousands of them"
+            self._add("OSM316", message, "Load models and files once, when the module is imported.")
+
+    def _median_ms(self) -> float:
+        usual = [t.score.duration_ms for t in self._trials[1:] if t.probe.kind != "odd"]
+        return median(usual) if usual else 0.0
+
+    # Right and wrong
+
+    def _verdict(self) -> str:
+        if self._function.reads_ground_truth:
+            return self._judge_comparing()
+        return self._judge_form_only()
+
+    @property
+    def _span(self) -> float:
+        return self.best - self.floor
+
+    @property
+    def _constant(self) -> bool:
+        values = [value for _, value in self._scored]
+        return max(values) - min(values) <= _CLOSE
+
+    def _judge_comparing(self) -> str:
+        if self._constant:
+            return self._never_varies()
+        self._check_empty()
+        wrong = [item for item in self._scored if item[0].kind in WRONG or (item[0].kind == "odd" and item[0].odd)]
+        most_wrong = max((value for _, value in wrong), default=self.floor)
+        if not self.accepted or self._span <= _CLOSE:
+            if most_wrong > self.best + _CLOSE:
+                probe, value = max(wrong, key=lambda item: item[1])
+                self._add(
+                    "OSM302",
+                    f"wrong answers score more than right ones: {value:g} for {_described(probe)}, "
+                    f"{self.best:g} for the best right answer",
+                    "Look for a comparison the wrong way round, or give the right form with --answer-form.",
+                )
+                return "rewards wrong answers"
+            self._add_unaccepted()
+            return "accepts no usual answer form"
+        self._check_prompt()
+        fooled = self._check_wrong(wrong)
+        self._check_rows()
+        forms = ", ".join(self.accepted)
+        return f"accepts {forms}; " + ("wrong answers score too" if fooled else "tells right from wrong")
+
+    def _judge_form_only(self) -> str:
+        if self._constant:
+            return self._never_varies()
+        self._check_empty()
+        if not self._function.about_form:
+            name = self._function.ref.attribute
+            self._add(
+                "OSM307",
+                f"{name} never looks at the ground truth, so a wrong answer scores what a right one does",
+                "Fine for a format or length reward beside one that compares; then let its name or docstring say so.",
+            )
+        return "never looks at the ground truth: a reward for form, not for being right"
+
+    def _never_varies(self) -> str:
+        value = self._scored[0][1]
+        if abs(value) > _CLOSE:
+            message = f"every answer scored {value:g}: right, wrong and empty ones"
+            self._add("OSM310", message, "A score that never varies teaches nothing.")
+            return f"always scores {value:g}"
+        if self._function.reads_ground_truth:
+            self._add_unaccepted()
+            return "accepts no usual answer form"
+        self._add(
+            "OSM301", "nothing that was tried scored anything but 0", "Give the form it rewards with --answer-form."
+        )
+        return "scored 0 for everything that was tried"
+
+    def _add_unaccepted(self) -> None:
+        tried = ", ".join(self._forms)
+        self._add(
+            "OSM301",
+            f"right answers score no more than {self.best:g} in any form that was tried: {tried}",
+            "Give the form it expects: --answer-form 'Result: {answer}'.",
+        )
+
+    def _check_empty(self) -> None:
+        value = self._highest(lambda probe: probe.kind == "empty")
+        if value is None or value <= _CLOSE:
+            return
+        top = max(value for _, value in self._scored)
+        if value >= self.floor + 0.5 * (top - self.floor) - _CLOSE and value >= 0.5 * top - _CLOSE:
+            message = f"an empty answer scores {value:g}, so the reward can be had for nothing"
+            self._add("OSM305", message, "Return 0.0 when there is no answer.")
+        else:
+            self._add("OSM306", f"an empty answer scores {value:g}", "Return 0.0 when there is no answer.")
+
+    def _check_prompt(self) -> None:
+        for probe, value in self._scored:
+            if probe.kind == "prompt" and self._like_right(probe, value):
+                self._add(
+                    "OSM311",
+                    f"repeating the question scores {value:g}, though it doesn't hold the answer "
+                    f"(row {probe.row.index})",
+                    "Compare the answer alone, taken from the place where it has to stand.",
+                )
+                return
+
+    def _check_wrong(self, wrong: Sequence[tuple[Probe, float]]) -> bool:
+        """Look for wrong answers that score like right ones; whether there are enough of them to matter."""
+        fooled = False
+        kinds: dict[tuple[str, bool], list[tuple[Probe, float]]] = {}
+        for probe, value in wrong:
+            kinds.setdefault((probe.odd or probe.kind, probe.near), []).append((probe, value))
+        serious: list[tuple[Probe, float, str]] = []
+        slight: list[tuple[Probe, float, str]] = []
+        for (_, near), tried in kinds.items():
+            alike = [(probe, value) for probe, value in tried if self._like_right(probe, value)]
+            if not alike:
+                continue
+            rows, all_rows = {p.row.index for p, _ in alike}, {p.row.index for p, _ in tried}
+            share = f"in {len(rows)} of {len(all_rows)} rows"
+            is_slight = near or (len(rows) <= TOLERATED_SHARE * len(all_rows))
+            (slight if is_slight else serious).append((*alike[0], share))
+        for code, cases in (("OSM302", serious), ("OSM303", slight)):
+            if cases:
+                shown = "; ".join(f"{value:g} for {_described(probe)}, {share}" for probe, value, share in cases[:4])
+                more = f"; and {len(cases) - 4} other kinds" if len(cases) > 4 else ""
+                extract = "Take out the one answer first, by its form, then compare the whole of it."
+                self._add(code, f"wrong answers score like right ones: {shown}{more}", extract)
+                fooled = fooled or code == "OSM302"
+        if not fooled:
+            self._check_partial(wrong)
+        return fooled
+
+    def _check_partial(self, wrong: Sequence[tuple[Probe, float]]) -> None:
+        in_form = [
+            value for probe, value in wrong if probe.kind in WRONG and not probe.near and probe.form in self.accepted
+        ]
+        if in_form and (mean := sum(in_form) / len(in_form)) > self.floor + 0.5 * self._span:
+            self._add(
+                "OSM304",
+                f"wrong answers score {mean:.2f} on average, where right ones get {self.best:g}",
+                "Give less for what is only similar.",
+            )
+
+    def _check_rows(self) -> None:
+        half = self.floor + 0.5 * self._span
+        missed = sorted(row for row, value in self._row_best.items() if value < half - _CLOSE)
+        if missed:
+            rows = ", ".join(map(str, missed[:5])) + (f" and {len(missed) - 5} more" if len(missed) > 5 else "")
+            truth = next(t.probe.row.ground_truth or "" for t in self._trials if t.probe.row.index == missed[0])
+            self._add(
+                "OSM320",
+                f"the right answer isn't accepted in any form for row {rows}; "
+                f"the ground truth of row {missed[0]} is {_quoted(truth)}",
+                "See that the function understands every ground truth of the dataset.",
+            )
+
+    def _like_right(self, probe: Probe, value: float) -> bool:
+        best = self._row_best.get(probe.row.index)
+        if best is None or best < self.floor + 0.5 * self._span:
+            return False
+        return value >= best - _CLOSE * max(1.0, abs(best))
+
+    def _accepts(self, form: str) -> bool:
+        values = [value for (_, name), value in self._right.items() if name == form]
+        half = self.floor + 0.5 * (self.best - self.floor)
+        accepted = sum(value >= half - _CLOSE for value in values)
+        return self.best - self.floor > _CLOSE and 2 * accepted >= len(values)
+
+    def _form_report(self, form: str) -> FormReport:
+        right = [value for (_, name), value in self._right.items() if name == form]
+        wrong: dict[str, float | None] = {}
+        for kind in WRONG:
+            values = [value for probe, value in self._scored if probe.kind == kind and probe.form == form]
+            wrong[kind] = sum(values) / len(values) if values else None
+        return FormReport(
+            form=form, accepted=form in self.accepted, right=sum(right) / len(right) if right else None, wrong=wrong
+        )
+
+    def _highest(self, chosen: Callable[[Probe], bool]) -> float | None:
+        return max((value for probe, value in self._scored if chosen(probe)), default=None)
+
+
+def judge_together(
+    functions: Sequence[ControlledFunction], reports: Sequence[ControlReport], rubrics: int
+) -> Iterator[Finding]:
+    """What all functions together should do: one of them must tell right answers from wrong ones.
+
+    Args:
+        functions: The reward functions that were tried.
+        reports: What came out, one for each.
+        rubrics: How many rubric functions there are, which may do what they don't.
+    """
+    if not functions or rubrics or any(function.reads_ground_truth for function in functions):
+        return
+    if all(report.calls for report in reports):
+        names = ", ".join(function.ref.attribute for function in functions)
+        yield finding(
+            "OSM308",
+            f"the rows have a ground truth, but no reward function looks at it ({names}): "
+            "a wrong answer is rewarded like a right one",
+            file=functions[0].ref.file,
+            line=functions[0].ref.line,
+            hint="Write one that compares the answer with ground_truth.",
+        )
+
+
+def _described(probe: Probe) -> str:
+    row = f"row {probe.row.index}"
+    if probe.kind == "empty":
+        return f"the empty answer, {row}"
+    if probe.kind == "prompt":
+        return f"the prompt echoed back, {row}"
+    if probe.kind == "odd":
+        return f"{probe.odd} ({probe.form}, {row})"
+    whose = {
+        "right": "the right answer",
+        "negated": "the answer negated",
+        "+1 character": "the answer with 1 character more",
+    }
+    what = whose.get(probe.kind) or f"{probe.kind} answer{'s' if probe.kind.startswith('all') else ''}"
+    if probe.kind.startswith("all"):
+        what = "all rows' answers at once"
+    return f"{what} {_quoted(probe.answer)} ({row})"
+
+
+def _quoted(text: str) -> str:
+    text = " ".join(text.split())
+    return repr(text if len(text) <= 40 else f"{text[:39]}…")

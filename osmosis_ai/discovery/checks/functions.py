@@ -1,0 +1,294 @@
+"""Checks of `reward_fn/` and `reward_rubric/`, read from source."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from osmosis_ai.discovery.checks.findings import Finding, finding
+from osmosis_ai.discovery.scan import Component
+from osmosis_ai.discovery.source import (
+    FunctionNode,
+    UnreadableError,
+    aliases_of,
+    decorated_as,
+    importable_functions,
+    parse_file,
+    python_files,
+    relative_to_root,
+    statements,
+)
+from osmosis_ai.errors import FunctionError
+from osmosis_ai.records import Failure, FunctionRef
+
+__all__ = [
+    "check_functions",
+    "check_load_problems",
+    "is_about_form",
+    "reads_ground_truth",
+    "refs_of",
+]
+
+_FOLDERS: dict[Literal["reward", "rubric"], str] = {"reward": "reward_fn", "rubric": "reward_rubric"}
+_DECORATORS = {"reward": "@osmosis_reward", "rubric": "@osmosis_rubric"}
+_LOOKALIKE = re.compile(r"(^|_)(reward|rubric|score|grade)s?(_|$)|^compute_(reward|score)", re.IGNORECASE)
+_FORM_WORDS = re.compile(
+    r"\b(?:format|brevity|brief|concis|length|short|long|style|tone|languag|penal|tool|step|struct|syntax|tag|think|json"
+    r"|latex|markdown|polite|repetit|verbos|turn|effort|readab)"
+)
+_FIRST_PARAMETERS = {"solution_str", "messages"}
+
+
+def refs_of(components: Sequence[Component], root: Path) -> list[FunctionRef]:
+    """Discovered functions as the runtime loads them."""
+    return [
+        FunctionRef(
+            f"{component.module}:{component.name}",
+            component.module,
+            component.name,
+            str(root),
+            kind="rubric" if component.kind == "rubric" else "reward",
+            file=component.file,
+            line=component.line,
+        )
+        for component in components
+    ]
+
+
+def check_functions(
+    folder: Path, root: Path, kind: Literal["reward", "rubric"], found: Sequence[Component]
+) -> Iterator[Finding]:
+    """Check one of the two folders: signatures, functions nobody can reach, functions that were meant to be found.
+
+    Args:
+        folder: `reward_fn` or `reward_rubric`.
+        root: The repository's root.
+        kind: Which functions belong there.
+        found: The functions discovered in it.
+    """
+    if not found:
+        yield finding(
+            "OSM204",
+            f"there is no {_DECORATORS[kind]} function in {_FOLDERS[kind]}/",
+            file=_FOLDERS[kind],
+            hint=f"Write {_DECORATORS[kind]} above the functions that score, or remove the folder.",
+        )
+    for path in python_files(folder, root, []):
+        try:
+            tree = parse_file(path)
+        except UnreadableError:
+            continue  # the scan reports it
+        file = relative_to_root(path, root)
+        aliases = aliases_of(tree)
+        reachable = {node.name: node for node in importable_functions(tree)}
+        here = {component.name: component for component in found if component.file == file}
+        for component in here.values():
+            yield from _check_signature(component, reachable[component.name], tree, root)
+        yield from _check_unreachable(tree, aliases, kind, reachable, file)
+        yield from _check_lookalikes(tree, aliases, kind, file)
+
+
+def _check_unreachable(
+    tree: ast.Module,
+    aliases: dict[str, str],
+    kind: Literal["reward", "rubric"],
+    reachable: Mapping[str, FunctionNode],
+    file: str,
+) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        decorated = decorated_as(node, aliases)
+        if decorated is None:
+            continue
+        if reachable.get(node.name) is not node:
+            again = reachable.get(node.name)
+            replaced = again is not None and decorated_as(again, aliases) is not None
+            why = (
+                f"{node.name} is defined again in line {reachable[node.name].lineno}, which replaces this one"
+                if replaced
+                else f"{node.name} is decorated, but inside a function or class or where importing doesn't come to"
+            )
+            hint = "Rename one of the two." if replaced else "Move it to the top level of the file."
+        elif decorated != kind:
+            why = f"{node.name} is a {_DECORATORS[decorated]} function, but {_FOLDERS[kind]}/ isn't searched for those"
+            hint = f"Move it to {_FOLDERS[decorated]}/."
+        else:
+            continue
+        yield finding("OSM205", why, file=file, line=node.lineno, subject=node.name, hint=hint)
+
+
+def _check_lookalikes(
+    tree: ast.Module, aliases: dict[str, str], kind: Literal["reward", "rubric"], file: str
+) -> Iterator[Finding]:
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    for node in importable_functions(tree):
+        if node.decorator_list and decorated_as(node, aliases) is not None:
+            continue
+        arguments = [*node.args.posonlyargs, *node.args.args]
+        first = arguments[0].arg if arguments else ""
+        named = bool(_LOOKALIKE.search(node.name))
+        # A helper that the file itself uses, or a private one, is not meant to be found.
+        if node.name.startswith("_") or node.name in used or not named or first not in _FIRST_PARAMETERS:
+            continue
+        yield finding(
+            "OSM206",
+            f"{node.name} looks like a {kind} function, but isn't decorated, so it is not found",
+            file=file,
+            line=node.lineno,
+            subject=node.name,
+            hint=f"Write {_DECORATORS[kind]} above it, or give it another name.",
+        )
+
+
+# Signatures
+
+
+def _check_signature(component: Component, node: FunctionNode, tree: ast.Module, root: Path) -> Iterator[Finding]:
+    from osmosis_ai.reward_fn.decorator import osmosis_reward
+    from osmosis_ai.reward_fn.scoring import Scorer
+    from osmosis_ai.reward_rubric.decorator import osmosis_rubric
+
+    stub = _stub(node, tree)
+    if stub is None:
+        return
+    try:
+        wrapped = (osmosis_rubric if component.kind == "rubric" else osmosis_reward)(stub)
+        Scorer(refs_of([component], root)[0], wrapped)
+    except (TypeError, FunctionError) as error:
+        yield finding(
+            "OSM201",
+            str(error).removeprefix(f"{_DECORATORS[component.kind]}: "),
+            file=component.file,
+            line=node.lineno,
+            subject=component.name,
+            hint="",
+        )
+
+
+def _stub(node: FunctionNode, tree: ast.Module) -> Any:
+    """A function with the same signature that does nothing: annotations are text, defaults are None.
+
+    None when an annotation holds a name that only running the module could tell.
+    """
+    arguments = ast.parse(ast.unparse(_bare(node))).body[0]
+    assert isinstance(arguments, (ast.FunctionDef, ast.AsyncFunctionDef))
+    known = _known_names(tree)
+    every = arguments.args
+    for argument in [*every.posonlyargs, *every.args, *every.kwonlyargs, every.vararg, every.kwarg]:
+        if argument is not None and argument.annotation is not None:
+            if _unknown(argument.annotation, known):
+                return None
+            argument.annotation = _inert(argument.annotation)
+    if arguments.returns is not None:
+        if _unknown(arguments.returns, known):
+            return None
+        arguments.returns = _inert(arguments.returns)
+    every.defaults = [ast.Constant(None) for _ in every.defaults]
+    every.kw_defaults = [None if default is None else ast.Constant(None) for default in every.kw_defaults]
+    arguments.decorator_list = []
+    arguments.body = [ast.Pass()]
+    module = ast.fix_missing_locations(ast.Module([arguments], []))
+    names: dict[str, Any] = {}
+    # Nothing of the user's is left in it but names.
+    exec(compile(module, "<signature>", "exec", dont_inherit=True), names)  # noqa: S102
+    return names[node.name]
+
+
+def _inert(annotation: ast.expr) -> ast.expr:
+    """An annotation that runs nothing: a plain type as it is, anything else as text."""
+    if isinstance(annotation, ast.Constant) or (isinstance(annotation, ast.Name) and annotation.id in dir(builtins)):
+        return annotation
+    return ast.Constant(ast.unparse(annotation))
+
+
+def _bare(node: FunctionNode) -> FunctionNode:
+    """The function without its body, which may be long."""
+    kind = ast.AsyncFunctionDef if isinstance(node, ast.AsyncFunctionDef) else ast.FunctionDef
+    bare: Any = kind(name=node.name, args=node.args, body=[ast.Pass()], decorator_list=[], returns=node.returns)
+    if hasattr(node, "type_params"):
+        bare.type_params = []
+    fixed: FunctionNode = ast.fix_missing_locations(bare)
+    return fixed
+
+
+def _known_names(tree: ast.Module) -> set[str]:
+    """The names whose meaning is plain: builtins and what comes from `typing`, if nothing else is called so."""
+    known = set(dir(builtins))
+    for node in statements(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name in ("typing", "typing_extensions"):
+                    known.add(name.asname or name.name)
+        elif isinstance(node, ast.ImportFrom) and node.module in ("typing", "typing_extensions", "collections.abc"):
+            known |= {name.name for name in node.names if name.asname is None}
+    return known
+
+
+def _unknown(annotation: ast.expr, known: set[str]) -> bool:
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        try:
+            annotation = ast.parse(annotation.value.strip(), mode="eval").body
+        except SyntaxError:
+            return True
+    return any(isinstance(node, ast.Name) and node.id not in known for node in ast.walk(annotation))
+
+
+def check_load_problems(problems: Sequence[Failure], signatures: Sequence[Finding]) -> Iterator[Finding]:
+    """What could not be loaded, once each; a wrong signature that the source shows is not said again.
+
+    Args:
+        problems: What the worker says.
+        signatures: The findings about signatures.
+    """
+    said = {finding.file for finding in signatures if finding.code == "OSM201"}
+    seen: set[str] = set()
+    for problem in problems:
+        shown = any(f"TypeError: {decorator}" in problem.message for decorator in _DECORATORS.values())
+        if problem.message in seen or (problem.file in said and (shown or "parameter" in problem.message)):
+            continue
+        seen.add(problem.message)
+        place = re.match(r"([^\s:]+\.py):(\d+): ", problem.message)
+        yield finding(
+            "OSM202",
+            problem.message[place.end() :] if place else problem.message,
+            file=place[1] if place else problem.file,
+            line=int(place[2]) if place else problem.line,
+            hint="Functions in this file can't score until this is fixed.",
+        )
+
+
+# What functions read
+
+
+def reads_ground_truth(component: Component, root: Path) -> bool:
+    """Whether a function's own body mentions the ground truth, as a name or as a key."""
+    try:
+        tree = parse_file(root / component.file)
+    except UnreadableError:
+        return True
+    node = {node.name: node for node in importable_functions(tree)}.get(component.name)
+    if node is None:
+        return True
+    for part in (inner for statement in node.body for inner in ast.walk(statement)):
+        if isinstance(part, ast.Name) and part.id == "ground_truth":
+            return True
+        if isinstance(part, ast.Constant) and part.value == "ground_truth":
+            return True
+    return False
+
+
+def is_about_form(component: Component, root: Path) -> bool:
+    """Whether a function's name or the first line of its docstring says that it rewards form and not being right."""
+    try:
+        tree = parse_file(root / component.file)
+    except UnreadableError:
+        return False
+    node = {node.name: node for node in importable_functions(tree)}.get(component.name)
+    docstring = (ast.get_docstring(node) or "") if node is not None else ""
+    said = " ".join([component.name.replace("_", " "), *docstring.splitlines()[:1]])
+    return bool(_FORM_WORDS.search(said.casefold()))

@@ -1,0 +1,139 @@
+"""Which imports a repository doesn't declare."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.discovery.checks.findings import Finding, finding
+from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, relative_to_root
+from osmosis_ai.discovery.toml import TomlError, read_toml
+
+__all__ = ["check_imports"]
+
+FOLDERS = ("mcp", "reward_fn", "reward_rubric")
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
+# These extras of osmosis-ai bring the MCP packages in, so that a repository needs to name no other.
+_BRINGING_MCP = {"mcp", "full"}
+
+
+def check_imports(root: Path) -> Iterator[Finding]:
+    """Check that what the repository imports is declared in its pyproject.toml.
+
+    Modules of the repository itself and of the standard library need no declaration; neither do imports that may fail
+    (in a `try`) or that only type checkers see.
+
+    Args:
+        root: The repository's root.
+    """
+    file = root / "pyproject.toml"
+    if not file.exists():
+        yield finding(
+            "OSM004",
+            "there is no pyproject.toml, so nothing says which packages the repository needs",
+            file="pyproject.toml",
+            hint="Write one with [project] and dependencies; `osmosis init` shows a small one.",
+        )
+        return
+    try:
+        declared = _declared(read_toml(file, root))
+    except TomlError as error:
+        yield finding("OSM005", error.message, file="pyproject.toml", line=error.line)
+        return
+    if declared is None:
+        return
+    said: set[tuple[str, str]] = set()
+    local = _local_modules(root)
+    distributions = importlib.metadata.packages_distributions()
+    for folder in FOLDERS:
+        for path in python_files(root / folder, root, []) if (root / folder).is_dir() else ():
+            shown = relative_to_root(path, root)
+            for module, line in _imports(path):
+                if module in sys.stdlib_module_names or (module in local and module != "mcp"):
+                    continue
+                if (path.parent / module).is_dir() or (path.parent / f"{module}.py").exists():
+                    continue
+                names = {_normalised(name) for name in (module, *distributions.get(module, ()))}
+                if names & declared or (shown, module) in said:
+                    continue
+                said.add((shown, module))
+                yield finding(
+                    "OSM207",
+                    f"{module} is imported, but no dependency in pyproject.toml provides it",
+                    file=shown,
+                    line=line,
+                    subject=module,
+                    hint=f'Add "{_package(module, distributions)}" to the dependencies.',
+                )
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
+    try:
+        tree = parse_file(path)
+    except UnreadableError:
+        return  # the scan reports it
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop(0)
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield name.name.partition(".")[0], node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.partition(".")[0], node.lineno
+        elif isinstance(node, ast.Try) and node.handlers:
+            waiting += [*node.orelse, *node.finalbody]
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        else:
+            waiting += ast.iter_child_nodes(node)
+
+
+def _local_modules(root: Path) -> set[str]:
+    """What `import` finds in the root and in `mcp/`, which are first on the path."""
+    found: set[str] = set()
+    for folder in (root, root / "mcp"):
+        if folder.is_dir():
+            found |= {entry.stem for entry in folder.iterdir() if entry.suffix == ".py" or entry.is_dir()}
+    return found
+
+
+def _declared(document: dict[str, Any]) -> set[str] | None:
+    """The names of the distributions a pyproject.toml asks for; None when they aren't in it but worked out."""
+    project = _table(document, "project")
+    if "dependencies" in (project.get("dynamic") or ()):
+        return None
+    requirements = [item for item in project.get("dependencies") or () if isinstance(item, str)]
+    groups = [*_table(project, "optional-dependencies").values(), *_table(document, "dependency-groups").values()]
+    requirements += [item for group in groups if isinstance(group, list) for item in group if isinstance(item, str)]
+    requirements += _table(_table(_table(document, "tool"), "poetry"), "dependencies")
+    declared: set[str] = set()
+    for requirement in requirements:
+        match = _REQUIREMENT.match(requirement)
+        if match is None:
+            continue
+        declared.add(_normalised(match[1]))
+        extras = {extra.strip() for extra in (match[2] or "").split(",")}
+        if _normalised(match[1]) == "osmosis-ai" and extras & _BRINGING_MCP:
+            declared |= {"mcp", "fastmcp"}
+    return declared
+
+
+def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _normalised(name: str) -> str:
+    """As in PEP 503."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _package(module: str, distributions: Any) -> str:
+    found = sorted(set(distributions.get(module, ())))
+    normalised = _normalised(module)
+    return normalised if not found or module == "fastmcp" or normalised in map(_normalised, found) else found[0]

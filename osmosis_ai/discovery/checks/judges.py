@@ -1,0 +1,124 @@
+"""Checks of what rubrics need: their files, and the keys of their judges."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from osmosis_ai.discovery.checks.findings import Finding, finding
+from osmosis_ai.discovery.source import (
+    UnreadableError,
+    dotted_name,
+    parse_file,
+    python_files,
+    relative_to_root,
+    statements,
+)
+from osmosis_ai.errors import UsageError
+
+__all__ = ["check_key_variables", "check_rubric_files"]
+
+MAX_FILES = 100
+
+
+def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Check `rubric_configs.yaml` and the YAML files in `reward_rubric/`, and that their judges' keys are set.
+
+    Args:
+        root: The repository's root.
+        environ: Variables, `.env` included.
+    """
+    from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubrics
+    from osmosis_ai.reward_rubric.target import key_variable
+
+    found = [root / DEFAULT_FILE, *sorted((root / "reward_rubric").glob("*.y*ml"))[:MAX_FILES]]
+    for path in (path for path in found if path.exists()):
+        shown = relative_to_root(path, root)
+        if not path.resolve().is_relative_to(root.resolve()):
+            yield finding("OSM002", "a link to a place outside the repository", file=shown)
+            continue
+        try:
+            rubrics = load_rubrics(path).rubrics
+        except UsageError as error:
+            message = str(error).removeprefix(str(path))
+            line = re.match(r":(\d+)", message)
+            message = message[line.end() :] if line else message
+            yield finding("OSM210", message.lstrip(": "), file=shown, line=int(line[1]) if line else None)
+            continue
+        said: set[str] = set()
+        for rubric in rubrics:
+            info = rubric.model_info
+            variable = info.get("api_key_env") or key_variable(str(info.get("provider")))
+            if not info.get("api_key") and not info.get("api_base") and not environ.get(variable):
+                if variable not in said:
+                    yield _unset(variable, shown, rubric.line)
+                said.add(variable)
+
+
+def check_key_variables(folder: Path, root: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Check that the variables hold a key from which rubric functions take their judge's.
+
+    They are the constants given as `api_key_env`, else those that belong to the providers a file names.
+
+    Args:
+        folder: `reward_rubric`.
+        root: The repository's root.
+        environ: Variables, `.env` included.
+    """
+    from osmosis_ai.reward_rubric.target import KEY_VARIABLES
+
+    said: set[str] = set()
+    for path in python_files(folder, root, []):
+        try:
+            tree = parse_file(path)
+        except UnreadableError:
+            continue  # the scan reports it
+        names = dict(_values_of(tree, "api_key_env"))
+        if not names and "api_key" not in dict(_values_of(tree, "api_key", any_value=True)):
+            names = {
+                KEY_VARIABLES[provider]: line
+                for provider, line in _values_of(tree, "provider")
+                if provider in KEY_VARIABLES
+            }
+        for name, line in names.items():
+            if not environ.get(name) and name not in said:
+                said.add(name)
+                yield _unset(name, relative_to_root(path, root), line)
+
+
+def _values_of(tree: ast.Module, key: str, *, any_value: bool = False) -> Iterator[tuple[str, int]]:
+    """Constants given under a key: in a dict, as a keyword argument, or as the default of a `.get`."""
+    constants = {
+        node.targets[0].id: node.value
+        for node in statements(tree)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+    }
+    for node in ast.walk(tree):
+        values: list[ast.expr] = []
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            values = [value for name, value in pairs if isinstance(name, ast.Constant) and name.value == key]
+        elif isinstance(node, ast.Call):
+            values = [keyword.value for keyword in node.keywords if keyword.arg == key]
+            if dotted_name(node.func, {}).endswith(".get") and len(node.args) == 2:
+                first = node.args[0]
+                values += [node.args[1]] if isinstance(first, ast.Constant) and first.value == key else []
+        for value in values:
+            value = constants.get(value.id, value) if isinstance(value, ast.Name) else value
+            if any_value:
+                yield key, value.lineno
+            elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.value, value.lineno
+
+
+def _unset(name: str, file: str, line: int) -> Finding:
+    return finding(
+        "OSM209",
+        f"{name} isn't set, so the judge can't be asked",
+        file=file,
+        line=line,
+        subject=name,
+        hint=f"Export {name}, or write it into .env, which git must ignore.",
+    )

@@ -1,0 +1,264 @@
+"""Checks of the dataset: every row, in one pass with bounded memory."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from array import array
+from collections.abc import Iterator, Set
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from osmosis_ai.dataset import Dataset, RowProblem, open_dataset
+from osmosis_ai.discovery.checks.findings import Finding, finding
+from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files
+from osmosis_ai.errors import DatasetError
+from osmosis_ai.records import Row
+
+__all__ = ["check_dataset", "keys_read"]
+
+SHOWN_PROBLEMS = 20
+MAX_REMEMBERED = 1_000_000
+MAX_COLUMNS = 1000
+OUTLIER_FACTOR = 10
+OUTLIER_TOKENS = 2000
+CHARACTERS_PER_TOKEN = 4
+"""The usual rule of thumb for English text."""
+
+_LEAK = r"(?:####|\\boxed\{{|\b(?:answer|solution|result|ground.?truth)\b\W{{0,5}}(?:is|are|=|:)?)\W{{0,5}}{}(?!\w)"
+
+
+class _Noted:
+    """Row numbers of one kind: how many, and the first few."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[int] = []
+
+    def add(self, index: int) -> None:
+        self.count += 1
+        if len(self.first) < 5:
+            self.first.append(index)
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.first))
+        more = f" and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
+        return f"row {shown}" if self.count == 1 else f"rows {shown}{more}"
+
+
+def check_dataset(path: Path, shown: str, read: Set[str]) -> Iterator[Finding]:
+    """Check a dataset's rows.
+
+    Args:
+        path: The file.
+        shown: The file as findings name it.
+        read: Texts that stand as constants in the repository's functions and tools: columns among them are read.
+    """
+    try:
+        dataset = open_dataset(path)
+        yield from _Rows(dataset, shown, read).check()
+    except DatasetError as error:
+        yield finding("OSM402", str(error).removeprefix(str(path)).lstrip(":, "), file=shown)
+
+
+def keys_read(root: Path) -> set[str]:
+    """The texts that stand as constants in the repository's code, among them the columns it reads."""
+    found: set[str] = set()
+    for folder in ("reward_fn", "reward_rubric", "mcp", "rollouts"):
+        for path in python_files(root / folder, root, []) if (root / folder).is_dir() else ():
+            try:
+                tree = parse_file(path)
+            except UnreadableError:
+                continue  # the scan reports it
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.add(node.value)
+                elif isinstance(node, ast.arg):
+                    found.add(node.arg)
+    return found
+
+
+class _Rows:
+    """One pass over the rows."""
+
+    def __init__(self, dataset: Dataset, shown: str, read: Set[str]) -> None:
+        self._dataset = dataset
+        self._shown = shown
+        self._read = read
+        self._rows = 0
+        self._seen: set[int] = set()
+        self._truths: dict[int, int] = {}
+        self._lengths = array("Q")
+        self._indexes = array("Q")
+        self._types: dict[str, set[str]] = {}
+        self._equal, self._conflicting = _Noted(), _Noted()
+        self._without, self._blank = _Noted(), _Noted()
+        self._given_away, self._contained = _Noted(), _Noted()
+
+    def check(self) -> Iterator[Finding]:
+        problems = 0
+        for item in self._dataset.scan():
+            if isinstance(item, RowProblem):
+                problems += 1
+                if problems <= SHOWN_PROBLEMS or item.final:
+                    yield self._problem(item)
+                continue
+            self._take(item)
+        if problems > SHOWN_PROBLEMS:
+            yield finding("OSM402", f"{problems - SHOWN_PROBLEMS} further rows can't be used", file=self._shown)
+        if not self._rows:
+            if not problems:
+                yield finding("OSM402", "the file has no rows", file=self._shown)
+            return
+        yield from self._summary()
+
+    def _problem(self, problem: RowProblem) -> Finding:
+        line = re.match(r"line (\d+)(?:, )?", problem.where)
+        rest = problem.where[line.end() :] if line else problem.where
+        message = f"{rest}: {problem.message}" if rest else problem.message
+        column = re.search(r"column (\w+)", problem.message)
+        return finding(
+            "OSM402",
+            message + ("; what follows could not be checked" if problem.final else ""),
+            file=self._shown,
+            line=int(line[1]) if line else None,
+            subject=column[1] if column else None,
+        )
+
+    def _take(self, row: Row) -> None:
+        self._rows += 1
+        self._indexes.append(row.index)
+        self._lengths.append((len(row.system_prompt) + len(row.user_prompt)) // CHARACTERS_PER_TOKEN)
+        if len(self._seen) < MAX_REMEMBERED:
+            prompts = _digest(row.system_prompt, row.user_prompt)
+            whole = _digest(str(prompts), row.ground_truth or "", repr(sorted(row.extra.items())))
+            truth = _digest(row.ground_truth or "")
+            if whole in self._seen:
+                self._equal.add(row.index)
+            elif self._truths.setdefault(prompts, truth) != truth:
+                self._conflicting.add(row.index)
+            self._seen.add(whole)
+        for column, value in row.extra.items():
+            if len(self._types) < MAX_COLUMNS or column in self._types:
+                kinds = self._types.setdefault(column, set())
+                if value is not None:
+                    kinds.add(_kind(value))
+        if row.ground_truth is None:
+            self._without.add(row.index)
+        elif not row.ground_truth.strip():
+            self._blank.add(row.index)
+        else:
+            self._look_for_leak(row, row.ground_truth.strip())
+
+    def _look_for_leak(self, row: Row, truth: str) -> None:
+        if len(truth) > 10_000:
+            return
+        for prompt in (row.user_prompt, row.system_prompt):
+            at = prompt.find(truth)
+            if at < 0:
+                continue
+            marked = re.search(_LEAK.format(re.escape(truth)), prompt, re.IGNORECASE)
+            if marked:
+                self._given_away.add(row.index)
+                return
+            # A number or a short word of the answer is often part of the question; a whole phrase rarely is.
+            if len(truth) >= 12 and re.search(r"\s", truth):
+                self._contained.add(row.index)
+                return
+
+    def _summary(self) -> Iterator[Finding]:
+        if self._equal.count:
+            yield self._about(
+                "OSM403", self._equal, "equal to an earlier row", hint="Remove them, unless they are to count twice."
+            )
+        if self._conflicting.count:
+            yield self._about("OSM404", self._conflicting, "prompts of an earlier row, but another ground_truth")
+        missing = self._blank.count + self._without.count
+        if self._blank.count:
+            yield self._about("OSM405", self._blank, "ground_truth is empty", subject="ground_truth")
+        if 0 < self._without.count < self._rows and missing:
+            yield self._about("OSM405", self._without, "there is no ground_truth", subject="ground_truth")
+        if self._given_away.count:
+            yield self._about(
+                "OSM406",
+                self._given_away,
+                "the prompt gives the ground truth away as the answer",
+                subject="ground_truth",
+                hint="Take it out of the prompt.",
+            )
+        if self._contained.count:
+            yield self._about(
+                "OSM406",
+                self._contained,
+                "the prompt contains the ground truth word for word",
+                subject="ground_truth",
+                hint="Take it out, unless the task is to find it there.",
+            )
+        yield from self._check_columns()
+        yield from self._check_lengths()
+
+    def _check_columns(self) -> Iterator[Finding]:
+        for column, kinds in self._types.items():
+            if column not in self._read:
+                yield finding(
+                    "OSM407",
+                    f"no function or tool mentions the column {column}",
+                    file=self._shown,
+                    subject=column,
+                    hint="Remove it, unless it is there for people or for other programs.",
+                )
+            if len(kinds) > 1:
+                listed = ", ".join(sorted(kinds))
+                message = f"the column {column} holds values of several types: {listed}"
+                yield finding("OSM409", message, file=self._shown, subject=column)
+
+    def _check_lengths(self) -> Iterator[Finding]:
+        usual = median(self._lengths)
+        limit = max(OUTLIER_TOKENS, OUTLIER_FACTOR * usual)
+        outliers = _Noted()
+        for index, length in zip(self._indexes, self._lengths, strict=True):
+            if length > limit:
+                outliers.add(index)
+        if outliers.count:
+            longest = max(self._lengths)
+            message = f"about {longest:,} tokens of prompt in the longest, where {usual:,.0f} are usual"
+            yield self._about("OSM408", outliers, message, hint="See that the model's context takes them.")
+
+    def _about(self, code: str, noted: _Noted, message: str, *, subject: str | None = None, hint: str = "") -> Finding:
+        line = _line_of_row(self._dataset.path, noted.first[0])
+        return finding(code, f"{noted}: {message}", file=self._shown, line=line, subject=subject, hint=hint)
+
+
+def _line_of_row(path: Path, index: int) -> int | None:
+    """The line of a row in a .jsonl file; rows of other files have no such place."""
+    if path.suffix.lower() != ".jsonl":
+        return None
+    rows = -1
+    with path.open("rb") as file:
+        number, begins, blank = 1, True, True
+        while chunk := file.readline(1 << 20):
+            blank = blank and not chunk.strip() if not begins else not chunk.strip()
+            begins = chunk.endswith(b"\n")
+            if begins:
+                rows += not blank
+                if rows == index and not blank:
+                    return number
+                number += 1
+    return number
+
+
+def _digest(*parts: str) -> int:
+    content = "\0".join(parts).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "booleans"
+    if isinstance(value, (int, float)):
+        return "numbers"
+    if isinstance(value, str):
+        return "strings"
+    return "lists" if isinstance(value, list) else "objects"

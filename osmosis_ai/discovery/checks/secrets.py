@@ -1,0 +1,137 @@
+"""Keys that are written into files. What is found is never shown, only what kind it is and where."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from osmosis_ai.discovery.checks.findings import Finding, finding
+from osmosis_ai.discovery.source import MAX_FILE_BYTES, UnreadableError, decoded, parse_file, python_files
+from osmosis_ai.discovery.source import relative_to_root as shown
+
+__all__ = ["check_secrets", "kind_of_secret", "secret_finding"]
+
+MIN_LENGTH = 20
+MIN_ENTROPY = 3.5
+"""Bits per character; English words come to about 3, random hex digits to 4."""
+
+# Prefixes that the providers have published, each with the characters that follow.
+_KINDS = (
+    ("an Anthropic key", re.compile(r"\bsk-ant-[A-Za-z0-9_-]{20,}")),
+    ("an OpenRouter key", re.compile(r"\bsk-or-[A-Za-z0-9_-]{20,}")),
+    ("an OpenAI key", re.compile(r"\bsk-(?:proj-|svcacct-|admin-)?[A-Za-z0-9_-]{20,}")),
+    ("an AWS access key", re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
+    ("a GitHub token", re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{40,})")),
+    ("an xAI key", re.compile(r"\bxai-[A-Za-z0-9]{20,}")),
+    ("a Google key", re.compile(r"\bAIza[0-9A-Za-z_-]{35}")),
+    ("a Hugging Face token", re.compile(r"\bhf_[A-Za-z0-9]{30,}")),
+    ("a Slack token", re.compile(r"\bxox[abprs]-[A-Za-z0-9-]{20,}")),
+    ("a private key", re.compile(r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----")),
+)
+_SECRET_NAME = re.compile(r"(key|token|secret|password|passwd|passphrase|credential)s?$", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
+    r"your|example|dummy|placeholder|changeme|replace|xxxx|\.\.\.|…|<|>|\$\{|test|fake", re.IGNORECASE
+)
+
+
+def check_secrets(folder: Path, root: Path) -> Iterator[Finding]:
+    """Check the Python files of a folder for keys.
+
+    Args:
+        folder: A folder of the repository.
+        root: The repository's root.
+    """
+    for path in python_files(folder, root, []):
+        try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                continue
+            text = decoded(path.read_bytes())
+            lines = _named_constants(parse_file(path))
+        except (UnreadableError, OSError):
+            continue  # the scan reports it
+        said: set[int] = set()
+        for number, line in enumerate(text.splitlines(), 1):
+            kind = kind_of_secret(line)
+            if kind is not None:
+                said.add(number)
+                yield secret_finding(kind, shown(path, root), number)
+        for name, value, number in lines:
+            if number not in said and _looks_random(value):
+                said.add(number)
+                yield secret_finding(f"a key, in {name}", shown(path, root), number)
+
+
+def kind_of_secret(text: str) -> str | None:
+    """What kind of known key a text holds; None if it holds none, or a placeholder."""
+    for kind, pattern in _KINDS:
+        for found in pattern.finditer(text):
+            if kind == "a private key" or (not _PLACEHOLDER.search(found[0]) and _entropy(found[0]) > 3):
+                return kind
+    return None
+
+
+def secret_finding(kind: str, file: str, line: int | None, subject: str | None = None) -> Finding:
+    """The finding for a key in a file. The key itself is no part of it."""
+    return finding(
+        "OSM208",
+        f"what looks like {kind} is written into the file",
+        file=file,
+        line=line,
+        subject=subject,
+        hint="Revoke it, and read it from an environment variable or a platform secret instead.",
+    )
+
+
+def _named_constants(tree: ast.Module) -> list[tuple[str, str, int]]:
+    """Texts that are given to a name, a keyword argument or a key which is called like a secret."""
+    found: list[tuple[str, str, int]] = []
+
+    def note(name: str, value: ast.expr | None) -> None:
+        if _SECRET_NAME.search(name) and isinstance(value, ast.Constant) and isinstance(value.value, str):
+            found.append((name, value.value, value.lineno))
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                note(_target_name(target), node.value)
+        elif isinstance(node, ast.AnnAssign):
+            note(_target_name(node.target), node.value)
+        elif isinstance(node, ast.keyword) and node.arg:
+            note(node.arg, node.value)
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    note(key.value, value)
+    return found
+
+
+def _target_name(target: ast.expr) -> str:
+    if isinstance(target, ast.Name):
+        return target.id
+    if isinstance(target, ast.Attribute):
+        return target.attr
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+        return str(target.slice.value)
+    return ""
+
+
+def _looks_random(value: str) -> bool:
+    return (
+        len(value) >= MIN_LENGTH
+        and not re.search(r"\s", value)
+        and bool(re.search(r"\d", value))
+        and bool(re.search(r"[A-Za-z]", value))
+        and not _PLACEHOLDER.search(value)
+        and not value.startswith(("http://", "https://", "/"))
+        and _entropy(value) >= MIN_ENTROPY
+    )
+
+
+def _entropy(text: str) -> float:
+    """Shannon's entropy of the characters, in bits per character."""
+    counts = Counter(text).values()
+    return -sum(count / len(text) * math.log2(count / len(text)) for count in counts)

@@ -1,0 +1,405 @@
+"""Checks of `mcp/`: what the source says, and what the loaded server offers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.discovery.checks.findings import Finding, finding
+from osmosis_ai.discovery.scan import Component, tool_name
+from osmosis_ai.discovery.source import UnreadableError, aliases_of, parse_file
+from osmosis_ai.records import Tool
+
+__all__ = ["check_loaded_tools", "check_tool_source", "merge_tools"]
+
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+MAX_DESCRIPTION = 1024  # OpenAI refuses longer ones
+MAX_TOOLS = 128  # OpenAI's bound
+ALIKE = 0.95
+MAX_COMPARED = 200
+MAX_NODES = 20_000
+
+_TOP_LEVEL = ("anyOf", "oneOf", "allOf", "enum", "not")
+_UNSUPPORTED = (
+    "if",
+    "then",
+    "else",
+    "not",
+    "patternProperties",
+    "propertyNames",
+    "dependentRequired",
+    "dependentSchemas",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "contains",
+    "$dynamicRef",
+)
+_TYPED = ("type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const")
+
+
+def check_tool_source(root: Path, tools: Sequence[Component]) -> Iterator[Finding]:
+    """Check the tools as they are written, without running anything.
+
+    Args:
+        root: The repository's root.
+        tools: The tools found in the source.
+    """
+    for tool in tools:
+        yield from _check_name(tool.name, tool.file, tool.line)
+    taken: dict[str, set[str]] = {}
+    for file in dict.fromkeys(tool.file for tool in tools):
+        try:
+            tree = parse_file(root / file)
+        except UnreadableError:
+            continue  # it has become unreadable since the scan, which reports such files
+        aliases = aliases_of(tree)
+        for node in ast.walk(tree):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            for decorator in node.decorator_list:
+                name = tool_name(decorator, node, aliases)
+                if name is None:
+                    continue
+                server = _server_of(decorator, aliases, file)
+                if name in taken.setdefault(server, set()):
+                    yield _duplicate(name, file, node.lineno)
+                taken[server].add(name)
+                yield from _check_declaration(name, node, decorator, file)
+                break
+
+
+def _server_of(decorator: ast.expr, aliases: dict[str, str], file: str) -> str:
+    """What tells servers apart in source: two files that import one under the same name mean the same one."""
+    target = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    imported = aliases.get(target.partition(".")[0])
+    return f"{imported} {target}" if imported is not None else f"{file} {target}"
+
+
+def _check_declaration(
+    name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, decorator: ast.expr, file: str
+) -> Iterator[Finding]:
+    keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+    # `**options` may hold a description too.
+    described = any(keyword.arg in ("description", None) for keyword in keywords)
+    if not described and not ast.get_docstring(node):
+        yield _undescribed(name, file, node.lineno)
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    for number, argument in enumerate(arguments):
+        if argument.annotation is None and not (number == 0 and argument.arg in ("self", "cls", "ctx", "context")):
+            yield _untyped(name, argument.arg, file, argument.lineno)
+
+
+def merge_tools(components: Sequence[Component], tools: Sequence[Tool]) -> list[Component]:
+    """The tools of a loaded server as components: those found in the source, then those that only it knows."""
+    late = [name for name in map(_name, tools) if _written_as(name, components) is None]
+    return [*components, *(Component("tool", name, "mcp/main.py", 1, "mcp.main") for name in late)]
+
+
+def check_loaded_tools(
+    tools: Sequence[Tool], sources: dict[str, str], components: Sequence[Component]
+) -> Iterator[Finding]:
+    """Check what a loaded server offers to a model.
+
+    Args:
+        tools: Its tools, as OpenAI functions.
+        sources: The repository's files that it has imported, as keys.
+        components: The tools found in the source.
+    """
+    if not tools:
+        yield finding(
+            "OSM104",
+            "the server has no tools",
+            file="mcp/main.py",
+            hint="Import the modules that declare them in main.py, before the server is used.",
+        )
+    names = [_name(tool) for tool in tools]
+    yield from _check_registered(names, set(sources), components)
+    places = {name: _place(name, components) for name in names}
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield _duplicate(name, *places[name])
+    for tool in tools:
+        yield from _check_tool(tool, *places[_name(tool)])
+    yield from _check_alike(tools, places)
+    if len(tools) > MAX_TOOLS:
+        yield finding(
+            "OSM120",
+            f"the server has {len(tools)} tools; OpenAI takes no more than {MAX_TOOLS} in a request",
+            file="mcp/main.py",
+        )
+
+
+def _check_registered(names: list[str], sources: set[str], components: Sequence[Component]) -> Iterator[Finding]:
+    offered = {found.name for name in names if (found := _written_as(name, components)) is not None}
+    for component in components:
+        if component.name in offered:
+            continue
+        if component.file in sources:
+            yield finding(
+                "OSM108",
+                f"the tool {component.name} is in the source, but the server doesn't offer it",
+                file=component.file,
+                line=component.line,
+                subject=component.name,
+                hint="See that the code around it runs when main.py is imported, and that the server is the same.",
+            )
+        else:
+            yield finding(
+                "OSM107",
+                f"main.py doesn't import {component.file}, so the tool {component.name} is never registered",
+                file=component.file,
+                line=component.line,
+                subject=component.name,
+                hint=f"Import it in main.py: import {component.module.removeprefix('mcp.')}",
+            )
+    for name in names:
+        if _written_as(name, components) is None:
+            yield finding(
+                "OSM109",
+                f"the server offers {name}, but there is no @mcp.tool function of this name under mcp/",
+                file="mcp/main.py",
+                subject=name,
+                hint="Declare it with the decorator where it is to be found by reading the source.",
+            )
+
+
+def _check_tool(tool: Tool, file: str, line: int | None) -> Iterator[Finding]:
+    function = tool["function"]
+    name = _name(tool)
+    yield from _check_name(name, file, line)
+    description = str(function.get("description") or "").strip()
+    if not description:
+        yield _undescribed(name, file, line)
+    elif len(description) > MAX_DESCRIPTION:
+        yield finding(
+            "OSM119",
+            f"the description of {name} has {len(description)} characters; OpenAI takes {MAX_DESCRIPTION}",
+            file=file,
+            line=line,
+            subject=name,
+        )
+    schema = function.get("parameters")
+    if not isinstance(schema, dict):
+        schema = {}
+    yield from _check_schema(name, schema, file, line)
+    properties = schema.get("properties")
+    for parameter, shape in (properties if isinstance(properties, dict) else {}).items():
+        shape = shape if isinstance(shape, dict) else {}
+        if not any(keyword in shape for keyword in _TYPED):
+            yield _untyped(name, parameter, file, line)
+        if not shape.get("description"):
+            yield finding(
+                "OSM111",
+                f"the parameter {parameter} of {name} has no description, so a model has only its name to go by",
+                file=file,
+                line=line,
+                subject=name,
+                hint=f'Write {parameter}: Annotated[…, Field(description="…")].',
+            )
+
+
+def _check_schema(name: str, schema: dict[str, Any], file: str, line: int | None) -> Iterator[Finding]:
+    def found(code: str, message: str, hint: str) -> Finding:
+        return finding(code, f"{name}: {message}", file=file, line=line, subject=name, hint=hint)
+
+    if schema.get("type") != "object":
+        yield found(
+            "OSM113",
+            'the schema of its parameters doesn\'t say "type": "object", and providers refuse it',
+            'Give the schema "type": "object" with "properties".',
+        )
+    top = [keyword for keyword in _TOP_LEVEL if keyword in schema]
+    if top:
+        yield found(
+            "OSM114",
+            f"the schema of its parameters has {', '.join(top)} at the top, which providers refuse",
+            "Move the alternatives into one parameter, or make a tool of each.",
+        )
+    nodes = list(_nodes(schema))
+    dangling = sorted({ref for node in nodes for ref in _refs(node) if _resolve(schema, ref) is None})
+    for ref in dangling:
+        yield found("OSM117", f"its schema refers to {ref}, which isn't in it", "Put what is referred to under $defs.")
+    if _recursive(schema):
+        yield found(
+            "OSM115",
+            "its schema refers to itself, which several providers refuse",
+            "Give the nesting a fixed depth, or take the value as JSON text.",
+        )
+    keywords = sorted({keyword for node in nodes for keyword in _UNSUPPORTED if keyword in node} - set(top))
+    if keywords:
+        yield found(
+            "OSM116",
+            f"its schema uses {', '.join(keywords)}, which providers ignore or refuse",
+            "Check this in the tool itself, and raise an error that tells the model what to do instead.",
+        )
+
+
+def _check_alike(tools: Sequence[Tool], places: dict[str, tuple[str, int | None]]) -> Iterator[Finding]:
+    texts = [(_name(tool), _normalised(tool)) for tool in tools[:MAX_COMPARED]]
+    texts = [(name, text) for name, text in texts if text]
+    for number, (name, text) in enumerate(texts):
+        for other, earlier in texts[:number]:
+            if other != name and _alike(text, earlier):
+                file, line = places[name]
+                yield finding(
+                    "OSM118",
+                    f"the descriptions of {other} and {name} can't be told apart",
+                    file=file,
+                    line=line,
+                    subject=name,
+                    hint="Say in each what it does that the other doesn't, and when to use it.",
+                )
+                break
+
+
+def _alike(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    # Where a single word differs the descriptions can be told apart, however alike they are otherwise.
+    if set(one.split()) != set(other.split()):
+        return False
+    return SequenceMatcher(None, one, other).ratio() >= ALIKE
+
+
+def _normalised(tool: Tool) -> str:
+    text = str(tool["function"].get("description") or "").casefold()
+    words = re.findall(r"\w+", text)
+    fillers = {"a", "an", "the", "this", "that", "tool", "function", "please", "simply", "just", "its", "and", "of"}
+    return " ".join(_stem(word) for word in words if word not in fillers)
+
+
+def _stem(word: str) -> str:
+    return word[:-1] if word.endswith("s") and len(word) > 3 else word
+
+
+def _check_name(name: str, file: str, line: int | None) -> Iterator[Finding]:
+    if not NAME.fullmatch(name):
+        too_long = f" (it has {len(name)})" if len(name) > 64 else ""
+        yield finding(
+            "OSM105",
+            f"providers refuse the tool name {name[:100]!r}: allowed are 1 to 64 letters, digits, _ and -{too_long}",
+            file=file,
+            line=line,
+            subject=name[:100],
+        )
+
+
+def _undescribed(name: str, file: str, line: int | None) -> Finding:
+    return finding(
+        "OSM110",
+        f"the tool {name} has no description, so a model has only its name to go by",
+        file=file,
+        line=line,
+        subject=name,
+        hint="Write a docstring that says what it does and when to use it.",
+    )
+
+
+def _untyped(name: str, parameter: str, file: str, line: int | None) -> Finding:
+    return finding(
+        "OSM112",
+        f"the parameter {parameter} of {name} has no type, so a model may pass anything",
+        file=file,
+        line=line,
+        subject=name,
+        hint=f"Annotate it, as in {parameter}: str.",
+    )
+
+
+def _duplicate(name: str, file: str, line: int | None) -> Finding:
+    return finding(
+        "OSM106",
+        f"the tool name {name} is used twice, and only one of the two can be called",
+        file=file,
+        line=line,
+        subject=name,
+        hint='Rename one, or give it a name of its own: @mcp.tool(name="…").',
+    )
+
+
+def _name(tool: Tool) -> str:
+    return str(tool["function"]["name"])
+
+
+def _place(name: str, components: Sequence[Component]) -> tuple[str, int | None]:
+    component = _written_as(name, components)
+    return ("mcp/main.py", None) if component is None else (component.file, component.line)
+
+
+def _written_as(registered: str, components: Sequence[Component]) -> Component | None:
+    """The source of a registered tool. One of a mounted server has a prefix there that the source doesn't have."""
+    for component in components:
+        if component.name == registered:
+            return component
+    prefixed = (c for c in components if re.fullmatch(rf".+[_/.-]{re.escape(c.name)}", registered))
+    return max(prefixed, key=lambda component: len(component.name), default=None)
+
+
+# Schemas
+
+
+def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+    """Every subschema. Texts under `default`, `enum`, `const` and `examples` are data, not schemas."""
+    waiting, seen = [schema], 0
+    while waiting and seen < MAX_NODES:
+        node = waiting.pop()
+        seen += 1
+        if isinstance(node, list):
+            waiting += node
+        elif isinstance(node, dict):
+            yield node
+            for key, value in node.items():
+                if key in ("properties", "$defs", "definitions", "patternProperties", "dependentSchemas"):
+                    waiting += value.values() if isinstance(value, dict) else []
+                elif key not in ("default", "enum", "const", "examples", "example", "required"):
+                    waiting.append(value)
+
+
+def _refs(node: dict[str, Any]) -> Iterator[str]:
+    if isinstance(node.get("$ref"), str):
+        yield node["$ref"]
+
+
+def _resolve(schema: dict[str, Any], ref: str) -> Any:
+    if not ref.startswith("#"):
+        return None
+    found: Any = schema
+    for part in ref.removeprefix("#").split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, dict) and key in found:
+            found = found[key]
+        else:
+            return None
+    return found
+
+
+def _recursive(schema: dict[str, Any]) -> bool:
+    leads_to: dict[str, set[str]] = {}
+    waiting = {ref for node in _nodes(schema) for ref in _refs(node)}
+    if "#" in waiting:
+        return True
+    while waiting:
+        ref = waiting.pop()
+        target = _resolve(schema, ref)
+        leads_to[ref] = {inner for node in _nodes(target) for inner in _refs(node)} if target is not None else set()
+        waiting |= leads_to[ref] - leads_to.keys()
+    return any(_reaches(ref, leads_to.__getitem__) for ref in leads_to)
+
+
+def _reaches(start: str, following: Callable[[str], set[str]]) -> bool:
+    seen: set[str] = set()
+    waiting = set(following(start))
+    while waiting:
+        ref = waiting.pop()
+        if ref == start:
+            return True
+        seen.add(ref)
+        waiting |= following(ref) - seen
+    return False

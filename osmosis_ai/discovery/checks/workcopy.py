@@ -1,0 +1,169 @@
+"""Checks of the working copy: what a sync by git would miss, or should not carry. Asks git, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from osmosis_ai.discovery.checks.findings import Finding, examples, finding
+
+__all__ = ["check_working_copy"]
+
+GIT_SECONDS = 20.0
+LARGE_BYTES = 50_000_000  # GitHub warns
+TOO_LARGE_BYTES = 100_000_000  # GitHub refuses
+MAX_FILES = 100_000
+_NEEDED = ("mcp", "reward_fn", "reward_rubric", "configs", "rollouts", "test_data.jsonl", "pyproject.toml")
+_TEMPLATES = (".example", ".sample", ".template", ".dist")
+
+
+class GitError(Exception):
+    """Git isn't there, or refuses."""
+
+
+def check_working_copy(root: Path) -> Iterator[Finding]:
+    """Check what of a repository is committed, pushed, too large, or secret.
+
+    Args:
+        root: The repository's root, which may be a folder of a larger working copy.
+    """
+    try:
+        _git(root, "rev-parse", "--is-inside-work-tree")
+    except GitError as error:
+        yield finding("OSM601", str(error), hint="The platform syncs a git repository: git init, commit, push.")
+        yield from _check_sizes(root, _walk(root))
+        return
+    tracked = set(_paths(root, "ls-files", "-z"))
+    others = set(_paths(root, "ls-files", "-z", "--others", "--exclude-standard"))
+    yield from _check_uncommitted(root)
+    yield from _check_ignored(root)
+    yield from _check_unpushed(root)
+    yield from _check_sizes(root, tracked | others)
+    yield from _check_env_files(tracked, others)
+
+
+def _check_uncommitted(root: Path) -> Iterator[Finding]:
+    entries = _git(root, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--", ".")
+    prefix = _git(root, "rev-parse", "--show-prefix").rstrip("\n")
+    changed = [entry[3:].removeprefix(prefix) for entry in entries.split("\0") if len(entry) > 3]
+    if changed:
+        yield finding(
+            "OSM602",
+            f"{_counted(len(changed), 'change')} not committed, which a sync would miss: {examples(changed)}",
+            file=changed[0],
+            hint="Commit and push them.",
+        )
+
+
+def _check_ignored(root: Path) -> Iterator[Finding]:
+    there = [name for name in _NEEDED if (root / name).exists()]
+    if not there:
+        return
+    ignored = _paths(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--", *there)
+    needed = [path for path in ignored if PurePosixPath(path).suffix in (".py", ".toml", ".jsonl", ".yaml", ".yml")]
+    hidden = {".venv", "venv", "node_modules", "__pycache__", "site-packages", ".osmosis"}
+    needed = [path for path in needed if not hidden.intersection(PurePosixPath(path).parts)]
+    if needed:
+        yield finding(
+            "OSM608",
+            f"git ignores what the repository seems to need, and a sync would miss: {examples(needed)}",
+            file=needed[0],
+            hint="Change .gitignore, or add them with git add --force.",
+        )
+
+
+def _check_unpushed(root: Path) -> Iterator[Finding]:
+    try:
+        _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
+    except GitError:
+        return  # nothing is committed, which the uncommitted files say already
+    if not _git(root, "remote").strip():
+        return
+    count = int(_git(root, "rev-list", "--count", "HEAD", "--not", "--remotes", "--", ".").strip() or 0)
+    if count:
+        yield finding("OSM603", f"{_counted(count, 'commit')} not pushed, which a sync would miss", hint="git push")
+
+
+def _check_sizes(root: Path, files: set[str]) -> Iterator[Finding]:
+    for file in sorted(files):
+        try:
+            size = os.lstat(root / file).st_size
+        except OSError:
+            continue  # deleted, which git status says
+        if size > LARGE_BYTES:
+            code = "OSM605" if size > TOO_LARGE_BYTES else "OSM604"
+            limit = "GitHub refuses files over 100 MB" if code == "OSM605" else "GitHub advises against more than 50 MB"
+            yield finding(
+                code,
+                f"the file has {size / 1e6:.0f} MB; {limit}",
+                file=file,
+                hint="Keep it out of git, or use Git LFS.",
+            )
+
+
+def _check_env_files(tracked: set[str], others: set[str]) -> Iterator[Finding]:
+    for file in sorted(filter(_is_env_file, tracked)):
+        yield finding(
+            "OSM606",
+            "git tracks this file, so the keys in it go wherever the repository goes",
+            file=file,
+            hint=f"git rm --cached {file}, add it to .gitignore, and revoke what was in it.",
+        )
+    for file in sorted(filter(_is_env_file, others)):
+        yield finding(
+            "OSM607",
+            "git doesn't ignore this file, so it is easily committed",
+            file=file,
+            hint="Add .env to .gitignore.",
+        )
+
+
+def _is_env_file(file: str) -> bool:
+    name = PurePosixPath(file).name
+    return (name == ".env" or name.startswith(".env.")) and not name.endswith(_TEMPLATES)
+
+
+def _walk(root: Path) -> set[str]:
+    found: set[str] = set()
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "node_modules"]
+        found |= {os.path.relpath(os.path.join(folder, name), root) for name in files}  # noqa: PTH118 - os.walk's texts
+        if len(found) > MAX_FILES:
+            break
+    return found
+
+
+def _paths(root: Path, *arguments: str) -> list[str]:
+    return [path for path in _git(root, *arguments).split("\0") if path]
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """What a git command prints. None of the programs that a repository's own git config may name is run."""
+    command = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *arguments]
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(  # noqa: S603 - git with fixed arguments
+            command,
+            cwd=root,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GIT_SECONDS,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise GitError("git isn't installed, so nothing is known about what is committed") from None
+    except subprocess.TimeoutExpired:
+        raise GitError(f"git {arguments[0]} took longer than {GIT_SECONDS:.0f} s") from None
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        if said and "not a git repository" in said[0]:
+            raise GitError("this is no git working copy")
+        raise GitError(f"git {arguments[0]} failed: {said[0] if said else f'exit code {done.returncode}'}")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun} is" if count == 1 else f"{count:,} {noun}s are"

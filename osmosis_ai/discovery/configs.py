@@ -1,0 +1,306 @@
+"""Run configs, `configs/eval/*.toml` and `configs/training/*.toml`, checked by the rules of the platform's reference."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from osmosis_ai.discovery.checks.findings import Finding, finding
+from osmosis_ai.discovery.checks.secrets import kind_of_secret, secret_finding
+from osmosis_ai.discovery.toml import KeyLines, TomlError, parse_toml, read_toml_text
+
+__all__ = ["check_config", "check_configs"]
+
+Kind: TypeAlias = Literal["eval", "training"]
+
+ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
+SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+RESERVED = "_OSMOSIS_"
+COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
+MAX_CONFIGS = 500
+
+
+class Field(NamedTuple):
+    """One key: its type, whether it must be there, and the least value that makes sense."""
+
+    type: Literal["str", "int", "number"]
+    required: bool = False
+    least: float | None = None
+    most: float | None = None
+    exclusive: bool = False
+
+
+_EXPERIMENT = {
+    "rollout": Field("str", required=True),
+    "entrypoint": Field("str", required=True),
+    "model_path": Field("str", required=True),
+    "dataset": Field("str", required=True),
+    "commit_sha": Field("str"),
+}
+_COUNT = Field("int", least=1)
+_SECONDS = Field("number", least=0, exclusive=True)
+_TABLES: dict[Kind, dict[str, dict[str, Field]]] = {
+    "eval": {
+        "experiment": _EXPERIMENT,
+        "evaluation": {
+            "limit": _COUNT,
+            "n": _COUNT,
+            "batch_size": _COUNT,
+            "pass_threshold": Field("number"),
+            "agent_workflow_timeout_s": _SECONDS,
+            "grader_timeout_s": _SECONDS,
+        },
+    },
+    "training": {
+        "experiment": _EXPERIMENT,
+        "training": {
+            "lr": Field("number", least=0, exclusive=True),
+            "total_epochs": _COUNT,
+            "n_samples_per_prompt": _COUNT,
+            "rollout_batch_size": _COUNT,
+            "max_prompt_length": _COUNT,
+            "max_response_length": _COUNT,
+            "agent_workflow_timeout_s": _SECONDS,
+            "grader_timeout_s": _SECONDS,
+        },
+        "sampling": {
+            "rollout_temperature": Field("number", least=0),
+            "rollout_top_p": Field("number", least=0, most=1, exclusive=True),
+        },
+        "checkpoints": {"eval_interval": _COUNT, "checkpoint_save_freq": _COUNT},
+    },
+}
+# Tables whose keys are the user's own, or that are passed on as they are.
+_OPEN: dict[Kind, set[str]] = {"eval": {"env", "secrets"}, "training": {"env", "secrets", "advanced"}}
+_TYPES = {"str": "a string", "int": "an integer", "number": "a number"}
+
+
+def check_configs(root: Path) -> Iterator[Finding]:
+    """Check every run config of a repository.
+
+    Args:
+        root: The repository's root.
+    """
+    folder = root / "configs"
+    if not folder.is_dir():
+        return
+    kinds: dict[Path, Kind] = {folder / "eval": "eval", folder / "training": "training"}
+    for path in sorted(folder.rglob("*.toml"))[:MAX_CONFIGS]:
+        kind = kinds.get(path.parent)
+        if kind is not None:
+            yield from check_config(path, root, kind)
+        else:
+            yield finding(
+                "OSM513",
+                "configs are looked for in configs/eval/ and configs/training/, not here",
+                file=path.relative_to(root).as_posix(),
+                hint="Move it there.",
+            )
+
+
+def check_config(path: Path, root: Path, kind: Kind) -> list[Finding]:
+    """Check one run config.
+
+    Args:
+        path: The file.
+        root: The repository's root.
+        kind: Whether it configures an evaluation or a training run.
+    """
+    file = path.relative_to(root).as_posix()
+    try:
+        text = read_toml_text(path, root)
+        document = parse_toml(text)
+    except TomlError as error:
+        return [finding("OSM501", error.message, file=file, line=error.line)]
+    return _Config(document, KeyLines(text), kind, root, file).check()
+
+
+class _Config:
+    """One config while it is checked."""
+
+    def __init__(self, document: dict[str, Any], lines: KeyLines, kind: Kind, root: Path, file: str) -> None:
+        self._document = document
+        self._lines = lines
+        self._kind = kind
+        self._root = root
+        self._file = file
+        self._found: list[Finding] = []
+
+    def check(self) -> list[Finding]:
+        tables = _TABLES[self._kind]
+        known = [*tables, *sorted(_OPEN[self._kind])]
+        for name in self._document:
+            if name not in known:
+                self._unknown(name, known, (name,))
+        for name, fields in tables.items():
+            if name in self._document or name == "experiment":
+                self._check_table(name, fields)
+        experiment = self._document.get("experiment")
+        if isinstance(experiment, dict):
+            self._check_commit(experiment.get("commit_sha"))
+            self._check_rollout(experiment.get("rollout"), experiment.get("entrypoint"))
+        variables = self._check_env()
+        self._check_secrets(variables)
+        return self._found
+
+    def _add(self, code: str, message: str, *path: str, hint: str = "") -> None:
+        line = self._lines.of(*path) if path else None
+        self._found.append(
+            finding(code, message, file=self._file, line=line, subject=".".join(path) or None, hint=hint)
+        )
+
+    def _unknown(self, name: str, known: list[str], path: tuple[str, ...]) -> None:
+        close = difflib.get_close_matches(name, known, n=1)
+        where = f" in [{path[0]}]" if len(path) > 1 else ""
+        what = "key" if len(path) > 1 or not isinstance(self._document[name], dict) else "table"
+        suggestion = f"; did you mean {close[0]}?" if close else ""
+        self._add("OSM503", f"unknown {what} {name}{where}{suggestion}", *path, hint=f"Known here: {', '.join(known)}.")
+
+    def _check_table(self, name: str, fields: dict[str, Field]) -> None:
+        table = self._document.get(name, {})
+        if not isinstance(table, dict):
+            self._add("OSM504", f"{name} is {_found(table)}, where a table is expected: [{name}]", name)
+            return
+        for key in table:
+            if key not in fields:
+                self._unknown(key, list(fields), (name, key))
+        for key, field in fields.items():
+            if key in table:
+                self._check_value(name, key, table[key], field)
+            elif field.required:
+                missing = f"[{name}] has no {key}" if name in self._document else f"there is no [{name}] with {key}"
+                self._add("OSM502", f"{missing}, which is required", name, key, hint=f'Write {key} = "…".')
+
+    def _check_value(self, table: str, key: str, value: Any, field: Field) -> None:
+        wanted = {"str": str, "int": int, "number": (int, float)}[field.type]
+        if not isinstance(value, wanted) or isinstance(value, bool):  # type: ignore[arg-type]
+            message = f"{key} is {_found(value)}, where {_TYPES[field.type]} is expected"
+            self._add("OSM504", message, table, key)
+        elif isinstance(value, str):
+            if field.required and not value.strip():
+                self._add("OSM502", f"{key} is empty, but it is required", table, key)
+        elif not _in_range(value, field):
+            if field.most is not None:
+                allowed = f"{'more than ' if field.exclusive else ''}{field.least:g} to {field.most:g}"
+            else:
+                allowed = f"{'more than' if field.exclusive else 'at least'} {field.least:g}"
+            self._add("OSM512", f"{key} is {value}; {allowed} makes sense", table, key)
+
+    def _check_commit(self, value: Any) -> None:
+        if isinstance(value, str) and not COMMIT.fullmatch(value):
+            message = f"commit_sha is {value[:60]!r}; a commit has 7 to 40 hexadecimal digits"
+            hint = "Copy it from git log; a branch or a tag can't be used."
+            self._add("OSM509", message, "experiment", "commit_sha", hint=hint)
+
+    def _check_rollout(self, rollout: Any, entrypoint: Any) -> None:
+        if not isinstance(rollout, str) or not rollout.strip():
+            return
+        folder = self._root / "rollouts" / rollout
+        if "/" in rollout or "\\" in rollout or rollout in (".", ".."):
+            message = f"rollout is {rollout!r}; it is the name of a folder under rollouts/, not a path"
+            self._add("OSM510", message, "experiment", "rollout")
+            return
+        if not folder.is_dir():
+            there = sorted(entry.name for entry in (self._root / "rollouts").glob("*/"))
+            close = difflib.get_close_matches(rollout, there, n=1)
+            suggestion = f"; did you mean {close[0]}?" if close else ""
+            hint = (
+                f"There are: {', '.join(there[:20])}." if there else "There is no rollouts/ folder with anything in it."
+            )
+            message = f"the folder rollouts/{rollout} doesn't exist{suggestion}"
+            self._add("OSM510", message, "experiment", "rollout", hint=hint)
+            return
+        if not isinstance(entrypoint, str) or not entrypoint.strip():
+            return
+        parts = PurePosixPath(entrypoint)
+        if parts.is_absolute() or ".." in parts.parts:
+            message = f"entrypoint is {entrypoint!r}; it must be relative to rollouts/{rollout}, and in it"
+            self._add("OSM511", message, "experiment", "entrypoint")
+        elif not (folder / entrypoint).is_file():
+            message = f"the entrypoint rollouts/{rollout}/{entrypoint} doesn't exist"
+            self._add("OSM511", message, "experiment", "entrypoint")
+
+    def _check_env(self) -> set[str]:
+        env = self._document.get("env", {})
+        if not isinstance(env, dict):
+            self._add("OSM504", f"env is {_found(env)}, where a table is expected: [env]", "env")
+            return set()
+        for name, value in env.items():
+            if name.startswith(RESERVED):
+                self._add("OSM506", f"[env] {name}: names that begin with {RESERVED} are the platform's", "env", name)
+            elif not ENV_NAME.fullmatch(name):
+                message = f"[env] {name}: a name has capital letters, digits and _, and doesn't begin with a digit"
+                hint = f"Write {name.upper()}." if ENV_NAME.fullmatch(name.upper()) else ""
+                self._add("OSM505", message, "env", name, hint=hint)
+            if not isinstance(value, str):
+                message = f"[env] {name} is {_found(value)}, where a string is expected"
+                hint = f'Write {name} = "{value}".' if isinstance(value, (int, float)) else ""
+                self._add("OSM504", message, "env", name, hint=hint)
+            elif (kind := kind_of_secret(value)) is not None:
+                line = self._lines.of("env", name)
+                self._found.append(secret_finding(kind, self._file, line, f"env.{name}"))
+        return set(env)
+
+    def _check_secrets(self, variables: set[str]) -> None:
+        if "secrets" not in self._document:
+            if self._kind == "eval":
+                self._add(
+                    "OSM508",
+                    "an eval config must have [secrets]",
+                    hint='Write [secrets] with required = ["OPENAI_API_KEY"], or required = [] when it needs none.',
+                )
+            return
+        secrets = self._document["secrets"]
+        if not isinstance(secrets, dict):
+            self._add("OSM504", f"secrets is {_found(secrets)}, where a table is expected: [secrets]", "secrets")
+            return
+        for key in secrets:
+            if key != "required":
+                self._unknown(key, ["required"], ("secrets", key))
+        if "required" not in secrets:
+            self._add("OSM508", "[secrets] has no required", "secrets", hint="Write required = [] when it needs none.")
+            return
+        required = secrets["required"]
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            message = f"required is {_found(required)}, where a list of names is expected"
+            self._add("OSM504", message, "secrets", "required")
+            return
+        seen: set[str] = set()
+        for name in required:
+            if (kind := kind_of_secret(name)) is not None:
+                line = self._lines.of("secrets", "required")
+                self._found.append(secret_finding(kind, self._file, line, "secrets.required"))
+                continue
+            if not SECRET_NAME.fullmatch(name):
+                message = f"[secrets] {name!r}: a name has capital letters, digits and _, and begins with a letter"
+                self._add("OSM505", message, "secrets", "required", hint="It is the secret's name, never its value.")
+            if name in variables:
+                message = f"{name} is in both [env] and [secrets].required"
+                self._add("OSM507", message, "env", name, hint="Leave it out of [env] when it is secret.")
+            if name in seen:
+                self._add("OSM512", f"{name} is listed twice", "secrets", "required")
+            seen.add(name)
+
+
+def _in_range(value: float, field: Field) -> bool:
+    if value != value or value in (float("inf"), float("-inf")):
+        return False
+    if field.least is not None and (value < field.least or (field.exclusive and value == field.least)):
+        return False
+    return field.most is None or value <= field.most
+
+
+def _found(value: Any) -> str:
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, (int, float)):
+        return f"the number {str(value)[:40]}"
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, list):
+        wrong = [item for item in value if not isinstance(item, str)]
+        return f"a list with {_found(wrong[0])} in it" if wrong else "a list"
+    return "a table" if isinstance(value, dict) else "a date or time"

@@ -1,0 +1,126 @@
+"""Which rubrics `--rubric` stands for: decorated functions, and entries of rubric files."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from osmosis_ai.discovery.repository import Repository
+from osmosis_ai.discovery.scan import Component, Problem, resolve_function, scan_functions
+from osmosis_ai.errors import FunctionError, UsageError
+from osmosis_ai.records import FunctionRef
+from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, Rubric, load_rubrics
+
+__all__ = ["discovered_rubrics", "resolve_rubrics"]
+
+ALL = "all"
+SUFFIXES = (".yaml", ".yml")
+
+
+def resolve_rubrics(specs: list[str], repository: Repository, cwd: Path) -> list[FunctionRef]:
+    """Find the rubrics that `--rubric` values stand for.
+
+    `all` is every `@osmosis_rubric` function in `reward_rubric/` and every entry of the repository's
+    `rubric_configs.yaml`. `FILE#ID` is an entry of a rubric file and `FILE` all of its entries, looked for from the
+    working directory, then from the repository's root. Anything else is a function (its bare name or
+    `MODULE:FUNCTION`), or the id of an entry of the repository's `rubric_configs.yaml`.
+
+    Args:
+        specs: The values as they were typed.
+        repository: The repository.
+        cwd: The working directory, absolute.
+
+    Returns:
+        Each rubric once, in the order asked for. An entry of a file has no module, its id as the attribute, and its
+        file relative to its root.
+
+    Raises:
+        FunctionError: There is no such rubric, or a file can't be used; the message lists what there is.
+    """
+    refs = [ref for spec in specs for ref in _resolve(spec.strip(), repository, cwd)]
+    return list({ref.name: ref for ref in refs}.values())
+
+
+def discovered_rubrics(repository: Repository) -> tuple[list[FunctionRef], list[Problem]]:
+    """The `@osmosis_rubric` functions of a repository, and what could not be read while looking for them."""
+    components, problems = _components(repository)
+    found = [resolve_function(f"{c.module}:{c.name}", components, repository.root, repository.root) for c in components]
+    return found, problems
+
+
+def _resolve(spec: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
+    if spec == ALL:
+        found = discovered_rubrics(repository)[0] + _default_entries(repository)
+        if not found:
+            raise FunctionError(f"--rubric all: there are no rubrics. {_what_there_is([], [])}")
+        return found
+    file, mark, rubric_id = spec.rpartition("#") if "#" in spec else (spec, "", "")
+    if mark or file.endswith(SUFFIXES):
+        return _of_file(spec, file, rubric_id, repository, cwd)
+    components, _ = _components(repository)
+    if ":" in spec:
+        return [msgspec.structs.replace(resolve_function(spec, components, repository.root, cwd), kind="rubric")]
+    if any(component.name == spec for component in components):
+        return [resolve_function(spec, components, repository.root, cwd)]
+    entries = _default_entries(repository)
+    matching = [entry for entry in entries if entry.attribute == spec]
+    if matching:
+        return matching
+    names = [component.name for component in components] + [entry.attribute for entry in entries]
+    near = difflib.get_close_matches(spec, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    raise FunctionError(f"--rubric {spec!r}: there is no such rubric{hint} {_what_there_is(components, entries)}")
+
+
+def _of_file(spec: str, file: str, rubric_id: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
+    for base in dict.fromkeys((cwd, repository.root)):
+        path = base / Path(file).expanduser()
+        if path.is_file():
+            entries = _entries(path, repository.root)
+            break
+    else:
+        raise FunctionError(f"--rubric {spec}: there is no file {file}; write FILE#ID, as in {DEFAULT_FILE}#my_rubric")
+    if not rubric_id:
+        return entries
+    matching = [entry for entry in entries if entry.attribute == rubric_id]
+    if not matching:
+        near = difflib.get_close_matches(rubric_id, [entry.attribute for entry in entries], n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        there = ", ".join(entry.attribute for entry in entries)
+        raise FunctionError(f"--rubric {spec}: {file} has no rubric {rubric_id!r}{hint} It has: {there}")
+    return matching
+
+
+def _default_entries(repository: Repository) -> list[FunctionRef]:
+    path = repository.root / DEFAULT_FILE
+    return _entries(path, repository.root) if path.is_file() else []
+
+
+def _entries(path: Path, root: Path) -> list[FunctionRef]:
+    try:
+        rubrics = load_rubrics(path).rubrics
+    except UsageError as error:
+        raise FunctionError(str(error)) from None
+    return [_ref(rubric, path, root) for rubric in rubrics]
+
+
+def _ref(rubric: Rubric, path: Path, root: Path) -> FunctionRef:
+    file = (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+    return FunctionRef(f"{file}#{rubric.id}", "", rubric.id, str(root), kind="rubric", file=file, line=rubric.line)
+
+
+def _components(repository: Repository) -> tuple[Sequence[Component], list[Problem]]:
+    if repository.rubric_dir is None:
+        return [], []
+    result = scan_functions(repository.rubric_dir, repository.root, "rubric")
+    return result.components, result.problems
+
+
+def _what_there_is(components: Sequence[Component], entries: Sequence[FunctionRef]) -> str:
+    names = [f"{component.module}:{component.name}" for component in components] + [entry.name for entry in entries]
+    if names:
+        return f"There are: {', '.join(names[:20])}" + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return f"Write an @osmosis_rubric function in reward_rubric/, or a rubric file {DEFAULT_FILE}"

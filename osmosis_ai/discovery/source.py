@@ -1,0 +1,199 @@
+"""Python source as syntax trees, within bounds: found, read, and looked at without running any of it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import stat
+import tokenize
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from osmosis_ai.records import Record
+
+__all__ = [
+    "MAX_FILE_BYTES",
+    "FunctionNode",
+    "Problem",
+    "UnreadableError",
+    "aliases_of",
+    "decoded",
+    "decorated_as",
+    "dotted_name",
+    "importable_functions",
+    "parse_file",
+    "python_files",
+    "relative_to_root",
+    "statements",
+]
+
+MAX_FILE_BYTES = 5_000_000
+
+_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Problem(Record, frozen=True):
+    """A file or folder that could not be read, and why; `file` is relative to the repository's root."""
+
+    file: str
+    line: int | None
+    message: str
+
+
+class UnreadableError(Exception):
+    """A file that can't be used as source: why, and the line if there is one."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+
+
+def python_files(folder: Path, root: Path, problems: list[Problem]) -> Iterator[Path]:
+    """The Python files in a folder of a repository and its subfolders; what can't be read is added to `problems`."""
+    real_root = root.resolve()
+    seen: set[Path] = set()
+    waiting = [folder]
+    while waiting:
+        path = waiting.pop()
+        try:
+            is_folder, is_link = path.is_dir(), path.is_symlink()
+            if not is_folder and (path.suffix != ".py" or path == folder):
+                continue
+            if is_link and not path.exists():
+                raise UnreadableError("a link to something that doesn't exist")
+            real = path.resolve()
+            if not real.is_relative_to(real_root):
+                raise UnreadableError("a link to a place outside the repository")
+            if real in seen:
+                continue
+            seen.add(real)
+            if not is_folder:
+                yield path
+            elif not (path / "pyvenv.cfg").exists():
+                entries = sorted(path.iterdir(), reverse=True)
+                waiting += [entry for entry in entries if entry.name[0] != "." and entry.name not in _SKIPPED_FOLDERS]
+        except UnreadableError as error:
+            problems.append(Problem(relative_to_root(path, root), None, error.message))
+        except OSError as error:
+            problems.append(Problem(relative_to_root(path, root), None, f"can't be read: {error.strerror or error}"))
+
+
+def relative_to_root(path: Path, root: Path) -> str:
+    """A path as it is shown: relative to the repository's root, with forward slashes."""
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+
+
+def parse_file(path: Path) -> ast.Module:
+    """A file's syntax tree; raises UnreadableError."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UnreadableError("not a regular file")
+        if status.st_size > MAX_FILE_BYTES:
+            raise UnreadableError(f"larger than {MAX_FILE_BYTES // 1_000_000} MB, too large to be source")
+        data = path.read_bytes()
+    except OSError as error:
+        raise UnreadableError(f"can't be read: {error.strerror or error}") from None
+    source = decoded(data)
+    try:
+        with warnings.catch_warnings():
+            # What the compiler thinks of the file's escapes is said when it is imported.
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
+    except SyntaxError as error:
+        raise UnreadableError(f"{type(error).__name__}: {error.msg}", error.lineno) from None
+    except ValueError as error:
+        raise UnreadableError(f"can't be parsed: {error}") from None
+    except (RecursionError, MemoryError):
+        raise UnreadableError("can't be parsed: nested too deeply") from None
+
+
+def decoded(data: bytes) -> str:
+    """Source as text, by its declared encoding, else UTF-8; raises UnreadableError."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        message = f"not UTF-8 (byte 0x{data[error.start]:02x}), and no other encoding is declared"
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError, LookupError):
+        raise UnreadableError(message, line) from None
+
+
+# Syntax trees
+
+
+def statements(tree: ast.Module) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported, in order, without those inside functions and classes."""
+    waiting: list[ast.AST] = [*reversed(tree.body)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.stmt):
+            yield node
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        children: list[ast.AST] = []
+        for field in ("body", "handlers", "cases", "orelse", "finalbody"):
+            if field == "body" and isinstance(node, ast.If) and _never_on_import(node.test):
+                continue
+            inner = getattr(node, field, None)
+            children += inner if isinstance(inner, list) else []
+        waiting += reversed(children)
+
+
+def _never_on_import(test: ast.expr) -> bool:
+    """Whether a condition is `__name__ == "__main__"` or `TYPE_CHECKING`."""
+    if isinstance(test, ast.Compare):
+        sides = [test.left, *test.comparators]
+        return any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides) and isinstance(
+            test.ops[0], ast.Eq
+        )
+    return dotted_name(test, {}).rpartition(".")[2] == "TYPE_CHECKING"
+
+
+def importable_functions(tree: ast.Module) -> Iterator[FunctionNode]:
+    """The functions that a module has once it is imported, in order."""
+    return (node for node in statements(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def aliases_of(tree: ast.Module) -> dict[str, str]:
+    """What each imported name stands for: `from osmosis_ai import osmosis_reward as r` gives r its full name."""
+    aliases = {}
+    for node in statements(tree):
+        if isinstance(node, ast.Import):
+            aliases.update({name.asname: name.name for name in node.names if name.asname})
+        elif isinstance(node, ast.ImportFrom):
+            aliases.update({name.asname or name.name: f"{node.module or ''}.{name.name}" for name in node.names})
+    return aliases
+
+
+def dotted_name(node: ast.expr, aliases: dict[str, str]) -> str:
+    """The full name an expression such as `a.b` or `a.b()` refers to; empty if it isn't one."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([aliases.get(node.id, node.id), *reversed(parts)])
+
+
+_DECORATORS: dict[str, Literal["reward", "rubric"]] = {"osmosis_reward": "reward", "osmosis_rubric": "rubric"}
+
+
+def decorated_as(node: FunctionNode, aliases: dict[str, str]) -> Literal["reward", "rubric"] | None:
+    """Which of the two decorators a function has, if any."""
+    for decorator in node.decorator_list:
+        # The last part decides, so that a name passed on by the repository's own module counts too.
+        kind = _DECORATORS.get(dotted_name(decorator, aliases).rpartition(".")[2])
+        if kind is not None:
+            return kind
+    return None

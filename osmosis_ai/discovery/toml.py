@@ -1,0 +1,133 @@
+"""TOML files read within bounds, and the line that a key stands in."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MAX_TOML_BYTES", "KeyLines", "TomlError", "parse_toml", "read_toml", "read_toml_text"]
+
+# The standard library's since Python 3.11, and the package it was taken from.
+_tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+
+MAX_TOML_BYTES = 256 * 1024
+"""Far above any real config; the parser's time grows with the square of some texts' length."""
+
+_HEADER = re.compile(r"\s*\[{1,2}\s*([^\]#]+?)\s*\]{1,2}\s*(#.*)?$")
+_KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
+_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+
+
+class TomlError(Exception):
+    """A file that can't be read as TOML: why, and the line if there is one."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+
+
+def read_toml_text(path: Path, root: Path) -> str:
+    """Read a TOML file's text.
+
+    Args:
+        path: The file.
+        root: The repository's root, which it must be in when links are followed.
+
+    Raises:
+        TomlError: It is no regular file, leads out of the repository, is too large, or isn't UTF-8.
+    """
+    try:
+        if not path.resolve().is_relative_to(root.resolve()):
+            raise TomlError("a link to a place outside the repository")
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise TomlError("not a regular file")
+        if status.st_size > MAX_TOML_BYTES:
+            raise TomlError(f"larger than {MAX_TOML_BYTES // 1024} KiB, too large to be a config")
+        data = path.read_bytes()
+    except (OSError, RuntimeError) as error:
+        # RuntimeError: a circle of links, before Python 3.13.
+        reason = error.strerror if isinstance(error, OSError) else "a circle of links"
+        raise TomlError(f"can't be read: {reason or error}") from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise TomlError(f"not UTF-8 (byte 0x{data[error.start]:02x})", line) from None
+
+
+def read_toml(path: Path, root: Path) -> dict[str, Any]:
+    """Read a TOML file; see `read_toml_text`.
+
+    Raises:
+        TomlError: It can't be read, or isn't TOML.
+    """
+    return parse_toml(read_toml_text(path, root))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse a TOML text; raises TomlError."""
+    try:
+        document: dict[str, Any] = _tomllib.loads(text)
+        return document
+    except _tomllib.TOMLDecodeError as error:
+        message = str(error)
+        place = re.search(r" \(at line (\d+), column \d+\)$", message)
+        if place is None:
+            raise TomlError(f"not valid TOML: {message}", text.count("\n") + 1) from None
+        raise TomlError(f"not valid TOML: {message[: place.start()]}", int(place[1])) from None
+    except RecursionError:
+        raise TomlError("not usable: nested too deeply") from None
+
+
+class KeyLines:
+    """The lines of a TOML text's tables and keys, found by reading its lines.
+
+    Args:
+        text: A valid TOML text.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[tuple[str, ...], int] = {}
+        table: tuple[str, ...] = ()
+        closing: str | None = None
+        for number, line in enumerate(text.splitlines(), 1):
+            if closing is not None:
+                closing = None if line.count(closing) % 2 else closing
+                continue
+            header = _HEADER.match(line)
+            if header is not None:
+                table = _parts(header[1])
+                self._note(table, number)
+                continue
+            key = _KEY.match(line)
+            if key is not None:
+                self._note((*table, *_parts(key[1])), number)
+                # The keys of an inline table stand in the same line.
+                for inner in re.finditer(r"[{,]\s*([A-Za-z0-9_-]+)\s*=", line[key.end() :]):
+                    self._note((*table, *_parts(key[1]), inner[1]), number)
+            for quotes in ('"""', "'''"):
+                if line.count(quotes) % 2:
+                    closing = quotes
+
+    def _note(self, path: tuple[str, ...], number: int) -> None:
+        for length in range(1, len(path) + 1):
+            self._lines.setdefault(path[:length], number)
+
+    def of(self, *path: str) -> int | None:
+        """The line of a key, else of the table it would be in; None when neither is there."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self._lines:
+                return self._lines[path[:length]]
+        return None
+
+
+def _parts(dotted: str) -> tuple[str, ...]:
+    parts: Sequence[str] = _PART.findall(dotted)
+    return tuple(part[1:-1] if part[0] in "\"'" else part for part in parts)

@@ -1,0 +1,356 @@
+"""Rubric files: YAML, read within bounds, checked entry by entry."""
+
+from __future__ import annotations
+
+import difflib
+import reprlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osmosis_ai.errors import UsageError
+from osmosis_ai.records import Record
+from osmosis_ai.reward_rubric.numbers import finite_number
+
+if TYPE_CHECKING:
+    import yaml
+
+__all__ = ["DEFAULT_FILE", "MAX_FILE_BYTES", "Rubric", "RubricFile", "load_rubric", "load_rubrics"]
+
+DEFAULT_FILE = "rubric_configs.yaml"
+MAX_FILE_BYTES = 1 << 20
+MAX_NODES = 100_000
+MAX_DEPTH = 50
+VERSION = 1
+
+_OPTIONAL = ("title", "score_min", "score_max", "system_prompt", "original_input", "ground_truth")
+_ENTRY_KEYS = ("id", "rubric", "model_info", *_OPTIONAL)
+_WITH_DEFAULT = ("model_info", "score_min", "score_max", "system_prompt", "original_input")
+_FILE_KEYS = ("version", "rubrics", *(f"default_{name}" for name in _WITH_DEFAULT))
+_MODEL_KEYS = (
+    "provider",
+    "model",
+    "api_key",
+    "api_key_env",
+    "api_base",
+    "timeout",
+    "reasoning_effort",
+    "score_min",
+    "score_max",
+    "system_prompt",
+    "original_input",
+)
+
+
+class Rubric(Record, frozen=True):
+    """One entry of a rubric file, with the file's defaults filled in. `line` is where it begins."""
+
+    id: str
+    rubric: str
+    model_info: dict[str, Any]
+    score_min: float
+    score_max: float
+    title: str | None = None
+    system_prompt: str | None = None
+    original_input: str | None = None
+    ground_truth: str | None = None
+    line: int = 0
+
+    def __repr__(self) -> str:
+        return f"Rubric(id={self.id!r})"
+
+
+class RubricFile(Record, frozen=True):
+    """A rubric file's entries, in order."""
+
+    path: str
+    rubrics: list[Rubric]
+
+
+def load_rubrics(path: Path) -> RubricFile:
+    """Read a rubric file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UsageError: It can't be read, is too large or no YAML, or an entry breaks a rule; the message names the file,
+            the entry and the line.
+    """
+    text = _read(path)
+    node, values = _parse(path, text)
+    return _Reader(path, node).file(values)
+
+
+def load_rubric(path: Path, rubric_id: str) -> Rubric:
+    """One entry of a rubric file.
+
+    Args:
+        path: The file.
+        rubric_id: The entry's `id`.
+
+    Raises:
+        UsageError: The file can't be used, or has no such entry; the message lists those it has.
+    """
+    rubrics = {rubric.id: rubric for rubric in load_rubrics(path).rubrics}
+    if rubric_id not in rubrics:
+        near = difflib.get_close_matches(rubric_id, rubrics, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
+        raise UsageError(f"{path} has no rubric {rubric_id!r}{hint} It has: {', '.join(rubrics)}")
+    return rubrics[rubric_id]
+
+
+# YAML
+
+
+def _read(path: Path) -> str:
+    try:
+        if not path.is_file():
+            raise UsageError(f"{path}: {'not a file' if path.exists() else 'no such file'}; a rubric file is YAML")
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB, too large for a rubric file")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}:{line}: not UTF-8 (byte 0x{data[error.start]:02x})") from None
+    if not text.strip():
+        raise UsageError(f"{path} is empty; it needs `version: 1` and a list `rubrics`")
+    return text
+
+
+def _parse(path: Path, text: str) -> tuple[yaml.Node, Any]:
+    """The document as nodes, which know their lines, and as values.
+
+    Aliases are counted as often as they are used, and before anything is built from them: a few lines of YAML can
+    stand for more values than fit into memory.
+    """
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise UsageError(f"{path} holds nothing but comments; it needs `version: 1` and a list `rubrics`")
+        _check_size(path, node)
+        _check_keys(path, node)
+        return node, loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+        raise UsageError(f"{place}: not valid YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deeply") from None
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{path}: a value can't be read: {error}") from None
+
+
+def _check_size(path: Path, root: yaml.Node) -> None:
+    import yaml
+
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node, parents: frozenset[int]) -> int:
+        place = f"{path}:{node.start_mark.line + 1}"
+        if id(node) in parents:
+            raise UsageError(f"{place}: a value that contains itself; write it out")
+        if id(node) in sizes:
+            return sizes[id(node)]
+        if len(parents) > MAX_DEPTH:
+            raise UsageError(f"{place}: nested more than {MAX_DEPTH} levels deep")
+        inside = parents | {id(node)}
+        total = 1
+        if isinstance(node, yaml.MappingNode):
+            total += sum(size(key, inside) + size(value, inside) for key, value in node.value)
+        elif isinstance(node, yaml.SequenceNode):
+            total += sum(size(item, inside) for item in node.value)
+        if total > MAX_NODES:
+            raise UsageError(f"{place}: its aliases stand for more than {MAX_NODES:,} values; write less")
+        sizes[id(node)] = total
+        return total
+
+    size(root, frozenset())
+
+
+def _check_keys(path: Path, root: yaml.Node) -> None:
+    """YAML lets the last of two equal keys win, which hides a mistake."""
+    import yaml
+
+    waiting: list[yaml.Node] = [root]
+    seen: set[int] = set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            names: set[str] = set()
+            for key, value in node.value:
+                waiting.append(value)
+                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                    if key.value in names:
+                        raise UsageError(f"{path}:{key.start_mark.line + 1}: the key {key.value!r} is there twice")
+                    names.add(key.value)
+
+
+# Rules
+
+
+class _Reader:
+    """Turns a parsed file into records."""
+
+    def __init__(self, path: Path, node: yaml.Node) -> None:
+        self._path = path
+        self._node = node
+
+    def file(self, values: Any) -> RubricFile:
+        if not isinstance(values, dict):
+            raise self._error(None, f"it holds {_kind(values)}; it needs `version: 1` and a list `rubrics`")
+        self._check_names(values, _FILE_KEYS, None, "")
+        version = values.get("version")
+        if version is None:
+            raise self._error(None, "`version` is missing; write `version: 1`")
+        if version != VERSION or isinstance(version, bool):
+            raise self._error(None, f"version {version!r} is unknown; this release reads version {VERSION}")
+        entries = values.get("rubrics")
+        if not isinstance(entries, list) or not entries:
+            raise self._error(None, "`rubrics` must be a list with an entry for each rubric")
+        defaults = {name: values.get(f"default_{name}") for name in _WITH_DEFAULT}
+        rubrics: list[Rubric] = []
+        lines: dict[str, int] = {}
+        for number, entry in enumerate(entries):
+            rubric = self._rubric(entry, number, defaults)
+            if rubric.id in lines:
+                raise self._error(number, f"the id {rubric.id!r} is used in line {lines[rubric.id]} already")
+            lines[rubric.id] = rubric.line
+            rubrics.append(rubric)
+        return RubricFile(str(self._path), rubrics)
+
+    def _rubric(self, entry: Any, number: int, defaults: dict[str, Any]) -> Rubric:
+        if not isinstance(entry, dict):
+            raise self._error(number, f"is {_kind(entry)}, where an entry with id, rubric and model_info is expected")
+        if "extra_info" in entry:
+            raise self._error(
+                number, "`extra_info` belongs to a record of the data, not to a rubric; remove it here", entry
+            )
+        self._check_names(entry, _ENTRY_KEYS, number, "")
+        texts = {
+            name: self._text(entry, name, number, required=name in ("id", "rubric"))
+            for name in ("id", "rubric", "title", "system_prompt", "original_input", "ground_truth")
+        }
+        for name in ("system_prompt", "original_input"):
+            if texts[name] is None:
+                texts[name] = self._text(defaults, name, number)
+        model_info = self._model_info(entry, number, defaults)
+        bounds = []
+        for name, fallback in (("score_min", 0.0), ("score_max", 1.0)):
+            choices = (entry.get(name), model_info.get(name), defaults[name], fallback)
+            bounds.append(self._number(next(value for value in choices if value is not None), name, number, entry))
+        if bounds[0] >= bounds[1]:
+            raise self._error(number, f"score_min ({bounds[0]:g}) must be less than score_max ({bounds[1]:g})", entry)
+        return Rubric(
+            id=(texts["id"] or "").strip(),
+            rubric=texts["rubric"] or "",
+            model_info=model_info,
+            score_min=bounds[0],
+            score_max=bounds[1],
+            title=texts["title"],
+            system_prompt=texts["system_prompt"],
+            original_input=texts["original_input"],
+            ground_truth=texts["ground_truth"],
+            line=self._line(number),
+        )
+
+    def _model_info(self, entry: dict[str, Any], number: int, defaults: dict[str, Any]) -> dict[str, Any]:
+        from osmosis_ai.reward_rubric.judge import check_model_info
+
+        parts = [defaults["model_info"], entry.get("model_info")]
+        merged: dict[str, Any] = {}
+        for part in parts:
+            if part is None:
+                continue
+            if not isinstance(part, dict):
+                raise self._error(
+                    number, f"`model_info` is {_kind(part)}, where provider and model are expected", entry
+                )
+            self._check_names(part, _MODEL_KEYS, number, "model_info: ", entry)
+            merged |= part
+        if not merged:
+            raise self._error(number, "`model_info` is missing; it names the judge: provider and model", entry)
+        try:
+            check_model_info(merged)
+        except (TypeError, ValueError) as error:
+            raise self._error(number, str(error), entry) from None
+        timeout = merged.get("timeout")
+        if timeout is not None and timeout <= 0:
+            raise self._error(number, f"model_info: timeout is {timeout:g}; it takes seconds, more than 0", entry)
+        return merged
+
+    def _text(self, values: Mapping[str, Any], name: str, number: int, *, required: bool = False) -> str | None:
+        value = values.get(name)
+        if value is None and not required:
+            return None
+        if value is None:
+            raise self._error(number, f"`{name}` is missing", values)
+        if not isinstance(value, str):
+            hint = f'; quote it: {name}: "{reprlib.repr(value)}"' if isinstance(value, (int, float)) else ""
+            raise self._error(number, f"`{name}` is {_kind(value)}, where text is expected{hint}", values)
+        if not value.strip():
+            raise self._error(number, f"`{name}` is empty", values)
+        return value
+
+    def _number(self, value: Any, name: str, number: int, entry: dict[str, Any]) -> float:
+        found = finite_number(value)
+        if found is None:
+            raise self._error(number, f"`{name}` is {_kind(value)}, where a number is expected", entry)
+        return found
+
+    def _check_names(
+        self,
+        values: dict[Any, Any],
+        known: Iterable[str],
+        number: int | None,
+        where: str,
+        entry: dict[str, Any] | None = None,
+    ) -> None:
+        names = list(known)
+        for name in values:
+            if name not in names:
+                near = difflib.get_close_matches(str(name), names, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+                raise self._error(number, f"{where}the key {name!r} is unknown; {hint}", entry or values)
+
+    def _line(self, number: int) -> int:
+        import yaml
+
+        if isinstance(self._node, yaml.MappingNode):
+            for key, value in self._node.value:
+                if key.value == "rubrics" and isinstance(value, yaml.SequenceNode):
+                    return int(value.value[number].start_mark.line) + 1
+        return 1
+
+    def _error(self, number: int | None, message: str, entry: Mapping[str, Any] | None = None) -> UsageError:
+        if number is None:
+            return UsageError(f"{self._path}: {message}")
+        rubric_id = entry.get("id") if entry is not None else None
+        name = f"rubric {rubric_id!r}" if isinstance(rubric_id, str) and rubric_id.strip() else f"rubric {number + 1}"
+        return UsageError(f"{self._path}:{self._line(number)}: {name}: {message}")
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return f"a boolean ({'true' if value else 'false'})"
+    if isinstance(value, (int, float)):
+        return f"a number ({reprlib.repr(value)})"
+    names: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
+    return names.get(type(value), f"a {type(value).__name__}")

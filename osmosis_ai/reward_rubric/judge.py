@@ -1,0 +1,373 @@
+"""`evaluate_rubric`: a language model scores a text by a rubric. LiteLLM is imported when a judge is first asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import msgspec
+
+from osmosis_ai.errors import ModelError, ModelNotFoundError, ProviderRequestError
+from osmosis_ai.records import Completion, JudgeCall, Message, ModelSpec, Record
+from osmosis_ai.reward_rubric import background
+from osmosis_ai.reward_rubric.numbers import finite_number
+from osmosis_ai.reward_rubric.prompt import RESPONSE_FORMAT, Case, judge_messages, repair_messages
+from osmosis_ai.reward_rubric.reply import Judgement, UnusableReplyError, parse_judgement
+from osmosis_ai.reward_rubric.target import Target, find_target, missing_key
+from osmosis_ai.reward_rubric.tracing import judge_call_listeners
+
+if TYPE_CHECKING:
+    from osmosis_ai.runtime.models.litellm_model import LiteLLMModel
+    from osmosis_ai.runtime.models.retry import AdaptiveLimiter
+
+__all__ = [
+    "DEFAULT_SCORE_MAX",
+    "DEFAULT_SCORE_MIN",
+    "DEFAULT_TIMEOUT",
+    "RewardRubricRunResult",
+    "aevaluate_rubric",
+    "check_model_info",
+    "evaluate_rubric",
+]
+
+DEFAULT_SCORE_MIN, DEFAULT_SCORE_MAX = 0.0, 1.0
+DEFAULT_TIMEOUT = 60.0
+MAX_ATTEMPTS = 3
+CONCURRENCY = 64
+SHOWN_REPLY = 300
+TRACED_REPLY = 20_000
+# LiteLLM would ask a server whether these models take a schema.
+ASKED_ONLINE = frozenset({"ollama", "ollama_chat", "huggingface"})
+# They have other ways to sign in than a key, which LiteLLM finds.
+OWN_CREDENTIALS = ("azure", "bedrock", "sagemaker", "vertex_ai", "watsonx", "github_copilot")
+
+_TEXTS = ("provider", "model", "api_key", "api_key_env", "api_base", "system_prompt", "original_input")
+_NUMBERS = ("score_min", "score_max", "timeout")
+
+
+class RewardRubricRunResult(TypedDict):
+    """A judgement in full: the clamped score, the judge's explanation, and its reply as a chat completion."""
+
+    score: float
+    explanation: str
+    raw: dict[str, Any]
+
+
+class _Evaluation(Record, frozen=True):
+    case: Case
+    target: Target
+    timeout: float
+    reasoning_effort: str | None
+
+
+def evaluate_rubric(
+    rubric: str,
+    solution_str: str,
+    model_info: Mapping[str, Any],
+    *,
+    ground_truth: str | None = None,
+    original_input: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    score_min: float | None = None,
+    score_max: float | None = None,
+    timeout: float | None = None,
+    return_details: bool = False,
+) -> float | RewardRubricRunResult:
+    """Have a language model score a text by a rubric. Blocks; usable from any thread, also while an event loop runs.
+
+    Args:
+        rubric: What makes a solution good, in words.
+        solution_str: The text to score. It reaches the judge as data: instructions in it have no effect.
+        model_info: The judge: `provider` and `model` as LiteLLM knows them; `api_key`, or `api_key_env` for the name of
+            its environment variable (default: the provider's own); `api_base` for an OpenAI-compatible endpoint;
+            `timeout` and `reasoning_effort`; and `score_min`, `score_max`, `system_prompt`, `original_input` for all
+            calls with it. Other keys are ignored. None counts as absent.
+        ground_truth: A reference answer to show to the judge.
+        original_input: What the solution answers.
+        metadata: Further context, shown to the judge as JSON.
+        score_min: The lowest score; default 0.0.
+        score_max: The highest score; default 1.0.
+        timeout: Seconds for the judge's reply, retries included; default 60. A reply that can't be used is asked for
+            once more, with the same time again.
+        return_details: Give the explanation and the judge's reply too.
+
+    Returns:
+        The score, clamped to the bounds; or `{"score", "explanation", "raw"}`.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument can't be used.
+        MissingAPIKeyError: There is no key; the message says which variable to export.
+        ModelNotFoundError: The provider has no such model.
+        ProviderRequestError: The request failed, or the judge gave no usable reply twice.
+    """
+    evaluation = _evaluation(
+        rubric, solution_str, model_info, ground_truth, original_input, metadata, score_min, score_max, timeout
+    )
+    result = background.wait(background.submit(_judge(evaluation, judge_call_listeners())))
+    return result if return_details else result["score"]
+
+
+async def aevaluate_rubric(
+    rubric: str,
+    solution_str: str,
+    model_info: Mapping[str, Any],
+    *,
+    ground_truth: str | None = None,
+    original_input: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    score_min: float | None = None,
+    score_max: float | None = None,
+    timeout: float | None = None,
+    return_details: bool = False,
+) -> float | RewardRubricRunResult:
+    """`evaluate_rubric` for async code, on asyncio. Cancelling it abandons the request."""
+    evaluation = _evaluation(
+        rubric, solution_str, model_info, ground_truth, original_input, metadata, score_min, score_max, timeout
+    )
+    result = await asyncio.wrap_future(background.submit(_judge(evaluation, judge_call_listeners())))
+    return result if return_details else result["score"]
+
+
+def check_model_info(model_info: Any) -> None:
+    """See that `model_info` names a judge and that its values have the right types.
+
+    Raises:
+        TypeError: It is no mapping, or a value has the wrong type.
+        ValueError: `provider` or `model` is missing, or a value can't be used.
+    """
+    if not isinstance(model_info, Mapping):
+        raise TypeError(f"model_info must be a dict, not {_kind(model_info)}")
+    for name in (*_TEXTS, "reasoning_effort"):
+        value = model_info.get(name)
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"model_info[{name!r}] must be a str, not {_kind(value)}")
+    for name in ("provider", "model"):
+        if not (model_info.get(name) or "").strip():
+            raise ValueError(
+                f"model_info needs a {name!r}: {{'provider': 'openai', 'model': 'gpt-5-mini'}}, for example"
+            )
+    for name in _NUMBERS:
+        _number(model_info.get(name), f"model_info[{name!r}]")
+
+
+def _evaluation(
+    rubric: str,
+    solution_str: str,
+    model_info: Mapping[str, Any],
+    ground_truth: str | None,
+    original_input: str | None,
+    metadata: dict[str, Any] | None,
+    score_min: float | None,
+    score_max: float | None,
+    timeout: float | None,
+) -> _Evaluation:
+    for name, value, optional in (
+        ("rubric", rubric, False),
+        ("solution_str", solution_str, False),
+        ("ground_truth", ground_truth, True),
+        ("original_input", original_input, True),
+    ):
+        if not isinstance(value, str) and not (optional and value is None):
+            raise TypeError(f"{name} must be a str{' or None' if optional else ''}, not {_kind(value)}")
+    if not rubric.strip():
+        raise ValueError("rubric is empty: say in words what makes a solution good")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata must be a dict or None, not {_kind(metadata)}")
+    check_model_info(model_info)
+
+    def first(given: float | None, name: str, default: float) -> float:
+        number = _number(given, name)
+        number = _number(model_info.get(name), name) if number is None else number
+        return default if number is None else number
+
+    low, high = first(score_min, "score_min", DEFAULT_SCORE_MIN), first(score_max, "score_max", DEFAULT_SCORE_MAX)
+    if low >= high:
+        raise ValueError(f"score_min ({low:g}) must be less than score_max ({high:g})")
+    seconds = first(timeout, "timeout", DEFAULT_TIMEOUT)
+    if seconds <= 0:
+        raise ValueError(f"timeout must be a positive number of seconds, not {seconds:g}")
+    if original_input is None:
+        original_input = model_info.get("original_input")
+    case = Case(
+        rubric=rubric,
+        solution=solution_str,
+        score_min=low,
+        score_max=high,
+        ground_truth=ground_truth,
+        original_input=original_input,
+        metadata=dict(metadata) if metadata else None,
+        system_prompt=(model_info.get("system_prompt") or "").strip() or None,
+    )
+    return _Evaluation(case, find_target(model_info), seconds, model_info.get("reasoning_effort") or None)
+
+
+def _number(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, not {_kind(value)}")
+    number = finite_number(value)
+    if number is None:
+        raise ValueError(f"{name} must be a finite number")
+    return number
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+# On the judges' own event loop from here on.
+
+
+class _Judge:
+    """A judge's client, kept for the life of the process, and what holds requests to it back when it is overloaded."""
+
+    def __init__(self, target: Target) -> None:
+        from osmosis_ai.runtime.models.litellm_model import LiteLLMModel, import_litellm
+        from osmosis_ai.runtime.models.retry import AdaptiveLimiter
+
+        litellm = import_litellm()
+        if target.api_key is None and not target.provider.startswith(OWN_CREDENTIALS):
+            missing = litellm.validate_environment(model=target.name).get("missing_keys") or []
+            for variable in missing:
+                if variable.endswith("_API_KEY"):
+                    raise missing_key(target.name, variable)
+        self.takes_schema = target.provider not in ASKED_ONLINE and bool(
+            litellm.supports_response_schema(model=target.name)
+        )
+        # What the message calls it; whose it is stands before that.
+        spec = ModelSpec("the judge", "litellm", target.name, target.base_url, target.api_key, request_timeout=3600.0)
+        self.model: LiteLLMModel = LiteLLMModel(spec)
+        self.limiter: AdaptiveLimiter = AdaptiveLimiter(CONCURRENCY)
+
+
+_judges: dict[tuple[str, str | None, str | None], _Judge] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_judges.clear)
+
+
+async def _close_judges() -> None:
+    while _judges:
+        _, judge = _judges.popitem()
+        await judge.model.aclose()
+
+
+def _judge_of(target: Target) -> _Judge:
+    key = (target.name, target.base_url, target.api_key)
+    if key not in _judges:
+        if not _judges:
+            background.at_end(_close_judges)
+        _judges[key] = _Judge(target)
+    return _judges[key]
+
+
+async def _judge(evaluation: _Evaluation, listeners: tuple[list[JudgeCall], ...]) -> RewardRubricRunResult:
+    case, target = evaluation.case, evaluation.target
+    judge = _judge_of(target)
+    messages = judge_messages(case)
+    completion, judged = await _ask(judge, evaluation, messages, listeners)
+    if isinstance(judged, UnusableReplyError):
+        messages = repair_messages(messages, _text(completion, target), str(judged), case)
+        completion, judged = await _ask(judge, evaluation, messages, listeners)
+    if isinstance(judged, UnusableReplyError):
+        reply = " ".join(_text(completion, target).split())
+        shown = reply if len(reply) <= SHOWN_REPLY else f"{reply[:SHOWN_REPLY]}…"
+        raise ProviderRequestError(
+            target.provider,
+            target.model,
+            f"the judge's reply can't be used, asked twice: {judged}. It begins: {shown!r}",
+        )
+    score = min(max(judged.score, case.score_min), case.score_max)
+    return {"score": score, "explanation": judged.explanation, "raw": _raw(completion, target)}
+
+
+async def _ask(
+    judge: _Judge, evaluation: _Evaluation, messages: list[Message], listeners: tuple[list[JudgeCall], ...]
+) -> tuple[Completion, Judgement | UnusableReplyError]:
+    target = evaluation.target
+    started = perf_counter()
+
+    def record(**facts: Any) -> None:
+        call = JudgeCall(target.name, round((perf_counter() - started) * 1000, 3), **facts)
+        for calls in listeners:
+            calls.append(call)
+
+    try:
+        completion = await _complete(judge, evaluation, messages)
+    except ModelError as error:
+        record(error=str(error))
+        raise _failure(target, error) from error
+    reply = _text(completion, target)
+    facts = {
+        "usage": completion.usage,
+        "cost_usd": completion.cost_usd,
+        "attempts": completion.attempts,
+        "reply": reply[:TRACED_REPLY],
+    }
+    try:
+        judged = parse_judgement(reply)
+    except UnusableReplyError as problem:
+        record(**facts, error=f"the reply can't be used: {problem}")
+        return completion, problem
+    record(**facts, score=judged.score, explanation=judged.explanation)
+    return completion, judged
+
+
+async def _complete(judge: _Judge, evaluation: _Evaluation, messages: list[Message]) -> Completion:
+    import anyio
+
+    from osmosis_ai.runtime.models.retry import RetryingModel, RetryPolicy
+
+    params: dict[str, Any] = {}
+    if judge.takes_schema:
+        params["response_format"] = RESPONSE_FORMAT
+    if evaluation.reasoning_effort is not None:
+        params["reasoning_effort"] = evaluation.reasoning_effort
+        if evaluation.target.base_url is not None:
+            # LiteLLM doesn't know what a model takes that somebody else serves.
+            params["allowed_openai_params"] = ["reasoning_effort"]
+    last: list[ModelError] = []
+    policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, max_seconds=evaluation.timeout)
+    model = RetryingModel(judge.model, policy, judge.limiter, lambda error, _: last.append(error))
+    with anyio.move_on_after(evaluation.timeout):
+        return await model.complete(messages, [], params)
+    if last:
+        raise last[-1]
+    raise ModelError(f"the judge gave no answer within {evaluation.timeout:g} s", kind="timeout")
+
+
+def _failure(target: Target, error: ModelError) -> ProviderRequestError:
+    from osmosis_ai.runtime.models import UNKNOWN_MODEL
+
+    detail = str(error)
+    if error.status == 404 or (error.kind == "bad_request" and UNKNOWN_MODEL.search(detail)):
+        where = " and api_base" if target.base_url is not None else ""
+        return ModelNotFoundError(
+            target.provider,
+            target.model,
+            f"{detail.rstrip('.')}. Check the model's name{where}: names of snapshots change",
+        )
+    return ProviderRequestError(target.provider, target.model, detail)
+
+
+def _text(completion: Completion, target: Target) -> str:
+    from osmosis_ai.runtime.models.base import mask
+
+    content = completion.message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(part for part in parts if isinstance(part, str))
+    return mask(content if isinstance(content, str) else "", target.api_key)
+
+
+def _raw(completion: Completion, target: Target) -> dict[str, Any]:
+    message = {**completion.message, "content": _text(completion, target)}
+    return {
+        "model": completion.model or target.model,
+        "choices": [{"index": 0, "message": message, "finish_reason": completion.finish_reason}],
+        "usage": msgspec.structs.asdict(completion.usage),
+    }

@@ -1,0 +1,91 @@
+"""What a judge's reply says: a score and an explanation, or what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from osmosis_ai.reward_rubric.numbers import finite_number
+
+__all__ = ["Judgement", "UnusableReplyError", "parse_judgement"]
+
+MAX_CHARACTERS = 200_000
+MAX_OBJECTS = 500
+# Some models write their thoughts in front of the reply proper.
+THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+# float() would also take "nan", "infinity" and "1_0".
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+class Judgement(NamedTuple):
+    """What a judge decided; the score is finite, and not yet clamped."""
+
+    score: float
+    explanation: str
+
+
+class UnusableReplyError(Exception):
+    """The reply holds no judgement; the message says why, in words for the judge."""
+
+
+def parse_judgement(reply: str) -> Judgement:
+    """Read `{"score": number, "explanation": string}` from a judge's reply.
+
+    The object may stand in a code fence or in prose, and the number may be a string.
+
+    Args:
+        reply: The judge's text.
+
+    Raises:
+        UnusableReplyError: There is no such object, there are several that differ, or the score is no finite number.
+    """
+    reply = THOUGHTS.sub("", reply, count=1) if THOUGHTS.match(reply) else reply
+    if not reply.strip():
+        raise UnusableReplyError("it was empty")
+    found = list(_objects(reply[:MAX_CHARACTERS]))
+    if not found:
+        raise UnusableReplyError('it holds no JSON object with a "score"')
+    if any(other != found[0] for other in found):
+        raise UnusableReplyError(f'it holds {len(found)} different JSON objects with a "score"')
+    return Judgement(_score(found[0]["score"]), _explanation(found[0]))
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """The outermost JSON objects that have a score."""
+    decoder = json.JSONDecoder()
+    position = 0
+    for _ in range(MAX_OBJECTS):
+        position = text.find("{", position)
+        if position < 0:
+            return
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            position += 1
+            continue
+        if "score" in value:
+            yield value
+            position = end
+        else:
+            position += 1
+
+
+def _score(value: Any) -> float:
+    if isinstance(value, str) and NUMBER.fullmatch(value.strip()):
+        value = float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        shown = json.dumps(value)
+        raise UnusableReplyError(f'its "score" is {shown[:60]}, which is not a number')
+    number = finite_number(value)
+    if number is None:
+        raise UnusableReplyError('its "score" is not a finite number')
+    return number
+
+
+def _explanation(value: dict[str, Any]) -> str:
+    explanation = value.get("explanation")
+    if not isinstance(explanation, str):
+        raise UnusableReplyError('it has no "explanation" that is a string')
+    return explanation.strip()

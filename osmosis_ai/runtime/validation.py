@@ -1,0 +1,376 @@
+"""`osmosis validate`: every check of a repository, each in a failure domain of its own, into one report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+from uuid import uuid4
+
+import msgspec
+
+from osmosis_ai import tracebacks
+from osmosis_ai.dataset import RowProblem, open_dataset
+from osmosis_ai.discovery.checks import Finding, finding
+from osmosis_ai.discovery.checks.controls import ControlledFunction, ControlReport, Trial, judge, judge_together
+from osmosis_ai.discovery.checks.functions import (
+    check_functions,
+    check_load_problems,
+    is_about_form,
+    reads_ground_truth,
+    refs_of,
+)
+from osmosis_ai.discovery.checks.imports import check_imports
+from osmosis_ai.discovery.checks.judges import check_key_variables, check_rubric_files
+from osmosis_ai.discovery.checks.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
+from osmosis_ai.discovery.checks.rows import check_dataset, keys_read
+from osmosis_ai.discovery.checks.secrets import check_secrets
+from osmosis_ai.discovery.checks.tools import check_loaded_tools, check_tool_source, merge_tools
+from osmosis_ai.discovery.checks.workcopy import check_working_copy
+from osmosis_ai.discovery.configs import check_configs
+from osmosis_ai.discovery.repository import McpSource
+from osmosis_ai.discovery.scan import Component, Problem, scan_functions, scan_tools
+from osmosis_ai.errors import DatasetError, OsmosisError, RepositoryError, StartError
+from osmosis_ai.records import FunctionRef, Record, Row, Score
+from osmosis_ai.runtime.frames import Limits, Ready, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.pool import Pool, PoolOptions, open_pool
+
+__all__ = ["Validation", "ValidationOptions", "validate"]
+
+CALL_SECONDS = 10.0
+"""How long a reward function may take for one answer."""
+
+FUNCTION_SECONDS = 20.0
+CONTROL_SECONDS = 120.0
+"""How long the controls of one function, and of all of them, go on before what is left is left out."""
+
+GIVE_UP_AFTER = 2
+"""Timeouts or lost processes after which a function isn't called any more."""
+
+MAX_PROMPT = 50_000
+MAX_SCANNED_ROWS = 10_000
+MAX_MODULES_ALONE = 8
+FOLDERS: dict[str, Literal["reward", "rubric"]] = {"reward_fn": "reward", "reward_rubric": "rubric"}
+
+
+class ValidationOptions(Record, frozen=True):
+    """How to validate. `load_seconds` bounds the loading of `mcp/` and of the functions, each."""
+
+    static: bool = False
+    dataset: str | None = None
+    forms: tuple[Form, ...] = ()
+    load_seconds: float = 30.0
+
+
+class Validation(Record, frozen=True):
+    """What was found: tools and functions, problems in order of file and line, and what the controls say."""
+
+    components: list[Component]
+    findings: list[Finding]
+    controls: list[ControlReport]
+
+
+async def validate(root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> Validation:
+    """Check a repository. None of its code is imported into this process.
+
+    Args:
+        root: Its root, absolute.
+        options: How to check.
+        environ: Variables, `.env` included.
+    """
+    return await _Validation(root, options, environ).run()
+
+
+class _Validation:
+    """One validation while it runs."""
+
+    def __init__(self, root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> None:
+        self._root = root
+        self._options = options
+        self._environ = environ
+        self._findings: list[Finding] = []
+        self._components: dict[str, list[Component]] = {"tool": [], "reward": [], "rubric": []}
+        self._controls: list[ControlReport] = []
+
+    async def run(self) -> Validation:
+        self._area("repository", self._check_layout)
+        self._area("source", self._scan)
+        tool_source = list(check_tool_source(self._root, self._components["tool"]))
+        tools = None
+        if not self._options.static:
+            tools = await self._load_tools()
+        if tools is None:
+            self._findings += tool_source
+        else:
+            self._findings += [found for found in tool_source if found.code == "OSM106"]
+            sources = self._components["tool"]
+            self._area("tools", lambda: check_loaded_tools(tools.tools, tools.tool_sources, sources))
+            self._components["tool"] = merge_tools(sources, tools.tools)
+        for folder, kind in FOLDERS.items():
+            if (self._root / folder).is_dir():
+                self._area(folder, partial(self._check_folder, folder, kind))
+        self._area("rubric files", lambda: check_rubric_files(self._root, self._environ))
+        self._area("imports", lambda: check_imports(self._root))
+        if not self._options.static:
+            await self._run_functions([] if tools is None else tools.tools)
+        self._area("dataset", self._check_dataset)
+        self._area("configs", lambda: check_configs(self._root))
+        self._area("working copy", lambda: check_working_copy(self._root))
+        components = [component for found in self._components.values() for component in found]
+        unique = dict.fromkeys(map(msgspec.json.encode, self._findings))
+        findings = [msgspec.json.decode(one, type=Finding) for one in unique]
+        findings.sort(key=lambda one: (one.file or "", one.line or 0, one.code))
+        return Validation(components, findings, self._controls)
+
+    def _area(self, name: str, check: Callable[[], Iterable[Finding]]) -> None:
+        """Run one area's checks; whatever goes wrong in it is a finding, and the others go on."""
+        try:
+            for found in check():
+                self._findings.append(found)
+        except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
+            self._findings.append(_could_not_run(name, error))
+
+    # Reading
+
+    def _check_layout(self) -> Iterable[Finding]:
+        known = ("mcp", "reward_fn", "reward_rubric", "configs", "rollouts")
+        for name in (*known, "test_data.jsonl", "pyproject.toml", "rubric_configs.yaml"):
+            yield from self._check_link(self._root / name)
+        if not any((self._root / name).is_dir() for name in known):
+            yield finding(
+                "OSM003",
+                "there is no mcp/, reward_fn/, reward_rubric/ or configs/ here",
+                hint="Name the repository's root: osmosis validate REPO. A new one comes from: osmosis init DIR.",
+            )
+
+    def _check_link(self, path: Path) -> Iterable[Finding]:
+        try:
+            if path.is_symlink() and not path.resolve(strict=True).is_relative_to(self._root.resolve()):
+                yield finding("OSM002", "a link to a place outside the repository", file=path.name)
+        except (OSError, RuntimeError):
+            yield finding("OSM002", "a link to something that doesn't exist", file=path.name)
+
+    def _scan(self) -> Iterable[Finding]:
+        problems: list[Problem] = []
+        if (self._root / "mcp").is_dir():
+            result = scan_tools(self._root / "mcp", self._root)
+            self._components["tool"] = list(result.components)
+            problems += result.problems
+            yield from check_secrets(self._root / "mcp", self._root)
+            if not (self._root / "mcp" / "main.py").is_file():
+                yield finding(
+                    "OSM101",
+                    "mcp/ has no main.py, which creates the server",
+                    file="mcp",
+                    hint='Write one: from fastmcp import FastMCP, then mcp = FastMCP("tools").',
+                )
+        for folder, kind in FOLDERS.items():
+            if (self._root / folder).is_dir():
+                result = scan_functions(self._root / folder, self._root, kind)
+                self._components[kind] = list(result.components)
+                problems += result.problems
+                yield from check_secrets(self._root / folder, self._root)
+        for problem in problems:
+            is_link = problem.message.startswith("a link to")
+            yield finding("OSM002" if is_link else "OSM001", problem.message, file=problem.file, line=problem.line)
+
+    def _check_folder(self, folder: str, kind: Literal["reward", "rubric"]) -> Iterable[Finding]:
+        yield from check_functions(self._root / folder, self._root, kind, self._components[kind])
+        if kind == "rubric":
+            yield from check_key_variables(self._root / folder, self._root, self._environ)
+
+    def _check_dataset(self) -> Iterable[Finding]:
+        path, shown = self._dataset()
+        if path.exists() or path.is_symlink():
+            yield from check_dataset(path, shown, keys_read(self._root))
+        elif (self._root / "mcp").is_dir() or (self._root / "reward_fn").is_dir():
+            yield finding(
+                "OSM401",
+                "there is no test_data.jsonl, so nothing can be tried here",
+                file=shown,
+                hint="Write one, or name another file with -d FILE.",
+            )
+
+    def _dataset(self) -> tuple[Path, str]:
+        path = self._root / (self._options.dataset or "test_data.jsonl")
+        return path, path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else str(path)
+
+    # Running
+
+    async def _load_tools(self) -> Ready | None:
+        entry = self._root / "mcp" / "main.py"
+        if not entry.is_file():
+            return None
+        spec = WorkerSpec(str(self._root), Limits(), mcp=McpSource("directory", path=str(entry)), batch_size=1)
+        try:
+            async with self._pool(spec) as pool:
+                return pool.loaded
+        except StartError as error:
+            place = re.match(r"([^\s:]+\.py)(?::(\d+))?: ", str(error))
+            message = str(error)[place.end() :] if place else str(error)
+            self._findings.append(
+                finding(
+                    "OSM102" if isinstance(error, RepositoryError) else "OSM103",
+                    message,
+                    file=place[1] if place else "mcp/main.py",
+                    line=int(place[2]) if place and place[2] else None,
+                    hint="" if isinstance(error, RepositoryError) else _LOADING_HINT,
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
+            self._findings.append(_could_not_run("mcp/", error))
+        return None
+
+    async def _run_functions(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        refs = refs_of([*self._components["reward"], *self._components["rubric"]], self._root)
+        if not refs:
+            return
+        tool = str(tools[0]["function"]["name"]) if tools else None
+        try:
+            try:
+                await self._with_functions(refs, tool)
+            except StartError as error:
+                good = await self._load_alone(refs, error)
+                if good:
+                    await self._with_functions(good, tool)
+        except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
+            self._findings.append(_could_not_run("functions", error))
+
+    async def _with_functions(self, refs: Sequence[FunctionRef], tool: str | None) -> None:
+        """Load functions and run their controls; raises StartError when loading doesn't come to an end."""
+        async with self._pool(self._function_spec(refs)) as pool:
+            self._findings += check_load_problems(pool.loaded.problems, self._findings)
+            loaded = set(pool.loaded.functions)
+            await self._control([ref for ref in refs if ref.name in loaded and ref.kind == "reward"], pool, tool)
+
+    async def _load_alone(self, refs: Sequence[FunctionRef], error: StartError) -> list[FunctionRef]:
+        """The functions whose modules load on their own; for the others there is a finding."""
+        modules = list(dict.fromkeys(ref.module for ref in refs))
+        good: list[FunctionRef] = []
+        for module in modules[:MAX_MODULES_ALONE]:
+            of_module = [ref for ref in refs if ref.module == module]
+            try:
+                if len(modules) > 1:
+                    async with self._pool(self._function_spec(of_module)):
+                        good += of_module
+                    continue
+            except StartError as own:
+                error = own
+            message = f"{of_module[0].file} can't be loaded: {str(error).rpartition('was lost: ')[2]}"
+            self._findings.append(finding("OSM203", message, file=of_module[0].file, hint=_LOADING_HINT))
+        return good
+
+    def _function_spec(self, refs: Sequence[FunctionRef]) -> WorkerSpec:
+        return WorkerSpec(str(self._root), Limits(reward_timeout=CALL_SECONDS), functions=list(refs), batch_size=1)
+
+    @asynccontextmanager
+    async def _pool(self, spec: WorkerSpec) -> AsyncIterator[Pool]:
+        options = PoolOptions(workers=1, load_seconds=self._options.load_seconds)
+        async with open_pool(spec, options) as pool:
+            yield pool
+
+    # Controls
+
+    async def _control(self, refs: Sequence[FunctionRef], pool: Pool, tool: str | None) -> None:
+        if not refs:
+            return
+        rows = self._control_rows()
+        if not rows:
+            self._findings.append(
+                finding(
+                    "OSM309",
+                    "the controls need rows with a ground truth, and there are none",
+                    file=self._dataset()[1],
+                    hint="Reward functions were loaded, but not run.",
+                )
+            )
+            return
+        forms = answer_forms([row.system_prompt for row in rows], self._options.forms)
+        trials = await _Trials(pool, refs, tool).run(rows, forms)
+        functions = []
+        reports = []
+        components = {f"{found.module}:{found.name}": found for found in self._components["reward"]}
+        for ref in refs:
+            component = components[ref.name]
+            function = ControlledFunction(
+                ref, reads_ground_truth(component, self._root), is_about_form(component, self._root)
+            )
+            report, findings = judge(function, trials[ref.name])
+            functions.append(function)
+            reports.append(report)
+            self._findings += findings
+        self._controls = reports
+        self._findings += judge_together(functions, reports, len(self._components["rubric"]))
+
+    def _control_rows(self) -> list[Row]:
+        rows: list[Row] = []
+        try:
+            for number, item in enumerate(open_dataset(self._dataset()[0]).scan()):
+                if number >= MAX_SCANNED_ROWS or len(rows) >= MAX_ROWS:
+                    break
+                if isinstance(item, RowProblem) or not (item.ground_truth or "").strip():
+                    continue
+                if len(item.system_prompt) + len(item.user_prompt) + len(item.ground_truth or "") <= MAX_PROMPT:
+                    rows.append(item)
+        except DatasetError:
+            return []  # the dataset's own checks say so
+        return rows
+
+
+class _Trials:
+    """Runs probes: every function on the same answer, twice at once.
+
+    Args:
+        pool: Holds the functions.
+        refs: The functions.
+        tool: A tool's name for the conversations.
+    """
+
+    def __init__(self, pool: Pool, refs: Sequence[FunctionRef], tool: str | None) -> None:
+        self._pool = pool
+        self._tool = tool
+        self._trials: dict[str, list[Trial]] = {ref.name: [] for ref in refs}
+        self._seconds = dict.fromkeys(self._trials, 0.0)
+        self._strikes = dict.fromkeys(self._trials, 0)
+
+    async def run(self, rows: Sequence[Row], forms: Sequence[Form]) -> dict[str, list[Trial]]:
+        """Try everything there is time for; the trials of each function, in order."""
+        deadline = monotonic() + CONTROL_SECONDS
+        for probe in probes(rows, forms):
+            waiting = [name for name in self._trials if self._goes_on(name)]
+            if not waiting or monotonic() > deadline:
+                break
+            first = await self._score(probe, waiting)
+            again = await self._score(probe, [name for name in waiting if first[name].failure is None])
+            for name, score in first.items():
+                self._trials[name].append(Trial(probe, score, again.get(name)))
+        return self._trials
+
+    def _goes_on(self, name: str) -> bool:
+        return self._seconds[name] < FUNCTION_SECONDS and self._strikes[name] < GIVE_UP_AFTER
+
+    async def _score(self, probe: Probe, names: list[str]) -> dict[str, Score]:
+        if not names:
+            return {}
+        row = probe.row
+        job = ScoreJob(
+            uuid4().hex, conversation(probe, self._tool), row.index, row.ground_truth, extra=row.extra, functions=names
+        )
+        scores = {score.function: score for score in await self._pool.score(job)}
+        for name, score in scores.items():
+            self._seconds[name] += score.duration_ms / 1000
+            if score.failure is not None and score.failure.kind in ("timeout", "died", "blocked", "exit"):
+                self._strikes[name] += 1
+        return scores
+
+
+_LOADING_HINT = "See what it does when it is imported: a server that is started, a download, a loop."
+
+
+def _could_not_run(name: str, error: Exception) -> Finding:
+    said = str(error) if isinstance(error, OsmosisError) else tracebacks.describe(error, 300)
+    return finding("OSM009", f"the checks of {name} could not run: {said}")

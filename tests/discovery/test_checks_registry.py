@@ -1,0 +1,45 @@
+"""Every code is documented with its severity, cause and remedy, and every documented code exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import osmosis_ai
+from osmosis_ai.discovery.checks import CODES, finding
+
+ROOT = Path(osmosis_ai.__file__).parents[1]
+PACKAGE = ROOT / "osmosis_ai"
+ROW = re.compile(r"^\| (OSM\d{3}) \| (error|warning) \| (.+) \| (.+) \|$", re.MULTILINE)
+
+
+def test_the_document_has_every_code_once_with_cause_and_remedy() -> None:
+    rows = ROW.findall((ROOT / "docs" / "checks.md").read_text(encoding="utf-8"))
+    assert [code for code, *_ in rows] == list(CODES)
+    for code, severity, cause, remedy in rows:
+        assert severity == CODES[code].severity, code
+        assert cause.strip(), code
+        assert remedy.strip(), code
+
+
+def test_every_code_is_used_and_no_other_is() -> None:
+    used: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "findings.py":
+            used |= set(re.findall(r'"(OSM\d{3})"', path.read_text(encoding="utf-8")))
+    assert used == set(CODES)
+
+
+def test_a_finding_has_every_field_when_it_is_encoded() -> None:
+    import msgspec
+
+    encoded = msgspec.to_builtins(finding("OSM003", "nothing here"))
+    assert encoded == {
+        "code": "OSM003",
+        "severity": "error",
+        "file": None,
+        "line": None,
+        "subject": None,
+        "message": "nothing here",
+        "hint": "",
+    }

@@ -1,0 +1,140 @@
+"""A `--watch` command that runs beside the test, and a model that calls the tool its prompt names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from running import Running, eventually, running
+
+from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
+
+SERVER = """
+from fastmcp import FastMCP
+{imports}
+mcp = FastMCP("answers")
+
+
+@mcp.tool
+def answer({parameters}) -> str:
+    return {value}
+"""
+
+REWARD = """
+from osmosis_ai import osmosis_reward
+
+
+@osmosis_reward
+def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return 1.0 if solution_str == ground_truth else 0.0
+"""
+
+
+def server(value: str, imports: str = "", parameters: str = "") -> str:
+    """The text of an mcp/main.py whose one tool, `answer`, returns this expression."""
+    return SERVER.format(value=value, imports=imports, parameters=parameters)
+
+
+def calls_the_tool(request: Request) -> Reply:
+    """Calls the tool that the prompt's first word names, then answers with its result."""
+    last = request.messages[-1]
+    return tool_call(last["content"].split()[0]) if last["role"] == "user" else text(last["content"])
+
+
+def write(root: Path, files: dict[str, str | None]) -> None:
+    """Save files as an editor does: each appears whole, or disappears when its text is None."""
+    for name, content in files.items():
+        path = root / name
+        if content is None:
+            path.unlink()
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(f"{path.name}.tmp").write_text(content, encoding="utf-8")
+        path.with_name(f"{path.name}.tmp").replace(path)
+
+
+def dataset(*prompts: str, ground_truth: str = "1") -> str:
+    """The text of a dataset with these prompts."""
+    rows = ({"system_prompt": "Use the tool.", "user_prompt": p, "ground_truth": ground_truth} for p in prompts)
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def repository(root: Path, files: dict[str, str | None] | None = None) -> Path:
+    """Write a repository whose tool answers 1, which is right, on two rows."""
+    usual = {
+        "mcp/main.py": server('"1"'),
+        "reward_fn/rewards.py": REWARD,
+        "test_data.jsonl": dataset("answer a", "answer b"),
+    }
+    write(root, {**usual, **(files or {})})
+    return root
+
+
+class Watching:
+    """A running `--watch` command, its lines one after the other, and what the model was asked."""
+
+    def __init__(self, command: Running, root: Path, endpoint: ScriptedEndpoint) -> None:
+        self.command = command
+        self.endpoint = endpoint
+        self._root = root
+        self._read = 0
+        self._asked = 0
+
+    def save(self, files: dict[str, str | None]) -> dict[str, Any]:
+        """Save files, and give the line that follows."""
+        write(self._root, files)
+        return self.next()
+
+    def next(self) -> dict[str, Any]:
+        """The next line."""
+
+        def line() -> str | None:
+            lines = self.command.printed().split("\n")
+            return lines[self._read] if len(lines) > self._read + 1 else None
+
+        found = eventually(line, lambda: f"no line {self._read + 1}: {self.command.said()}")
+        self._read += 1
+        return json.loads(found)
+
+    def more(self) -> bool:
+        """Whether there are lines that haven't been read."""
+        return self.command.printed().count("\n") > self._read
+
+    def requests(self) -> int:
+        """How many model requests came since the last time."""
+        before, self._asked = self._asked, len(self.endpoint.chats)
+        return self._asked - before
+
+    def answers(self) -> list[str]:
+        """What the tool gave in the requests since the last time."""
+        before, self._asked = self._asked, len(self.endpoint.chats)
+        chats = self.endpoint.chats[before : self._asked]
+        return [chat.messages[-1]["content"] for chat in chats if chat.messages[-1]["role"] == "tool"]
+
+
+@contextmanager
+def watching(root: Path, *options: str, script: Any = calls_the_tool, command: str = "test") -> Iterator[Watching]:
+    """Run `osmosis test --watch` on a repository against a scripted model."""
+    with (
+        ScriptedEndpoint(script).run_in_thread() as endpoint,
+        running(
+            command, "--watch", "--json", "--base-url", endpoint.url, "--model", "m", *options, cwd=root
+        ) as process,
+    ):
+        yield Watching(process, root, endpoint)
+
+
+def rewards(line: dict[str, Any]) -> list[float | None]:
+    """The rewards of an iteration, in the order of the rows."""
+    assert "error" not in line, line
+    return [result["reward"] for result in line["results"]]
+
+
+def redone(line: dict[str, Any]) -> tuple[int, int, int]:
+    """The rollouts, scores and cached turns of an iteration."""
+    assert "error" not in line, line
+    counts = line["iteration"]["redone"]
+    return counts["rollouts"], counts["scores"], counts["cached_turns"]
