@@ -10,7 +10,7 @@ demo: $(VENV)/.package  ## run the main job on the example repository with the e
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/planner
 
 test: $(VENV)/.dev  ## the test suite; one test: make test TESTS=tests/test_dataset.py
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/ruff check
@@ -18,7 +18,7 @@ check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/mypy
 
 test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pyproject.toml allows
-	$(LOWEST)/bin/python -m pytest $(TESTS)
+	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py

@@ -22,6 +22,7 @@ from osmosis_ai.cli.report import print_report
 from osmosis_ai.dataset import DatasetSummary, open_dataset
 from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import DatasetError, StartError, StoreError
+from osmosis_ai.reward_rubric.redirect import redirect_environment
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.orphans import end_strays
@@ -66,7 +67,7 @@ def execute(request: RunRequest, options: RunOptions, *, fail_under: float | Non
 
 
 class Start(NamedTuple):
-    """A request that can run, where its output goes, the key values that mustn't appear there, and `.env`'s variables."""
+    """A request that can run, where its output goes, the keys that mustn't appear there, and `.env`'s variables."""
 
     prepared: Prepared
     output: Output
@@ -132,7 +133,7 @@ def pool_options(
         log=str(new_log(store.path.parent)),
         debug=options.debug,
         keys=keys,
-        environ=dict(environ or {}),
+        environ={**(environ or {}), **redirect_environment(options.judge_model, options.judge_base_url)},
     )
 
 

@@ -56,6 +56,9 @@ class RunOptions(Record, frozen=True):
     resume: bool
     resume_run: str | None
     retry_failed: bool
+    rubrics: list[str]
+    judge_model: str | None
+    judge_base_url: str | None
     watch: bool
     output: str | None
     quiet: bool
@@ -81,6 +84,7 @@ class RunOptions(Record, frozen=True):
             batch_size=self.batch_size,
             max_cost=self.max_cost,
             score_partial=self.score_partial,
+            rubrics=self.rubrics,
             limits=Limits(
                 max_turns=self.max_turns,
                 max_tokens_total=self.max_tokens_total,
@@ -237,6 +241,26 @@ def run_options(
         bool,
         typer.Option("--retry-failed", help="Run the failed rollouts of a run again.", rich_help_panel=_RESUME),
     ] = False,
+    rubric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE#ID|all",
+            help="Also score with this rubric (repeatable); its judge costs money.",
+            rich_help_panel=SCORING,
+        ),
+    ] = None,
+    judge_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Send every judge call to this model.", rich_help_panel=SCORING),
+    ] = None,
+    judge_base_url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Send every judge call to this endpoint; its key is $OSMOSIS_JUDGE_API_KEY.",
+            rich_help_panel=SCORING,
+        ),
+    ] = None,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Run again what a save makes stale, until q.", rich_help_panel=_OUTPUT),
@@ -289,6 +313,9 @@ def run_options(
         resume=resume,
         resume_run=resume_run,
         retry_failed=retry_failed,
+        rubrics=rubric or [],
+        judge_model=judge_model,
+        judge_base_url=judge_base_url,
         watch=watch,
         output=output,
         quiet=quiet,

@@ -33,6 +33,9 @@ def print_report(output: Output, plan: RunPlan, report: Report, *, wall_ms: floa
         output.result(f"\nbaseline {_shown(plan.policies[BASELINE])}, on the same rows")
         output.result(_headline(report.baseline, 0, None))
         output.result(_comparison_table(report.comparisons))
+    if report.judges.calls:
+        cost = "" if report.judges.cost_usd is None else f", ${report.judges.cost_usd:.4f}"
+        output.result(f"judges: {report.judges.calls} calls, {report.judges.total_tokens:,} tokens{cost}")
     if report.tools:
         output.result(_tools_table(report))
     _print_causes(output, report)

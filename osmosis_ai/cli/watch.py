@@ -7,8 +7,9 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +42,7 @@ from osmosis_ai.runtime.watch import (
     from_root,
     read_gitignore,
     repository_files,
+    settled,
     watch_files,
 )
 
@@ -176,6 +178,7 @@ class _Watcher:
         self._request = request
         self._options = options
         self._cwd = cwd
+        self._repository = repository
         self._root = repository.root.resolve()
         self._dataset = find_dataset(request.dataset, repository, cwd).path
         self._output = output
@@ -196,6 +199,8 @@ class _Watcher:
             async with task_group() as group, self._events(group) as events:
                 self.session = WatchSession(
                     self._request,
+                    self._repository,
+                    self._dataset,
                     self._cwd,
                     os.environ,
                     store,
@@ -231,6 +236,7 @@ class _Watcher:
                 # What was asked for has never worked, and no save of the code can mend it.
                 self._fatal = error
                 work.cancel_scope.cancel()
+                return
             display.broken(_broken(error, self._root))
         else:
             if iteration is None:
@@ -295,10 +301,12 @@ class _Watcher:
     def _learn(self) -> None:
         """Remember what the files hold that results may depend on."""
         watched = self.session.watched()
-        for folder in ("reward_fn", "reward_rubric", "configs", watched.mcp_dir or "mcp"):
-            self._hashes.learn(repository_files(self._root, folder))
-        self._hashes.learn({*watched.tool_sources, *watched.function_sources, ".env", *self._outside()})
-        self._hashes.learn([from_root(self._root, self._dataset)])
+        for folder in ("reward_fn", "reward_rubric", "configs", watched.mcp_dir):
+            if folder is not None:
+                self._hashes.learn(repository_files(self._root, folder))
+        self._hashes.learn(
+            {*watched.tool_sources, *watched.function_sources, watched.dataset, ".env", *self._outside()}
+        )
 
     def _outside(self) -> dict[str, Path]:
         """Files that results depend on and that lie outside the repository."""
@@ -330,15 +338,22 @@ class _Watcher:
 
         stop = anyio.Event()
 
-        async def changes(folder: Path, wanted: Callable[[str], bool], recursive: bool) -> None:
-            async for paths in watch_files(folder, self._root, wanted, stop, recursive=recursive):
-                await send.send(paths)
+        saved, saves = anyio.create_memory_object_stream[set[str]](1000)
+
+        gathering = anyio.CancelScope()
+
+        async def changes() -> None:
+            with gathering:
+                async for paths in settled(saves):
+                    await send.send(paths)
 
         ignored = read_gitignore(self._root)
         outside = self._outside()
-        group.start_soon(changes, self._root, lambda path: counts(path, ignored), True)
+        group.start_soon(changes)
+        group.start_soon(watch_files, self._root, self._root, lambda path: counts(path, ignored), saved, stop)
         for folder in {file.parent for file in outside.values()}:
-            group.start_soon(changes, folder, outside.__contains__, False)
+            beside = partial(watch_files, recursive=False)
+            group.start_soon(beside, folder, self._root, outside.__contains__, saved, stop)
         loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
             self._terminal.enter_context(_keys(send))
@@ -346,6 +361,7 @@ class _Watcher:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             stop.set()
+            gathering.cancel()
 
 
 class _JsonLines:

@@ -1,4 +1,4 @@
-"""Run configs, `configs/eval/*.toml` and `configs/training/*.toml`, checked by the rules of the platform's reference."""
+"""Run configs, `configs/eval/*.toml` and `configs/training/*.toml`, checked by the rules of the reference."""
 
 from __future__ import annotations
 

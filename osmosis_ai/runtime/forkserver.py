@@ -24,7 +24,7 @@ def start() -> None:
 
 
 def start_early(arguments: Sequence[str]) -> None:
-    """Start it when this command line is sure to need workers, while the command's own modules are still to be imported.
+    """Start it when this command line is sure to need workers, while the command itself is still to be imported.
 
     Args:
         arguments: The command line without the command's own name.

@@ -99,8 +99,15 @@ class _JobStream(io.TextIOBase):
     def flush(self) -> None:
         """Unfinished lines stay until they end: several jobs share the stream."""
 
+    def finish(self, label: str) -> None:
+        """Write what a label has left unfinished."""
+        with self._lock:
+            rest = self._parts.pop(label, "")
+            if rest:
+                self._writer.write(label, self._stream, rest)
 
-def capture_output(writer: LogWriter, label: Callable[[], str]) -> None:
+
+def capture_output(writer: LogWriter, label: Callable[[], str]) -> Callable[[str], None]:
     """Send this process's output to a log for the rest of its life.
 
     `sys.stdout` and `sys.stderr` are labelled by job. What bypasses them (C code, child processes) arrives through the
@@ -109,17 +116,27 @@ def capture_output(writer: LogWriter, label: Callable[[], str]) -> None:
     Args:
         writer: Where lines go.
         label: Names the job on whose behalf the calling code runs.
+
+    Returns:
+        What is to be called with a label once its job is over.
     """
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         read_end, write_end = os.pipe()
         os.dup2(write_end, descriptor)
         os.close(write_end)
         threading.Thread(target=_drain, args=(read_end, writer, name), name=f"osmosis-{name}", daemon=True).start()
-    sys.stdout = _JobStream(writer, "stdout", label, 1)
-    sys.stderr = _JobStream(writer, "stderr", label, 2)
+    streams = (_JobStream(writer, "stdout", label, 1), _JobStream(writer, "stderr", label, 2))
+    sys.stdout, sys.stderr = streams
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+
+    def finish(done: str) -> None:
+        for stream in streams:
+            stream.finish(done)
+        writer.forget(done)
+
+    return finish
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 from osmosis_ai.dataset import Dataset, open_dataset
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
+from osmosis_ai.discovery.rubrics import resolve_rubrics
 from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.records import FunctionRef, Record
@@ -32,6 +33,7 @@ class RunRequest(Record, frozen=True):
     baseline_api_key: str | None = None
     params: dict[str, Any] = {}
     eval_fns: list[str] = []
+    rubrics: list[str] = []
     limits: Limits = Limits()
     limit: int | None = None
     offset: int = 0
@@ -68,6 +70,7 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
     mcp, repository = find_tools(request.mcp, cwd)
     dataset = find_dataset(request.dataset, repository, cwd)
     functions, problems = find_functions(request.eval_fns, repository, cwd)
+    functions = [*functions, *resolve_rubrics(request.rubrics, repository, cwd)]
     if request.command == "eval" and not functions:
         for problem in problems:
             raise FunctionError(described(problem))
@@ -143,7 +146,13 @@ def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple
     components = []
     if repository.reward_dir is not None:
         components = list(scan_functions(repository.reward_dir, repository.root, "reward").components)
-    refs = [resolve_function(spec, components, repository.root, cwd) for spec in specs]
+    try:
+        refs = [resolve_function(spec, components, repository.root, cwd) for spec in specs]
+    except FunctionError as error:
+        if not problems:
+            raise
+        # What could not be read may be just what was asked for.
+        raise FunctionError(f"{problems[0].file}:{problems[0].line}: {problems[0].message}\n{error}") from error
     return list({ref.name: ref for ref in refs}.values()), problems
 
 

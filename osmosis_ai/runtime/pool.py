@@ -152,7 +152,7 @@ async def open_pool(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Ste
         StartError: Something can't be loaded; the message names the user's file and line.
     """
     if options.workers == 0:
-        async with InlinePool.open(spec) as inline:
+        async with InlinePool.open(spec, options) as inline:
             yield inline
     else:
         async with ProcessPool.open(spec, options) as processes:
@@ -208,13 +208,14 @@ class InlinePool:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, spec: WorkerSpec) -> AsyncIterator[InlinePool]:
+    async def open(cls, spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[InlinePool]:
         """Load the repository into this process. What user code prints goes to stderr meanwhile.
 
         Raises:
             StartError: Something can't be loaded.
         """
         pool = cls()
+        os.environ.update(options.environ)
         with _output_to_stderr():
             async with Worker.open(load_repository(spec), pool._take) as worker:
                 pool._worker = worker

@@ -8,22 +8,26 @@ from __future__ import annotations
 import anyio
 import fastmcp
 
+from osmosis_ai.mcp_tools import loading as loading
+from osmosis_ai.mcp_tools.host import ToolHost
+from osmosis_ai.reward_fn import decorator as decorator
 from osmosis_ai.runtime import process as process  # what a worker runs
 from osmosis_ai.runtime.models import cache as cache
+from osmosis_ai.runtime.models import openai_compatible as openai_compatible
 from osmosis_ai.runtime.orphans import adopt_orphans
 
 
 async def _warm_up() -> None:
-    """Use a throw-away server once: some of fastmcp's imports wait for the first session and the first call."""
+    """Use a throw-away server once: some imports wait for the first session and the first call."""
     server = fastmcp.FastMCP("warm-up")
 
-    async def nothing() -> None:
+    async def nothing(value: int) -> int:
         """Do nothing."""
+        return value
 
     server.tool(nothing)
-    async with fastmcp.Client(server) as client:
-        await client.list_tools()
-        await client.call_tool("nothing", {})
+    async with ToolHost(server) as host, host.session() as session:
+        await session.call("nothing", '{"value": 1}', timeout=10.0)
 
 
 adopt_orphans()

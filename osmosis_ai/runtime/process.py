@@ -17,6 +17,7 @@ import socket
 import struct
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -25,7 +26,7 @@ import msgspec
 from osmosis_ai.errors import StartError
 from osmosis_ai.records import Record
 from osmosis_ai.runtime import frames
-from osmosis_ai.runtime.frames import Event, Order, WorkerSpec
+from osmosis_ai.runtime.frames import Event, Job, Order, WorkerSpec
 from osmosis_ai.runtime.logs import LogWriter, capture_output, output_in_file
 from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.orphans import end_processes
@@ -132,13 +133,13 @@ def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None
     outbox = Outbox(events)
     order = msgspec.json.decode(boot, type=Boot)
     os.environ.update(order.environ)
-    begin_capture(order)
+    finish = capture_output(log_writer(order), worker_label)
     try:
         loaded = load_repository(order.spec)
     except StartError as error:
         outbox.send(frames.NotReady(type(error).__name__, str(error)))
         return
-    serve(loaded, jobs, outbox)
+    serve(loaded, jobs, outbox, finish)
 
 
 def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -> None:
@@ -198,12 +199,12 @@ def _run_forked(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.setsid()
     end_with_run()
-    capture_output(writer, worker_label)
+    finish = capture_output(writer, worker_label)
     if loaded is None:
         assert failure is not None
         outbox.send(failure)
         os._exit(0)
-    serve(loaded, jobs, outbox)
+    serve(loaded, jobs, outbox, finish)
 
 
 def _reap(children: set[int], reports: socket.socket) -> None:
@@ -213,11 +214,6 @@ def _reap(children: set[int], reports: socket.socket) -> None:
         if pid:
             children.discard(child)
             reports.sendall(pack(Exited(pid, os.waitstatus_to_exitcode(status))))
-
-
-def begin_capture(boot: Boot) -> None:
-    """Send the process's output to the run's log."""
-    capture_output(log_writer(boot), worker_label)
 
 
 def log_writer(boot: Boot) -> LogWriter:
@@ -232,11 +228,18 @@ def worker_label() -> str:
     return job_label.get() or f"worker {os.getpid()}"
 
 
-def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox) -> None:
-    """Run jobs in this process until it is told to stop, then end it."""
+def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, finish: Callable[[str], None]) -> None:
+    """Run jobs in this process until it is told to stop, then end it.
+
+    Args:
+        loaded: The repository.
+        jobs: Where jobs come from.
+        outbox: Where events go.
+        finish: Takes the label of a job whose output is complete.
+    """
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(_serve(loaded, jobs, outbox))
+        loop.run_until_complete(_serve(loaded, jobs, outbox, finish))
     except StartError as error:
         outbox.send(frames.NotReady(type(error).__name__, str(error)))
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt from user code end the worker
@@ -246,12 +249,20 @@ def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox) -> None
     end_group()
 
 
-async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox) -> None:
+async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, finish: Callable[[str], None]) -> None:
     loop = asyncio.get_running_loop()
     tasks = JobTasks(current_job.get)
     loop.set_task_factory(tasks)
     reader, writer = await asyncio.open_unix_connection(sock=jobs)
     async with Worker.open(loaded, outbox.send) as worker:
+
+        async def run(job: Job) -> None:
+            try:
+                await worker.run(job)
+            finally:
+                for part in job.jobs if isinstance(job, frames.ScoreBatch) else [job]:
+                    finish(label_of(part))
+
         watchdog = Watchdog(
             loop,
             worker.clocks,
@@ -275,7 +286,7 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox) 
                 # Set before the task is made, so that the task and all it starts are known to be the job's.
                 current_job.set(order.id)
                 job_label.set(label_of(order))
-                group.start_soon(worker.run, order)
+                group.start_soon(run, order)
             group.cancel_scope.cancel()
         watchdog.stop()
     writer.close()

@@ -7,11 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from osmosis_ai.records import CallOutcome, Failure, Outcome, Record, Usage
+from osmosis_ai.records import CallOutcome, Failure, JudgeCall, Outcome, Record, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
 
-__all__ = ["Cause", "Comparison", "Report", "ToolStatistics", "Totals", "build_report", "results_object", "run_summary"]
+__all__ = [
+    "Cause",
+    "Comparison",
+    "JudgeTotals",
+    "Report",
+    "ToolStatistics",
+    "Totals",
+    "build_report",
+    "results_object",
+    "run_summary",
+]
 
 
 class ToolStatistics(Record, frozen=True):
@@ -67,6 +77,18 @@ class Totals(Record, frozen=True):
         return self.rollouts - self.failed
 
 
+class JudgeTotals(Record, frozen=True):
+    """What rubrics asked of their judges, which no rollout's tokens and cost contain."""
+
+    calls: int = 0
+    total_tokens: int = 0
+    cost_usd: float | None = None
+
+    def __add__(self, call: JudgeCall) -> JudgeTotals:
+        cost = self.cost_usd if call.cost_usd is None else (self.cost_usd or 0.0) + call.cost_usd
+        return JudgeTotals(self.calls + 1, self.total_tokens + call.usage.total_tokens, cost)
+
+
 class Report(Record, frozen=True):
     """Everything a finished run says about itself. `tools` are the policy's, `causes` also the baseline's."""
 
@@ -77,6 +99,7 @@ class Report(Record, frozen=True):
     causes: list[Cause]
     baseline: Totals | None = None
     comparisons: list[Comparison] = []
+    judges: JudgeTotals = JudgeTotals()
 
     @property
     def whole(self) -> bool:
@@ -97,6 +120,7 @@ def build_report(plan: RunPlan, functions: list[str], outcomes: Iterable[Outcome
     totals = {policy: _TotalsTally() for policy in plan.policies}
     tools: dict[str, _ToolTally] = {}
     causes: dict[tuple[Any, ...], list[Any]] = {}
+    judges = JudgeTotals()
     for outcome in outcomes:
         totals[outcome.policy].add(outcome)
         grid.add(outcome)
@@ -106,6 +130,8 @@ def build_report(plan: RunPlan, functions: list[str], outcomes: Iterable[Outcome
         if outcome.failure is not None:
             _count(causes, outcome, outcome.failure, None)
         for name, score in outcome.scores.items():
+            for judged in score.judge_calls:
+                judges += judged
             if score.failure is not None:
                 _count(causes, outcome, score.failure, name)
     planned = plan.total_rows * plan.n
@@ -115,6 +141,7 @@ def build_report(plan: RunPlan, functions: list[str], outcomes: Iterable[Outcome
         baseline=totals[BASELINE].totals(planned) if compared else None,
         functions={name: grid.statistics(name, POLICY, plan.pass_threshold) for name in functions},
         scoring_errors=grid.scoring_errors,
+        judges=judges,
         comparisons=[
             Comparison(name, grid.statistics(name, BASELINE, plan.pass_threshold), grid.paired(name))
             for name in functions
@@ -147,6 +174,7 @@ def results_object(
         **_spent(totals),
         "wall_ms": round(wall_ms, 1),
         "scoring_errors": report.scoring_errors,
+        "judges": _plain(report.judges),
         "tools": {tool.name: _without(tool, "name") for tool in report.tools},
         "failures": [_plain(cause) for cause in report.causes],
     }
@@ -326,6 +354,7 @@ def _test_row(outcome: Outcome, functions: Iterable[str]) -> dict[str, Any]:
         "finish_reason": outcome.finish_reason,
         "scores": _values(outcome, functions),
         "scoring_errors": _scoring_errors(outcome),
+        "explanations": _explanations(outcome),
         "cost_usd": outcome.cost_usd,
         "tool_calls": len(outcome.calls),
         "row_id": outcome.row_id,
@@ -348,6 +377,7 @@ def _eval_rows(outcomes: Iterable[Outcome], functions: Iterable[str]) -> Iterato
                 "tokens": outcome.usage.total_tokens,
                 "error": _error_text(outcome.failure),
                 "scoring_errors": _scoring_errors(outcome),
+                "explanations": _explanations(outcome),
                 "finish_reason": outcome.finish_reason,
                 "cost_usd": outcome.cost_usd,
             }
@@ -363,6 +393,10 @@ def _values(outcome: Outcome, functions: Iterable[str]) -> dict[str, float | Non
 
 def _scoring_errors(outcome: Outcome) -> dict[str, str]:
     return {name: _error_text(score.failure) or "" for name, score in outcome.scores.items() if score.failure}
+
+
+def _explanations(outcome: Outcome) -> dict[str, str]:
+    return {name: score.explanation for name, score in outcome.scores.items() if score.explanation is not None}
 
 
 def _error_text(failure: Failure | None) -> str | None:

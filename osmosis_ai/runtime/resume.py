@@ -99,9 +99,9 @@ def find_resumable(
             return run.id
     if not candidates:
         kind = "" if finished else "unfinished "
-        raise StartError(f"there is no {kind}run of `osmosis {command}` to continue; start one without --resume")
+        raise StartError(f"there is no {kind}run of `osmosis {command}` to continue; start a new one")
     differing = ", ".join(store.differences(candidates[0], identity))
     raise StartError(
         f"run {candidates[0].id} can't be continued, because this differs from it: {differing}; "
-        "use what it used, or start a new run without --resume"
+        "use what it used, or start a new run"
     )

@@ -17,6 +17,7 @@ import anyio.abc
 import msgspec
 
 from osmosis_ai.dataset import Dataset, DatasetSummary
+from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout, Score
 from osmosis_ai.runtime.frames import Ready, RolloutJob, ScoreJob, WorkerSpec
@@ -55,9 +56,9 @@ class Flip(Record, frozen=True):
 class ToolChanges(Record, frozen=True):
     """How the tools the model sees differ from the last iteration's."""
 
-    added: list[str] = []
-    removed: list[str] = []
-    changed: list[str] = []
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
 
 
 class Iteration(Record, frozen=True):
@@ -226,6 +227,8 @@ class WatchSession:
 
     Args:
         request: What to run, as the user asked for it.
+        repository: What is watched.
+        dataset: Its rows, inside of it or elsewhere.
         cwd: The working directory.
         environ: The environment, `.env` included.
         store: Where records go.
@@ -237,6 +240,8 @@ class WatchSession:
     def __init__(
         self,
         request: RunRequest,
+        repository: Repository,
+        dataset: Path,
         cwd: Path,
         environ: Mapping[str, str],
         store: RunStore,
@@ -245,8 +250,12 @@ class WatchSession:
         *,
         predecessor: WatchSession | None = None,
     ) -> None:
+        self.root = repository.root.resolve()
         self.store = store
         self._request = request
+        mcp_dir = repository.mcp_dir
+        self._mcp_dir = from_root(self.root, mcp_dir.resolve()) if mcp_dir is not None else None
+        self._dataset = from_root(self.root, dataset.resolve())
         self._cwd = cwd
         self._environ = environ
         self._options = options
@@ -275,11 +284,6 @@ class WatchSession:
             self._tools = predecessor._tools
             self._verdicts = predecessor._verdicts
 
-    @property
-    def root(self) -> Path:
-        """The repository's root."""
-        return self.store.path.parent.parent
-
     def pool(self) -> Pool | None:
         """The workers that are loaded now."""
         if self._agents is None:
@@ -290,12 +294,9 @@ class WatchSession:
         """What results depend on, as far as is known now."""
         pool = self.pool()
         loaded = pool.loaded if pool is not None else Ready()
-        plan = self._prepared.plan if self._prepared is not None else None
         return Watched(
-            dataset=from_root(self.root, Path(plan.dataset).resolve()) if plan is not None else "",
-            mcp_dir=from_root(self.root, Path(plan.mcp_dir).resolve())
-            if plan is not None and plan.mcp_dir is not None
-            else None,
+            dataset=self._dataset,
+            mcp_dir=self._mcp_dir,
             tool_sources=frozenset(loaded.tool_sources),
             function_sources=frozenset(loaded.function_sources),
         )
@@ -439,7 +440,7 @@ class WatchSession:
         assert self._summary is not None
         identity = run_identity(plan, self._summary.sha256, pool.loaded.tool_sources)
         key = {name: value for name, value in identity.items() if name not in {"dataset", "rows", "tool code"}}
-        key["tools"] = self._tool_content(plan, pool.loaded)
+        key["tools"] = self._tool_content(pool.loaded)
         if self._run_id is None or key != self._run_key or again.everything or self._mixed:
             if self._run_id is not None:
                 await self.store.mark(self._run_id, "finished")
@@ -453,8 +454,8 @@ class WatchSession:
         bad = {where for where, verdict in self._verdicts.items() if not verdict.passed} if again.failed else set()
         return Completed(here, completed.failed | {key for key in here if key in bad})
 
-    def _tool_content(self, plan: RunPlan, loaded: Ready) -> dict[str, str]:
-        data = self._data_files(from_root(self.root, Path(plan.mcp_dir).resolve())) if plan.mcp_dir is not None else {}
+    def _tool_content(self, loaded: Ready) -> dict[str, str]:
+        data = self._data_files(self._mcp_dir) if self._mcp_dir is not None else {}
         return {**data, **loaded.tool_sources}
 
     async def _conclude(
@@ -462,7 +463,7 @@ class WatchSession:
     ) -> Iteration:
         assert self._run_id is not None
         # What was imported only as the code ran is part of it from now on.
-        self._run_key["tools"] = self._tool_content(plan, loaded)
+        self._run_key["tools"] = self._tool_content(loaded)
         self._outcomes = self._present(self.store.outcomes(self._run_id))
         report = build_report(plan, loaded.functions, self._outcomes)
         await self.store.mark(self._run_id, "running", run_summary(report))
@@ -477,7 +478,7 @@ class WatchSession:
                 place = (outcome.row_index, outcome.row_id, outcome.run_index, self._rows[outcome.row_id].prompt)
                 (passed if verdict.passed else failed).append(Flip(*place, before.reward, verdict.reward))
         tools = {tool["function"]["name"]: tool for tool in loaded.tools}
-        changes = _compare_tools(self._tools, tools) if self._number else ToolChanges()
+        changes = _compare_tools(self._tools if self._number else tools, tools)
         self._number += 1
         iteration = Iteration(
             number=self._number,

@@ -117,6 +117,8 @@ def _result(message: Message, call: ToolCall | None) -> Iterator[str]:
             parts.append(f"error: {call.error}")
         if call.truncated_from is not None:
             parts.append(f"cut from {call.truncated_from:,} characters")
+        if call.edited:
+            parts.append("edited by hand")
     yield f"\n── result of {', '.join(parts)}"
     yield _text(message.get("content"))
     if call is not None and call.content is not None:
@@ -133,6 +135,8 @@ def _spent(turn: Turn) -> str:
         parts.append(f"{turn.attempts} attempts")
     if turn.cached:
         parts.append("from the cache")
+    if turn.edited:
+        parts.append("edited by hand")
     return ", ".join(parts)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
@@ -47,6 +48,11 @@ CALL_SECONDS = 10.0
 FUNCTION_SECONDS = 20.0
 CONTROL_SECONDS = 120.0
 """How long the controls of one function, and of all of them, go on before what is left is left out."""
+
+ONE_BY_ONE = 12
+BATCH = 16
+QUICK_SECONDS = 0.02
+"""The first calls are sent one by one; those of functions that turn out to be quicker than this, so many together."""
 
 GIVE_UP_AFTER = 2
 """Timeouts or lost processes after which a function isn't called any more."""
@@ -211,14 +217,14 @@ class _Validation:
                 return pool.loaded
         except StartError as error:
             place = re.match(r"([^\s:]+\.py)(?::(\d+))?: ", str(error))
-            message = str(error)[place.end() :] if place else str(error)
+            message, _, rest = (str(error)[place.end() :] if place else str(error)).partition("\n")
             self._findings.append(
                 finding(
                     "OSM102" if isinstance(error, RepositoryError) else "OSM103",
                     message,
                     file=place[1] if place else "mcp/main.py",
                     line=int(place[2]) if place and place[2] else None,
-                    hint="" if isinstance(error, RepositoryError) else _LOADING_HINT,
+                    hint=" ".join(rest.split()) if isinstance(error, RepositoryError) else _LOADING_HINT,
                 )
             )
         except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
@@ -340,32 +346,46 @@ class _Trials:
     async def run(self, rows: Sequence[Row], forms: Sequence[Form]) -> dict[str, list[Trial]]:
         """Try everything there is time for; the trials of each function, in order."""
         deadline = monotonic() + CONTROL_SECONDS
-        for probe in probes(rows, forms):
-            waiting = [name for name in self._trials if self._goes_on(name)]
-            if not waiting or monotonic() > deadline:
+        waiting = probes(rows, forms)
+        while names := [name for name in self._trials if self._goes_on(name)]:
+            tried = list(islice(waiting, self._at_once(names)))
+            if not tried or monotonic() > deadline:
                 break
-            first = await self._score(probe, waiting)
-            again = await self._score(probe, [name for name in waiting if first[name].failure is None])
-            for name, score in first.items():
-                self._trials[name].append(Trial(probe, score, again.get(name)))
+            await self._try(tried, names)
         return self._trials
 
     def _goes_on(self, name: str) -> bool:
         return self._seconds[name] < FUNCTION_SECONDS and self._strikes[name] < GIVE_UP_AFTER
 
-    async def _score(self, probe: Probe, names: list[str]) -> dict[str, Score]:
-        if not names:
-            return {}
-        row = probe.row
-        job = ScoreJob(
-            uuid4().hex, conversation(probe, self._tool), row.index, row.ground_truth, extra=row.extra, functions=names
+    def _at_once(self, names: list[str]) -> int:
+        """How many probes to send together: one, until it is known that the functions are quick."""
+        quick = all(
+            len(self._trials[name]) >= ONE_BY_ONE and self._seconds[name] / len(self._trials[name]) < QUICK_SECONDS
+            for name in names
         )
-        scores = {score.function: score for score in await self._pool.score(job)}
-        for name, score in scores.items():
-            self._seconds[name] += score.duration_ms / 1000
-            if score.failure is not None and score.failure.kind in ("timeout", "died", "blocked", "exit"):
-                self._strikes[name] += 1
-        return scores
+        return BATCH if quick else 1
+
+    async def _try(self, tried: Sequence[Probe], names: list[str]) -> None:
+        twice = [self._job(probe, names) for probe in tried for _ in range(2)]
+        scores = await self._pool.score_all(twice)
+        for number, probe in enumerate(tried):
+            again = {score.function: score for score in scores[2 * number + 1]}
+            for first in scores[2 * number]:
+                self._count(first)
+                repeated = again[first.function] if first.failure is None else None
+                if repeated is not None:
+                    self._count(repeated)
+                self._trials[first.function].append(Trial(probe, first, repeated))
+
+    def _job(self, probe: Probe, names: list[str]) -> ScoreJob:
+        row = probe.row
+        messages = conversation(probe, self._tool)
+        return ScoreJob(uuid4().hex, messages, row.index, row.ground_truth, extra=row.extra, functions=names)
+
+    def _count(self, score: Score) -> None:
+        self._seconds[score.function] += score.duration_ms / 1000
+        if score.failure is not None and score.failure.kind in ("timeout", "died", "blocked"):
+            self._strikes[score.function] += 1
 
 
 _LOADING_HINT = "See what it does when it is imported: a server that is started, a download, a loop."

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import anyio
 import pathspec
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from osmosis_ai.records import Record
 from osmosis_ai.runtime.sources import file_hash
@@ -24,8 +25,9 @@ __all__ = [
     "watch_files",
 ]
 
-SETTLE_MS = 50
-LONGEST_BURST_MS = 1600
+STEP_MS = 10
+SETTLE_SECONDS = 0.05
+LONGEST_BURST_SECONDS = 1.6
 IGNORED_FOLDERS = {
     ".osmosis",
     ".git",
@@ -147,9 +149,16 @@ class FileHashes:
             self._known.setdefault(path, file_hash(self._root / path))
 
     def changed(self, paths: Iterable[str]) -> list[str]:
-        """Those of these files that hold something else than when they were last looked at."""
+        """Those of these files that hold something else than when they were last looked at.
+
+        A folder stands for the files in it: of one that is renamed nothing else is reported.
+        """
         found = []
-        for path in sorted(set(paths)):
+        candidates = set(paths)
+        for path in list(candidates):
+            candidates.update(repository_files(self._root, path))
+            candidates.update(known for known in self._known if known.startswith(f"{path}/"))
+        for path in sorted(candidates):
             now = file_hash(self._root / path)
             if self._known.get(path, "") != now:
                 self._known[path] = now
@@ -158,14 +167,21 @@ class FileHashes:
 
 
 async def watch_files(
-    folder: Path, root: Path, wanted: Callable[[str], bool], stop: anyio.Event, *, recursive: bool = True
-) -> AsyncIterator[set[str]]:
-    """Give the paths of each burst of changes: saves that follow each other within 50 ms are one.
+    folder: Path,
+    root: Path,
+    wanted: Callable[[str], bool],
+    send: MemoryObjectSendStream[set[str]],
+    stop: anyio.Event,
+    *,
+    recursive: bool = True,
+) -> None:
+    """Send the paths that change, a few milliseconds later.
 
     Args:
         folder: What to watch.
         root: The repository's root, that paths are relative to.
         wanted: Whether a path counts.
+        send: Takes the paths; it isn't closed.
         stop: Ends it soon after it is set; the thread that waits for changes can't be cancelled.
         recursive: Whether to watch the folders in it too.
     """
@@ -175,9 +191,22 @@ async def watch_files(
         return wanted(from_root(root, path))
 
     async for changes in watchfiles.awatch(
-        folder, watch_filter=accept, step=SETTLE_MS, debounce=LONGEST_BURST_MS, stop_event=stop, recursive=recursive
+        folder, watch_filter=accept, step=STEP_MS, debounce=STEP_MS, stop_event=stop, recursive=recursive
     ):
-        yield {from_root(root, path) for _, path in changes}
+        await send.send({from_root(root, path) for _, path in changes})
+
+
+async def settled(changes: MemoryObjectReceiveStream[set[str]]) -> AsyncIterator[set[str]]:
+    """Gather changes that follow each other within 50 ms: they are one."""
+    async for paths in changes:
+        burst = set(paths)
+        latest = anyio.current_time() + LONGEST_BURST_SECONDS
+        more = True
+        while more and anyio.current_time() < latest:
+            with anyio.move_on_after(SETTLE_SECONDS) as waiting:
+                burst |= await changes.receive()
+            more = not waiting.cancelled_caught
+        yield burst
 
 
 def from_root(root: Path, path: str | Path) -> str:

@@ -397,7 +397,8 @@ def _open_cache(spec: WorkerSpec) -> ReplyCache | None:
 
 
 def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]:
-    for folder in dict.fromkeys(ref.root for ref in reversed(spec.functions)):
+    # The first one asked for comes first.
+    for folder in reversed(list(dict.fromkeys(ref.root for ref in spec.functions))):
         if folder not in sys.path:
             sys.path.insert(0, folder)
         uncached_imports(Path(folder))

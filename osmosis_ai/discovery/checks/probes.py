@@ -205,7 +205,8 @@ def _one_more(truth: str) -> list[str]:
     if len(text) > 100:
         return []
     if as_number(text) is None:
-        return [f"{text}x", f"x{text}"]
+        # Where a number stands in a text it may be all that counts.
+        return [] if re.search(r"\d", text) else [f"{text}x", f"x{text}"]
     digits = text.lstrip("+-$€£")
     sign = text[: len(text) - len(digits)]
     # A digit after a decimal point could be within a sound tolerance; 0 before and after a 0 is still 0.

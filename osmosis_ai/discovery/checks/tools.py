@@ -39,6 +39,8 @@ _UNSUPPORTED = (
     "contains",
     "$dynamicRef",
 )
+_FILLERS = {"a", "an", "the", "this", "that", "tool", "function", "please", "simply", "just", "its", "and", "of"}
+_FILLERS |= {"for", "by", "with", "given", "using", "you", "can"}
 _TYPED = ("type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const")
 
 
@@ -269,8 +271,7 @@ def _alike(one: str, other: str) -> bool:
 def _normalised(tool: Tool) -> str:
     text = str(tool["function"].get("description") or "").casefold()
     words = re.findall(r"\w+", text)
-    fillers = {"a", "an", "the", "this", "that", "tool", "function", "please", "simply", "just", "its", "and", "of"}
-    return " ".join(_stem(word) for word in words if word not in fillers)
+    return " ".join(_stem(word) for word in words if word not in _FILLERS)
 
 
 def _stem(word: str) -> str:

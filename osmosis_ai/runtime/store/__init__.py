@@ -52,8 +52,8 @@ _INSERT_ROLLOUT = """
 """
 _INSERT_TRAJECTORY = "INSERT INTO trajectories (rollout, data) VALUES (?, ?)"
 _INSERT_SCORE = """
-    INSERT OR REPLACE INTO scores (function, value, failure, duration_ms, explanation, code_hash, rollout)
-    VALUES (?, ?, ?, ?, ?, ?, ?)
+    INSERT OR REPLACE INTO scores (function, value, failure, duration_ms, explanation, judge_calls, code_hash, rollout)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 _FIND_ROLLOUT = "SELECT pk, attempt FROM rollouts WHERE run = ? AND row_id = ? AND run_index = ? AND policy = ?"
 

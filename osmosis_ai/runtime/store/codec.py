@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.records import CallOutcome, Failure, Message, Rollout, Row, Score, ToolCall, Turn, Usage
+from osmosis_ai.records import CallOutcome, Failure, JudgeCall, Message, Rollout, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.runtime.masking import Masker
 
 __all__ = ["Encoder", "decode_calls", "decode_object", "decode_rollout", "decode_row", "decode_score", "pack"]
@@ -37,6 +37,7 @@ _encoder = msgspec.json.Encoder()
 _trajectory = msgspec.json.Decoder(_Trajectory)
 _row = msgspec.json.Decoder(_RowContent)
 _failure = msgspec.json.Decoder(Failure)
+_judge_calls = msgspec.json.Decoder(list[JudgeCall])
 _calls = msgspec.json.Decoder(list[tuple[str, float, str | None]])
 _object = msgspec.json.Decoder(dict[str, Any])
 
@@ -86,9 +87,10 @@ class Encoder:
         return self._json(_RowContent(row.system_prompt, row.user_prompt, row.ground_truth, row.extra))
 
     def score(self, score: Score) -> tuple[Any, ...]:
-        """The values of the columns from `function` to `explanation`."""
+        """The values of the columns from `function` to `judge_calls`."""
         failure = None if score.failure is None else self._json(score.failure).decode("utf-8")
-        return (score.function, score.value, failure, score.duration_ms, self.text(score.explanation))
+        judged = self._json(score.judge_calls).decode("utf-8") if score.judge_calls else None
+        return (score.function, score.value, failure, score.duration_ms, self.text(score.explanation), judged)
 
     def json(self, value: Mapping[str, Any]) -> str:
         """An object as JSON text."""
@@ -144,9 +146,16 @@ def decode_row(row_index: int, row_id: str, data: bytes) -> Row:
 
 
 def decode_score(columns: Sequence[Any]) -> Score:
-    """A score from its columns from `function` to `explanation`."""
-    function, value, failure, duration_ms, explanation = columns
-    return Score(function, value, None if failure is None else _failure.decode(failure), duration_ms, explanation)
+    """A score from its columns from `function` to `judge_calls`."""
+    function, value, failure, duration_ms, explanation, judged = columns
+    return Score(
+        function,
+        value,
+        None if failure is None else _failure.decode(failure),
+        duration_ms,
+        explanation,
+        [] if judged is None else _judge_calls.decode(judged),
+    )
 
 
 def decode_calls(text: str) -> list[CallOutcome]:

@@ -188,13 +188,14 @@ _SCORING_INPUTS = f"""
 """
 _SCORES = f"""
     SELECT pk, id, row_index, row_id, run_index, policy, function, value, failure, scores.duration_ms, explanation,
-           code_hash
+           judge_calls, code_hash
     FROM (SELECT pk, id, row_index, row_id, run_index, policy FROM rollouts {_PAGE} {_ORDER})
          LEFT JOIN scores ON scores.rollout = pk AND (:function IS NULL OR function = :function)
     ORDER BY row_index, run_index, policy, pk, function
 """
 _OUTCOMES = f"""
-    SELECT {_ROLLOUT}, calls, function, value, failure, scores.duration_ms, explanation
+    SELECT {_ROLLOUT}, calls, function, value, failure, scores.duration_ms, explanation,
+           judge_calls
     FROM (SELECT * FROM rollouts {_PAGE} {_ORDER}) AS rollouts LEFT JOIN scores ON scores.rollout = pk
     ORDER BY rollouts.row_index, run_index, policy, pk, function
 """
@@ -219,7 +220,8 @@ _COUNT = f"""
     SELECT count(*) FROM rollouts WHERE rollouts.run = :run AND (:row IS NULL OR row_index = :row) AND {_FILTER}
 """
 _SCORES_OF = """
-    SELECT function, value, failure, duration_ms, explanation FROM scores WHERE rollout = ? ORDER BY function
+    SELECT function, value, failure, duration_ms, explanation, judge_calls FROM scores WHERE rollout = ?
+    ORDER BY function
 """
 _FUNCTION_TOTALS = """
     SELECT function, count(value), count(failure), total(value), group_concat(DISTINCT code_hash)
@@ -317,7 +319,7 @@ class Queries:
         for _, group in groupby(found, key=lambda columns: columns[0]):
             # One line for each score of the rollout, a single one when it has none.
             first, *others = group
-            scores = {c[19]: decode_score(c[19:24]) for c in (first, *others) if c[19] is not None}
+            scores = {c[19]: decode_score(c[19:25]) for c in (first, *others) if c[19] is not None}
             rollout = decode_rollout(first[1:18], None)
             yield Outcome(
                 id=rollout.id,
@@ -439,7 +441,7 @@ class Queries:
                 return None
             rollout_id, row_index, row_id, run_index, policy = columns[1:6]
             return StoredScore(
-                rollout_id, row_index, row_id, run_index, policy, decode_score(columns[6:11]), code_hash=columns[11]
+                rollout_id, row_index, row_id, run_index, policy, decode_score(columns[6:12]), code_hash=columns[12]
             )
 
         found = self._stream(_SCORES, decode, run_id, _CHUNK, function=function)

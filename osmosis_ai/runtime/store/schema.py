@@ -104,6 +104,7 @@ _VERSION_1 = (
         failure TEXT,                   -- JSON object
         duration_ms REAL NOT NULL,
         explanation TEXT,
+        judge_calls TEXT,               -- JSON list, NULL when no judge was asked
         code_hash TEXT,
         PRIMARY KEY (rollout, function),
         CHECK ((value IS NULL) <> (failure IS NULL))

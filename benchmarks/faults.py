@@ -1,0 +1,169 @@
+"""A run in which tools die, block and flood all the time: what it costs, and that nobody else pays for it.
+
+    python benchmarks/faults.py --rollouts 1000
+
+Of the rollouts 5 % end their process, 5 % block (half of them the event loop, half of them a thread) and 5 % write four
+megabytes to stdout. The ideal is the wall time of the same run without faults, and the time that blocked calls take
+until their limit, with every worker (for the event loop) or slot (for a thread) doing its part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from measuring import clean_environment
+
+from osmosis_ai.runtime.store.queries import Queries
+from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
+
+OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
+SHARE = 20
+TARGET = 1.5
+
+MAIN = '''\
+import os
+import time
+
+from fastmcp import FastMCP
+
+mcp = FastMCP("faults")
+
+
+@mcp.tool
+def fine() -> str:
+    """Behave."""
+    return "fine"
+
+
+@mcp.tool
+def dies() -> str:
+    """End the process."""
+    os._exit(1)
+
+
+@mcp.tool
+async def blocks_the_loop() -> str:
+    """Block the event loop."""
+    time.sleep(3600)
+
+
+@mcp.tool
+def blocks_a_thread() -> str:
+    """Block a thread."""
+    time.sleep(3600)
+
+
+@mcp.tool
+def floods() -> str:
+    """Write four megabytes to stdout."""
+    for _ in range(400):
+        print("x" * 10_000)
+    return "flooded"
+'''
+REWARD = """\
+from osmosis_ai import osmosis_reward
+
+
+@osmosis_reward
+def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return 1.0 if solution_str.strip() == ground_truth else 0.0
+"""
+ENDS = {"dies": "worker", "blocks_the_loop": "timeout"}
+"""The tools that end a rollout, and where their failure comes from."""
+
+
+def tools_for(rollouts: int, *, faults: bool) -> list[str]:
+    """The tool that each row calls."""
+    tools = ["fine"] * rollouts
+    if faults:
+        tools[3::SHARE] = ["dies"] * len(tools[3::SHARE])
+        blocked = ["blocks_the_loop", "blocks_a_thread"] * rollouts
+        tools[8::SHARE] = blocked[: len(tools[8::SHARE])]
+        tools[14::SHARE] = ["floods"] * len(tools[14::SHARE])
+    return tools
+
+
+def write_repo(root: Path, tools: list[str]) -> Path:
+    """Write the repository, with one row for each tool."""
+    for folder, file, content in (("mcp", "main.py", MAIN), ("reward_fn", "rewards.py", REWARD)):
+        (root / folder).mkdir(parents=True)
+        (root / folder / file).write_text(content, encoding="utf-8")
+    rows = [{"system_prompt": "Call it.", "user_prompt": tool, "ground_truth": "done"} for tool in tools]
+    (root / "test_data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return root
+
+
+def script(request: Request) -> Reply:
+    """A model that calls the tool its prompt names, and then says `done`."""
+    return tool_call(request.messages[1]["content"]) if request.turn == 0 else text("done")
+
+
+def measure(root: Path, tools: list[str], url: str, options: argparse.Namespace) -> tuple[float, dict[str, Any]]:
+    """Run it; gives the seconds from the first rollout to the last record, and the results."""
+    write_repo(root, tools)
+    command = [OSMOSIS, "test", "--base-url", url, "--model", "scripted", "--json", "--quiet"]
+    command += ["--batch-size", str(options.batch_size), "--workers", str(options.workers)]
+    command += ["--tool-timeout", str(options.tool_timeout)]
+    # Ends with 1, because rollouts fail.
+    done = subprocess.run(command, cwd=root, env=clean_environment(), stdout=subprocess.PIPE, check=False)
+    results = json.loads(done.stdout)
+    return results["summary"]["wall_ms"] / 1000, results
+
+
+def check(root: Path, tools: list[str], results: dict[str, Any]) -> list[str]:
+    """What is wrong with the records."""
+    wrong = []
+    rows = results["results"]
+    if [row["row_index"] for row in rows] != list(range(len(tools))):
+        wrong.append(f"{len(rows)} records for {len(tools)} rows")
+    for row, tool in zip(rows, tools, strict=False):
+        origin = row["error"].partition(":")[0] if row["error"] else None
+        if origin != ENDS.get(tool) or (row["reward"] == 1.0) != (origin is None):
+            wrong.append(f"row {row['row_index']} ({tool}): {row['error']}, reward {row['reward']}")
+    queries = Queries(root / ".osmosis" / "runs.db")
+    stored = list(queries.iter_rollouts(results["config"]["run_id"]))
+    again = sum(rollout.attempt > 1 for rollout in stored)
+    if again or len(stored) != len(tools):
+        wrong.append(f"{len(stored)} stored, {again} of them recorded more than once")
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=1000)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--tool-timeout", type=float, default=5.0, help="seconds (default: 5)")
+    options = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ScriptedEndpoint(script, record=False).run_in_thread() as endpoint,
+    ):
+        fine = tools_for(options.rollouts, faults=False)
+        faulty = tools_for(options.rollouts, faults=True)
+        base, results = measure(Path(folder) / "fine", fine, endpoint.url, options)
+        wrong = check(Path(folder) / "fine", fine, results)
+        wall, results = measure(Path(folder) / "faulty", faulty, endpoint.url, options)
+        wrong += check(Path(folder) / "faulty", faulty, results)
+    counts = Counter(faulty)
+    blocked = counts["blocks_the_loop"] / options.workers + counts["blocks_a_thread"] / options.batch_size
+    ideal = base + blocked * options.tool_timeout
+    print(f"{len(faulty)} rollouts: {', '.join(f'{count} {tool}' for tool, count in counts.most_common())}")
+    print(f"  without faults {base:.1f} s; blocked calls until their limit {ideal - base:.1f} s; ideal {ideal:.1f} s")
+    print(f"  with faults {wall:.1f} s, {wall / ideal:.2f} times the ideal (target: {TARGET:g})")
+    print(f"  records: {'all as they should be' if not wrong else ''}")
+    for line in wrong[:20]:
+        print(f"    {line}")
+    if wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Kills a run at random moments and resumes it: the results are those of an uninterrupted run.
+
+    python benchmarks/resume.py --times 20
+
+Each time a new run is killed with SIGKILL after a random part of the time that an uninterrupted run takes, and continued
+with `--resume`. The requests that arrive at the endpoint tell which rollouts were begun twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from measuring import clean_environment
+
+from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
+
+OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
+NOTHING_TO_RESUME = 2
+
+MAIN = '''\
+from fastmcp import FastMCP
+
+mcp = FastMCP("adding")
+
+
+@mcp.tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+'''
+REWARD = """\
+from osmosis_ai import osmosis_reward
+
+
+@osmosis_reward
+def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return 1.0 if solution_str.strip() == ground_truth else 0.0
+"""
+
+
+def write_repo(root: Path, rows: int) -> Path:
+    """Write a repository with one tool and one reward function, and `rows` rows."""
+    for folder, file, content in (("mcp", "main.py", MAIN), ("reward_fn", "rewards.py", REWARD)):
+        (root / folder).mkdir(parents=True)
+        (root / folder / file).write_text(content, encoding="utf-8")
+    with (root / "test_data.jsonl").open("w", encoding="utf-8") as file:
+        for index in range(rows):
+            row = {"system_prompt": "Add.", "user_prompt": f"What is {index} + 1?", "ground_truth": str(index + 1)}
+            file.write(json.dumps(row) + "\n")
+    return root
+
+
+def script(request: Request) -> Reply:
+    """A model that adds with the tool after 20 ms, and gets every seventh row wrong."""
+    number = int(request.messages[1]["content"].split()[2])
+    if request.turn == 0:
+        return tool_call("add", a=number, b=1).after(0.02)
+    return text("wrong" if number % 7 == 3 else request.messages[-1]["content"]).after(0.02)
+
+
+def command(url: str, options: argparse.Namespace, *more: str) -> list[str]:
+    """The command that is killed and resumed."""
+    arguments = [OSMOSIS, "eval", "--base-url", url, "--model", "scripted", "--json", "--quiet"]
+    return [*arguments, "--batch-size", str(options.batch_size), "--n", "2", *more]
+
+
+def finish(arguments: list[str], root: Path) -> tuple[int, str]:
+    """Run a command to its end; gives its exit code and what it printed."""
+    done = subprocess.run(arguments, cwd=root, env=clean_environment(), stdout=subprocess.PIPE, encoding="utf-8")
+    return done.returncode, done.stdout
+
+
+def outcome(output: str) -> Any:
+    """What a run came to, without what differs from one run to the next."""
+    results = json.loads(output)
+    rows = [
+        (row["row_index"], [(run["run_index"], run["scores"], run["error"], run["tokens"]) for run in row["runs"]])
+        for row in results["rows"]
+    ]
+    summary = {name: results["summary"][name] for name in ("total_runs", "eval_fns", "total_tokens", "missing")}
+    return rows, summary
+
+
+def begun(endpoint: ScriptedEndpoint) -> Counter[str]:
+    """How often each row's rollouts were begun."""
+    return Counter(request.messages[1]["content"] for request in endpoint.chats if request.turn == 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=150)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder, ScriptedEndpoint(script).run_in_thread() as endpoint:
+        root = write_repo(Path(folder) / "whole", options.rows)
+        started = monotonic()
+        code, output = finish(command(endpoint.url, options), root)
+        whole = monotonic() - started
+        if code:
+            raise SystemExit(f"the uninterrupted run ended with {code}")
+        expected = outcome(output)
+        print(f"{options.rows * 2} rollouts, batch size {options.batch_size}; an uninterrupted run takes {whole:.1f} s")
+        for number in range(options.times):
+            endpoint.requests.clear()
+            root = write_repo(Path(folder) / str(number), options.rows)
+            moment = rng.uniform(0, whole)
+            process = subprocess.Popen(
+                command(endpoint.url, options), cwd=root, env=clean_environment(), stdout=subprocess.DEVNULL
+            )
+            sleep(moment)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed = sum(begun(endpoint).values())
+            code, output = finish(command(endpoint.url, options, "--resume"), root)
+            note = ""
+            if code == NOTHING_TO_RESUME:
+                note = ", nothing to resume: run anew" if not killed else ", was finished already"
+                code, output = finish(command(endpoint.url, options), root)
+            again = sum(begun(endpoint).values()) - options.rows * 2
+            if "finished" in note:
+                again -= options.rows * 2
+            right = code == 0 and outcome(output) == expected and 0 <= again <= options.batch_size
+            wrong += not right
+            print(
+                f"  killed at {moment:5.2f} s with {killed:4} begun: {again} begun twice, "
+                f"results {'equal' if code == 0 and outcome(output) == expected else 'DIFFER'}{note}",
+                flush=True,
+            )
+    print(f"{options.times - wrong} of {options.times} as they should be")
+    if wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

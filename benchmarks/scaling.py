@@ -1,0 +1,183 @@
+"""What a second worker, many rows, a process for each rollout and durable records cost or bring.
+
+    python benchmarks/scaling.py
+
+- workers: rollouts per second of two workers beside one, when each rollout's tool is bound by the CPU;
+- memory: the command's own peak at many rows beside few;
+- isolation: milliseconds that `--isolation rollout` adds to a rollout, one rollout at a time;
+- durability: what waiting for the disk adds to a run, beside the same run on a file system in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import sleep
+from typing import Any
+
+from measuring import clean_environment
+
+from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
+
+OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
+MEMORY_FILE_SYSTEM = Path("/dev/shm")
+SAMPLE_SECONDS = 0.05
+
+MAIN = '''\
+from fastmcp import FastMCP
+
+mcp = FastMCP("work")
+
+
+@mcp.tool
+def work(rounds: int) -> int:
+    """Keep a CPU busy."""
+    total = 0
+    for number in range(rounds):
+        total = (total + number * number) % 1_000_003
+    return total
+'''
+REWARD = """\
+from osmosis_ai import osmosis_reward
+
+
+@osmosis_reward
+def done(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return 1.0 if solution_str.strip() == ground_truth else 0.0
+"""
+
+
+def write_repo(root: Path, rows: int) -> Path:
+    """Write a repository with one tool and one reward function, and `rows` rows."""
+    for folder, file, content in (("mcp", "main.py", MAIN), ("reward_fn", "rewards.py", REWARD)):
+        (root / folder).mkdir(parents=True)
+        (root / folder / file).write_text(content, encoding="utf-8")
+    with (root / "test_data.jsonl").open("w", encoding="utf-8") as file:
+        for index in range(rows):
+            row = {"system_prompt": "Work.", "user_prompt": f"Task {index}", "ground_truth": "done"}
+            file.write(json.dumps(row) + "\n")
+    return root
+
+
+def working(rounds: int) -> Callable[[Request], Reply]:
+    """A model that calls the tool once and then says `done`."""
+    call, answer = tool_call("work", rounds=rounds), text("done")
+    return lambda request: call if request.turn == 0 else answer
+
+
+def summary_of(root: Path, url: str, *options: str) -> dict[str, Any]:
+    """Run the command to its end and give its summary and, where the system tells, its own peak memory in bytes."""
+    command = [OSMOSIS, "test", "--base-url", url, "--model", "scripted", "--json", "--quiet", *options]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, cwd=root, env=clean_environment(), stdout=output)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, peak_memory(process.pid))
+            sleep(SAMPLE_SECONDS)
+        output.seek(0)
+        summary: dict[str, Any] = json.loads(output.read())["summary"]
+    if summary["failed"] or summary["scoring_errors"]:
+        raise SystemExit(f"not every rollout was right: {json.dumps(summary)[:2000]}")
+    return {**summary, "peak": peak}
+
+
+def peak_memory(pid: int) -> int:
+    """The most memory a process has held so far, in bytes; 0 when that isn't known."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
+def seconds(root: Path, url: str, runs: int, *options: str) -> float:
+    """The median wall time from the first rollout to the last record."""
+    return median(float(summary_of(root, url, *options)["wall_ms"]) / 1000 for _ in range(runs))
+
+
+def measure_workers(folder: Path, options: argparse.Namespace) -> None:
+    root = write_repo(folder / "workers", options.rollouts)
+    with ScriptedEndpoint(working(options.rounds), record=False).run_in_thread() as endpoint:
+        one, two = (
+            seconds(root, endpoint.url, options.runs, "--batch-size", "16", "--workers", workers)
+            for workers in ("1", "2")
+        )
+    rates = f"{options.rollouts / one:.1f} /s with one worker, {options.rollouts / two:.1f} /s with two"
+    print(f"workers: {rates}, {one / two:.2f} times as many (target: 1.7 on two CPUs)", flush=True)
+
+
+def measure_memory(folder: Path, options: argparse.Namespace) -> None:
+    peaks = []
+    with ScriptedEndpoint(working(1), record=False).run_in_thread() as endpoint:
+        for rows in (100, options.rows):
+            root = write_repo(folder / f"memory{rows}", rows)
+            peaks.append(summary_of(root, endpoint.url, "--batch-size", "32")["peak"] / (1 << 20))
+    few, many = peaks
+    print(f"memory: {few:.0f} MiB at 100 rows, {many:.0f} MiB at {options.rows}: ", end="")
+    print(f"{many - few:+.0f} MiB (target: within 50)", flush=True)
+
+
+def measure_isolation(folder: Path, options: argparse.Namespace) -> None:
+    root = write_repo(folder / "isolation", options.alone)
+    with ScriptedEndpoint(working(1), record=False).run_in_thread() as endpoint:
+        session, rollout = (
+            seconds(root, endpoint.url, options.runs, "--batch-size", "1", "--isolation", isolation)
+            for isolation in ("session", "rollout")
+        )
+    each, alone = (total / options.alone * 1000 for total in (session, rollout))
+    print(f"isolation: {each:.1f} ms a rollout in a shared worker, {alone:.1f} ms in one of its own: ", end="")
+    print(f"{alone - each:+.1f} ms (target: at most 25)", flush=True)
+
+
+def measure_durability(folder: Path, options: argparse.Namespace) -> None:
+    if not MEMORY_FILE_SYSTEM.is_dir():
+        print("durability: this system has no file system in memory to compare with")
+        return
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY_FILE_SYSTEM) as memory,
+        ScriptedEndpoint(working(1), record=False).run_in_thread() as endpoint,
+    ):
+        roots = [write_repo(Path(place) / "durability", options.rollouts * 5) for place in (folder, memory)]
+        times: list[list[float]] = [[], []]
+        for _ in range(options.runs):
+            for root, taken in zip(roots, times, strict=True):
+                taken.append(seconds(root, endpoint.url, 1, "--batch-size", "16"))
+    disk, without = (median(taken) for taken in times)
+    print(f"durability: {disk:.2f} s on disk, {without:.2f} s in memory: {disk / without - 1:+.1%}", flush=True)
+
+
+MEASURES = {
+    "workers": measure_workers,
+    "memory": measure_memory,
+    "isolation": measure_isolation,
+    "durability": measure_durability,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measure", nargs="*", default=list(MEASURES), help="which of them (default: all)")
+    parser.add_argument(
+        "--rollouts", type=int, default=200, help="for workers, five times as many for durability (default: 200)"
+    )
+    parser.add_argument("--rounds", type=int, default=1_000_000, help="how long the tool is busy (default: a million)")
+    parser.add_argument("--rows", type=int, default=10_000, help="for memory (default: 10000)")
+    parser.add_argument("--alone", type=int, default=100, help="rollouts for isolation (default: 100)")
+    parser.add_argument("--runs", type=int, default=3, help="the median of how many runs (default: 3)")
+    options = parser.parse_args()
+    unknown = set(options.measure) - MEASURES.keys()
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.measure:
+            MEASURES[name](Path(folder), options)
+
+
+if __name__ == "__main__":
+    main()

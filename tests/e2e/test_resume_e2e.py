@@ -1,0 +1,260 @@
+"""A run that was cut off goes on where it stopped; one that would be another run doesn't."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import EXACT, Finished, write_repo
+from running import run_whole, running
+
+from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, text, tool_call
+
+FUNCTION = "reward_fn.rewards:exact"
+ROWS = [
+    {"system_prompt": "s", "user_prompt": f"What is {number} + 1?", "ground_truth": str(number + 1)}
+    for number in range(8)
+]
+
+
+def add_one(request: Request) -> Reply:
+    """A model that adds with the tool, and gets every fourth row wrong."""
+    number = int(request.messages[1]["content"].split()[2])
+    if request.turn == 0:
+        return tool_call("add", a=number, b=1)
+    return text("wrong" if number % 4 == 3 else request.messages[-1]["content"])
+
+
+def asked(endpoint: ScriptedEndpoint) -> list[str]:
+    """The prompts of the rollouts that were begun."""
+    return sorted(request.messages[1]["content"] for request in endpoint.chats if request.turn == 0)
+
+
+def held_from(number: int, gate: Gate, script: Callable[[Request], Reply] = add_one) -> Callable[[Request], Reply]:
+    """The same model, except that rows from this one on get no answer while the gate is shut."""
+
+    def held(request: Request) -> Reply:
+        reply = script(request)
+        return reply.after(gate) if int(request.messages[1]["content"].split()[2]) >= number else reply
+
+    return held
+
+
+def kill_at(root: Path, endpoint: ScriptedEndpoint, done: int, in_flight: int, *options: str) -> None:
+    """Start a run, wait until so many rollouts are recorded and so many are held by the endpoint, and kill it."""
+    model = ["--base-url", endpoint.url, "--model", "scripted", "--batch-size", str(in_flight)]
+    with running("eval", *model, *options, cwd=root) as command:
+        # A slot asks for its next rollout only when its last one is durable.
+        command.until(lambda: len(asked(endpoint)) == done + in_flight)
+        command.process.kill()
+        command.wait()
+
+
+def comparable(done: Finished) -> dict[str, Any]:
+    """What a run came to, without what differs from one run to the next."""
+    found = done.json
+    for part in ("run_id", "dataset", "base_url"):
+        del found["config"][part]
+    for part in ("total_duration_ms", "wall_ms", "tools"):
+        del found["summary"][part]
+    for row in found["rows"]:
+        for run in row["runs"]:
+            del run["duration_ms"]
+    return found
+
+
+def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+    whole = write_repo(tmp_path / "whole", rows=ROWS)
+    cut = write_repo(tmp_path / "cut", rows=ROWS)
+    gate = Gate()
+    with (
+        ScriptedEndpoint(add_one).run_in_thread() as steady,
+        ScriptedEndpoint(held_from(3, gate)).run_in_thread() as endpoint,
+    ):
+        kill_at(cut, endpoint, 6, 4, "--n", "2")
+        gate.open()
+        before = asked(endpoint)
+        options = ["--model", "scripted", "--n", "2", "--json"]
+        resumed = run_whole("eval", "--base-url", endpoint.url, *options, "--resume", cwd=cut)
+        uninterrupted = run_whole("eval", "--base-url", steady.url, *options, cwd=whole)
+        assert comparable(resumed) == comparable(uninterrupted)
+        assert "resuming run" in resumed.stderr
+        # Only the four that were in flight were asked for again.
+        assert len(before) == 6 + 4
+        assert len(asked(endpoint)) == 16 + 4
+        # What is finished is not resumed.
+        again = run_whole("eval", "--base-url", endpoint.url, *options, "--resume", cwd=cut)
+        assert (again.code, again.stdout) == (2, "")
+        assert "no unfinished run" in again.stderr
+
+
+class Difference(NamedTuple):
+    """What is not as it was in the run that is to be resumed."""
+
+    named: str
+    options: list[str] = []
+    change: Callable[[Path], Any] | None = None
+    endpoint: bool = False
+
+
+def replace(file: str, old: str, new: str) -> Callable[[Path], object]:
+    def change(root: Path) -> None:
+        text = (root / file).read_text(encoding="utf-8")
+        assert old in text
+        (root / file).write_text(text.replace(old, new), encoding="utf-8")
+
+    return change
+
+
+class Refusal(NamedTuple):
+    """How the command ended, and how often it asked a model for a rollout."""
+
+    done: Finished
+    chats: int
+
+
+DIFFERENCES = {
+    "dataset bytes": Difference("dataset", change=replace("test_data.jsonl", "What is 7", "What's 7")),
+    "rows": Difference("rows", ["--limit", "7"]),
+    "model": Difference("model", ["--model", "another"]),
+    "endpoint": Difference("endpoint", endpoint=True),
+    "parameters": Difference("parameters", ["--temperature", "0.5"]),
+    "turns": Difference("parameters", ["--max-turns", "3"]),
+    "n": Difference("n", ["--n", "2"]),
+    "tool code": Difference("tool code", change=replace("mcp/main.py", "return a + b", "return b + a")),
+    "baseline": Difference("baseline", ["--baseline-model", "offline/empty"]),
+}
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory, beside: Executor) -> Iterator[dict[str, Future[Refusal]]]:
+    """One run that was cut off, and an attempt to resume it for each difference."""
+    folder = tmp_path_factory.mktemp("refusals")
+    cut = write_repo(folder / "cut", rows=ROWS)
+    gate = Gate()
+    with (
+        ScriptedEndpoint(held_from(3, gate)).run_in_thread() as endpoint,
+        ScriptedEndpoint(add_one).run_in_thread() as other,
+    ):
+        kill_at(cut, endpoint, 3, 2)
+        gate.open()
+        before = len(endpoint.chats)
+
+        def attempt(name: str) -> Refusal:
+            difference = DIFFERENCES[name]
+            root = folder / name.replace(" ", "_")
+            shutil.copytree(cut, root)
+            if difference.change is not None:
+                difference.change(root)
+            model = ["--base-url", other.url if difference.endpoint else endpoint.url, "--model", "scripted"]
+            done = run_whole("eval", *model, *difference.options, "--resume", "-q", cwd=root)
+            return Refusal(done, len(other.chats) + len(endpoint.chats) - before)
+
+        yield {name: beside.submit(attempt, name) for name in DIFFERENCES}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_another_run_is_refused_and_told_why(name: str, refusals: dict[str, Future[Refusal]]) -> None:
+    done, chats = refusals[name].result()
+    assert (done.code, done.stdout, chats) == (2, "", 0)
+    assert f"can't be continued, because this differs from it: {DIFFERENCES[name].named};" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_other_reward_code_scores_again_and_asks_no_model(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo", rows=ROWS)
+    gate = Gate()
+    with ScriptedEndpoint(held_from(3, gate)).run_in_thread() as endpoint:
+        kill_at(root, endpoint, 3, 2)
+        gate.open()
+        before = asked(endpoint)
+        (root / "reward_fn" / "rewards.py").write_text(EXACT.replace("else 0.0", "else 0.25"), encoding="utf-8")
+        replace("reward_fn/rewards.py", "return 1.0", "return 0.75")(root)
+        model = ["--base-url", endpoint.url, "--model", "scripted"]
+        done = run_whole("eval", *model, "--resume", "--json", cwd=root)
+        scores = [row["runs"][0]["scores"][FUNCTION] for row in done.json["rows"]]
+        assert scores == [0.25 if number % 4 == 3 else 0.75 for number in range(8)]
+        again = asked(endpoint)
+        for prompt in before[:3]:
+            assert again.count(prompt) == 1
+
+
+def test_failed_rollouts_are_run_again_when_asked(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo", rows=ROWS)
+    refused: list[str] = []
+
+    def script(request: Request) -> Reply:
+        prompt = request.messages[1]["content"]
+        if prompt in ("What is 2 + 1?", "What is 5 + 1?") and refused.count(prompt) < 1:
+            refused.append(prompt)
+            return status(400)
+        return add_one(request)
+
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        options = ["--base-url", endpoint.url, "--model", "scripted", "--json"]
+        first = run_whole("eval", *options, cwd=root)
+        assert (first.code, first.json["summary"]["failed"]) == (1, 2)
+        before = len(asked(endpoint))
+        second = run_whole("eval", *options, "--retry-failed", cwd=root)
+        assert (second.code, second.json["summary"]["failed"]) == (0, 0)
+        assert second.json["config"]["run_id"] == first.json["config"]["run_id"]
+        assert len(asked(endpoint)) == before + 2
+        scores = [row["runs"][0]["scores"][FUNCTION] for row in second.json["rows"]]
+        assert scores == [0.0 if number % 4 == 3 else 1.0 for number in range(8)]
+
+
+def test_a_named_run_is_resumed_and_others_are_left_alone(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo", rows=ROWS)
+    gate = Gate()
+    with ScriptedEndpoint(held_from(3, gate)).run_in_thread() as endpoint:
+        options = ["--base-url", endpoint.url, "--model", "scripted"]
+        kill_at(root, endpoint, 3, 2)
+        kill_at(root, endpoint, 5 + 3, 2)
+        gate.open()
+        newer, older = run_whole("runs", "--json", cwd=root).json["runs"]
+        assert [newer["status"], older["status"]] == ["killed", "killed"]
+        done = run_whole("eval", *options, "--resume-run", older["id"][:-1], "--json", cwd=root)
+        assert done.json["config"]["run_id"] == older["id"]
+        assert done.json["summary"]["missing"] == 0
+        runs = run_whole("runs", "--json", cwd=root).json["runs"]
+        assert [(run["id"], run["status"]) for run in runs] == [(newer["id"], "killed"), (older["id"], "finished")]
+
+        other = run_whole("test", *options, "--resume-run", newer["id"], cwd=root)
+        assert (other.code, other.stdout) == (2, "")
+        assert "is a run of `osmosis eval`" in other.stderr
+        nothing = run_whole("eval", *options, "--resume-run", "nothing", cwd=root)
+        assert nothing.code == 2
+        assert "no run 'nothing'" in nothing.stderr
+
+
+def test_two_runs_at_once_in_one_repository_that_git_does_not_see(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo", rows=ROWS)
+    git = functools.partial(subprocess.run, cwd=root, check=True, capture_output=True, encoding="utf-8")
+    git(["git", "init", "-q"])
+    # The bytecode of the repository's own modules is not osmosis's business.
+    (root / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
+    git(["git", "add", "."])
+    git(["git", "-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "-qm", "rows"])
+    gate = Gate()
+    with ScriptedEndpoint(held_from(0, gate)).run_in_thread() as endpoint:
+        options = ["--base-url", endpoint.url, "--model", "scripted", "--json", "--batch-size", "4"]
+        with running("eval", *options, cwd=root) as first, running("eval", *options, cwd=root) as second:
+            first.until(lambda: len(endpoint.chats) == 8)
+            # What another process is running can't be resumed.
+            resumed = run_whole("eval", *options, "--resume", cwd=root)
+            assert resumed.code == 2
+            assert "no unfinished run" in resumed.stderr
+            gate.open()
+            ended = [first.wait(), second.wait()]
+        for done in ended:
+            assert done.code == 0, done.stderr
+            assert (done.json["summary"]["missing"], done.json["summary"]["eval_fns"][FUNCTION]["mean"]) == (0, 0.75)
+        assert len({done.json["config"]["run_id"] for done in ended}) == 2
+        assert len(asked(endpoint)) == 16
+    assert git(["git", "status", "--porcelain"]).stdout == ""

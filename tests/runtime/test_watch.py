@@ -1,0 +1,210 @@
+"""Which file changes count, and what they make stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pathspec
+import pytest
+
+from osmosis_ai.runtime.watch import (
+    FileHashes,
+    Stale,
+    Watched,
+    classify,
+    counts,
+    from_root,
+    read_gitignore,
+    repository_files,
+    settled,
+    watch_files,
+)
+
+IGNORED = pathspec.GitIgnoreSpec.from_lines(["*.log", "/build/", "!kept.log", ".env"])
+WATCHED = Watched(
+    dataset="data/rows.jsonl",
+    mcp_dir="mcp",
+    tool_sources=frozenset({"mcp/main.py", "shared/table.py", "reward_fn/rules.py"}),
+    function_sources=frozenset({"reward_fn/rewards.py", "shared/table.py", "shared/words.py"}),
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["mcp/main.py", "test_data.jsonl", ".env", "sub/.env", "kept.log", "mcp/build/x.py", "mcp/data.json", "a b/ü.py"],
+)
+def test_a_change_that_counts(path: str) -> None:
+    assert counts(path, IGNORED)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "run.log",
+        "mcp/run.log",
+        "build/x.py",
+        ".osmosis/runs.db-wal",
+        "mcp/__pycache__/main.cpython-312.pyc",
+        ".venv/lib/python3.12/site.py",
+        "mcp/venv/x.py",
+        "node_modules/x.js",
+        ".git/index",
+        "mcp/.main.py.swp",
+        "mcp/main.py~",
+        "mcp/4913",
+        "mcp/.#main.py",
+        "mcp/#main.py#",
+        "mcp/main.py.tmp",
+        "mcp/.DS_Store",
+        ".gitignore",
+    ],
+)
+def test_a_change_that_does_not_count(path: str) -> None:
+    assert not counts(path, IGNORED)
+
+
+@pytest.mark.parametrize(
+    ("path", "stale"),
+    [
+        ("mcp/main.py", Stale(tools=True)),
+        ("mcp/new/prices.json", Stale(tools=True)),
+        ("mcp_other/main.py", Stale()),
+        ("reward_fn/rewards.py", Stale(functions=True)),
+        ("reward_fn/new.py", Stale(functions=True)),
+        ("reward_rubric/judge.py", Stale(functions=True)),
+        ("reward_fn/rules.py", Stale(tools=True, functions=True)),
+        ("shared/table.py", Stale(tools=True, functions=True)),
+        ("shared/words.py", Stale(functions=True)),
+        ("shared/nobody.py", Stale()),
+        ("data/rows.jsonl", Stale(dataset=True)),
+        ("data/other.jsonl", Stale()),
+        (".env", Stale(everything=True)),
+        ("../.env", Stale(everything=True)),
+        ("configs/eval/run.toml", Stale(everything=True)),
+        ("README.md", Stale()),
+    ],
+)
+def test_what_a_change_makes_stale(path: str, stale: Stale) -> None:
+    assert classify(path, WATCHED) == stale
+    assert bool(stale) == (stale != Stale())
+
+
+def test_without_a_folder_of_tools_there_are_none_to_reload() -> None:
+    assert classify("mcp/main.py", Watched("rows.jsonl", None, frozenset(), frozenset())) == Stale()
+
+
+def test_what_is_stale_adds_up() -> None:
+    both = Stale(tools=True) | Stale(dataset=True)
+    assert both == Stale(tools=True, dataset=True)
+    assert both | Stale(functions=True, everything=True) == Stale(True, True, True, True)
+
+
+def test_a_save_without_a_change_is_none(tmp_path: Path) -> None:
+    hashes = FileHashes(tmp_path)
+    file = tmp_path / "a.py"
+    file.write_text("1", encoding="utf-8")
+    hashes.learn(["a.py", "missing.py"])
+    file.write_text("1", encoding="utf-8")
+    assert hashes.changed(["a.py", "missing.py"]) == []
+    file.write_text("2", encoding="utf-8")
+    # Learning again doesn't swallow a change that nobody has asked about.
+    hashes.learn(["a.py"])
+    assert hashes.changed(["a.py", "a.py"]) == ["a.py"]
+    assert hashes.changed(["a.py"]) == []
+    file.unlink()
+    assert hashes.changed(["a.py"]) == ["a.py"]
+    (tmp_path / "b.py").write_text("", encoding="utf-8")
+    assert hashes.changed(["b.py", "a.py"]) == ["b.py"]
+
+
+def test_a_renamed_folder_is_a_change_of_its_files(tmp_path: Path) -> None:
+    """All that is reported of it are the two folders."""
+    hashes = FileHashes(tmp_path)
+    (tmp_path / "old" / "deep").mkdir(parents=True)
+    (tmp_path / "old" / "deep" / "a.py").write_text("1", encoding="utf-8")
+    hashes.learn(["old/deep/a.py"])
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert hashes.changed(["old", "new"]) == ["new/deep/a.py", "old/deep/a.py"]
+    assert hashes.changed(["old", "new"]) == []
+
+
+def test_the_rules_of_gitignore(tmp_path: Path) -> None:
+    assert not read_gitignore(tmp_path).match_file("a.log")
+    (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n# a comment\n/mcp/out/\n", encoding="utf-8")
+    rules = read_gitignore(tmp_path)
+    found = [path for path in ("a.log", "x/a.log", "keep.log", "mcp/out/a", "out/a") if rules.match_file(path)]
+    assert found == ["a.log", "x/a.log", "mcp/out/a"]
+
+
+def test_the_files_of_a_folder(tmp_path: Path) -> None:
+    for name in (
+        "mcp/main.py",
+        "mcp/tools/a.py",
+        "mcp/data.json",
+        "mcp/out.log",
+        "mcp/.hidden",
+        "mcp/environment/pyvenv.cfg",
+        "mcp/environment/lib/module.py",
+        "mcp/node_modules/x.js",
+        "other/b.py",
+    ):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("", encoding="utf-8")
+    (tmp_path / ".gitignore").write_text("*.log\n", encoding="utf-8")
+    assert sorted(repository_files(tmp_path, "mcp")) == ["mcp/data.json", "mcp/main.py", "mcp/tools/a.py"]
+    assert list(repository_files(tmp_path, "missing")) == []
+
+
+def test_paths_lead_out_of_the_root_too(tmp_path: Path) -> None:
+    assert from_root(tmp_path / "repo", tmp_path / "repo" / "mcp" / "main.py") == "mcp/main.py"
+    assert from_root(tmp_path / "repo", tmp_path / "rows.jsonl") == "../rows.jsonl"
+
+
+def test_changes_that_follow_each_other_are_one() -> None:
+    async def gather() -> list[set[str]]:
+        send, receive = anyio.create_memory_object_stream[set[str]](10)
+        found = []
+        async with anyio.create_task_group() as group:
+
+            async def save() -> None:
+                async with send:
+                    for paths in ({"a"}, {"b"}, {"a", "c"}):
+                        await send.send(paths)
+                        await anyio.sleep(0.01)
+                    await first_came.wait()
+                    await send.send({"d"})
+                    await anyio.sleep_forever()
+
+            first_came = anyio.Event()
+            group.start_soon(save)
+            async for burst in settled(receive):
+                found.append(burst)
+                if len(found) == 2:
+                    group.cancel_scope.cancel()
+                first_came.set()
+        return found
+
+    assert anyio.run(gather) == [{"a", "b", "c"}, {"d"}]
+
+
+def test_saves_are_noticed(tmp_path: Path) -> None:
+    async def notice() -> set[str]:
+        send, receive = anyio.create_memory_object_stream[set[str]](100)
+        stop = anyio.Event()
+        wanted = {"a.py", "sub/b.py"}
+        seen: set[str] = set()
+        (tmp_path / "sub").mkdir()
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch_files, tmp_path, tmp_path, wanted.__contains__, send, stop)
+            # Nobody says when watching has begun, so the files are saved until they are noticed.
+            while seen != wanted:
+                for name in ("a.py", "sub/b.py", "unwanted.py"):
+                    (tmp_path / name).write_text(str(anyio.current_time()), encoding="utf-8")
+                with anyio.move_on_after(0.1):
+                    seen |= await receive.receive()
+            stop.set()
+        return seen
+
+    assert anyio.run(notice) == {"a.py", "sub/b.py"}
