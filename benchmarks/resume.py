@@ -2,8 +2,8 @@
 
     python benchmarks/resume.py --times 20
 
-Each time a new run is killed with SIGKILL after a random part of the time that an uninterrupted run takes, and continued
-with `--resume`. The requests that arrive at the endpoint tell which rollouts were begun twice.
+Each time a new run is killed with SIGKILL after a random part of the time that an uninterrupted run takes, and
+continued with `--resume`. The requests that arrive at the endpoint tell which rollouts were begun twice.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -283,6 +284,16 @@ def run_options(
     ] = False,
 ) -> RunOptions:
     """Gather the shared options; its parameters become those of every command that `takes` it."""
+    for option, number in (
+        ("--temperature", temperature),
+        ("--timeout", timeout),
+        ("--tool-timeout", tool_timeout),
+        ("--request-timeout", request_timeout),
+        ("--reward-timeout", reward_timeout),
+        ("--max-cost", max_cost),
+    ):
+        if number is not None and not math.isfinite(number):
+            raise UsageError(f"{option} {number}: write a finite number")
     params = _parse_params(param or [])
     for name, value in (("temperature", temperature), ("max_tokens", max_tokens)):
         if value is not None:

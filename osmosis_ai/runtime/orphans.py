@@ -24,7 +24,13 @@ def end_processes(pid: int) -> None:
     except psutil.Error:
         strays = []
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            # A worker that was forked this moment is still in the command's own group.
+            if os.getpgid(pid) == os.getpgrp():
+                os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
     _kill(strays)
 
 
