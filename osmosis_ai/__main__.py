@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line."""
     # Imported here because worker processes import this module again, and they need no command line.
-    from osmosis_ai.runtime.forkserver import start_early
+    try:
+        from osmosis_ai.runtime.forkserver import start_early
 
-    start_early(sys.argv[1:])
-    from osmosis_ai.cli.app import run
+        start_early(sys.argv[1:])
+        from osmosis_ai.cli.app import run
 
-    sys.exit(run())
+        code = run()
+        # What remains is Python's own end, which has nothing left to interrupt.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 if __name__ == "__main__":

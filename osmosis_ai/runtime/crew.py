@@ -130,7 +130,12 @@ class WorkerProcess:
         jobs, jobs_far = socket.socketpair()
         events, events_far = socket.socketpair()
         with jobs_far, events_far:
-            self._spawned = await spawner.spawn(jobs_far, events_far)
+            try:
+                self._spawned = await spawner.spawn(jobs_far, events_far)
+            except BaseException:
+                jobs.close()
+                events.close()
+                raise
         self.pid = self._spawned.pid
         _, self._writer = await asyncio.open_unix_connection(sock=jobs)
         self._reader, events_writer = await asyncio.open_unix_connection(sock=events, limit=1 << 20)

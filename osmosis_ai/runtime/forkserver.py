@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Sequence
 
 __all__ = ["available", "start_early"]
@@ -17,10 +18,17 @@ def available() -> bool:
 
 def start() -> None:
     """Start it, if it doesn't run already; returns at once while it goes on importing."""
-    from multiprocessing import forkserver
+    from multiprocessing import forkserver, resource_tracker
 
     forkserver.set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
+    # Before the signal is blocked, because its start unblocks it.
+    resource_tracker.ensure_running()
+    # Ctrl-C is for the command to handle; the server ignores it, but not before it has imported how.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_early(arguments: Sequence[str]) -> None:

@@ -5,6 +5,8 @@ No thread may be started here, because a fork takes along only the thread that f
 
 from __future__ import annotations
 
+import signal
+
 import anyio
 import fastmcp
 
@@ -30,5 +32,7 @@ async def _warm_up() -> None:
         await session.call("nothing", '{"value": 1}', timeout=10.0)
 
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 adopt_orphans()
 anyio.run(_warm_up)

@@ -98,6 +98,18 @@ def test_ctrl_c_twice_ends_at_once(isolation: str, tmp_path: Path) -> None:
             assert command.wait().stdout == ""
 
 
+def test_ctrl_c_while_the_command_is_still_starting(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo")
+    with running("test", "--model", "offline/planner", cwd=root) as command:
+        # Both the command and the fork server are busy importing now.
+        command.until(lambda: any("forkserver" in " ".join(process.cmdline()) for process in command.descendants()))
+        command.interrupt()
+        done = command.wait()
+        assert (done.code, done.stdout) == (130, "")
+        assert "Traceback" not in done.stderr
+        assert "KeyboardInterrupt" not in done.stderr
+
+
 SLOW_IMPORT = """
 import os
 import subprocess

@@ -1,5 +1,6 @@
 """Tools that take their process down, hold it up, or leave something behind. Each writes where it ran to `seen`."""
 
+import asyncio
 import ctypes
 import os
 import re
@@ -56,9 +57,9 @@ def raises_keyboard_interrupt() -> str:
 
 
 @mcp.tool
-def blocks_a_thread() -> str:
+async def blocks_a_thread() -> str:
     """Sleep for an hour in a thread."""
-    time.sleep(3600)
+    await asyncio.to_thread(time.sleep, 3600)
     return "not reached"
 
 
