@@ -316,7 +316,8 @@ def environment(endpoint_url: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.endswith(("_API_KEY", "_MODEL")) and name not in {"MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "TESTS"}
+        if not name.endswith(("_API_KEY", "_MODEL"))
+        and name not in {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "TESTS"}
     }
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
     return {**kept, "PATH": path, "OPENAI_BASE_URL": endpoint_url, "OPENAI_API_BASE": endpoint_url}

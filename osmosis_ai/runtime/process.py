@@ -254,7 +254,14 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
     tasks = JobTasks(current_job.get)
     loop.set_task_factory(tasks)
     reader, writer = await asyncio.open_unix_connection(sock=jobs)
-    async with Worker.open(loaded, outbox.send) as worker:
+
+    def emit(event: Event) -> None:
+        # What was printed is complete before the record is, whatever becomes of this process then.
+        if isinstance(event, (frames.RolloutDone, frames.ScoresDone)):
+            finish(worker_label())
+        outbox.send(event)
+
+    async with Worker.open(loaded, emit) as worker:
 
         async def run(job: Job) -> None:
             try:

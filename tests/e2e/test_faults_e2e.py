@@ -215,9 +215,10 @@ def test_every_fault_with_a_process_for_each_rollout(tmp_path: Path) -> None:
 SOMETIMES_BROKEN = """
 from pathlib import Path
 
-loads = Path("loads")
-number = len(loads.read_text()) if loads.exists() else 0
-loads.write_text("x" * (number + 1))
+with Path("loads").open("a") as loads:
+    loads.write("x")
+    loads.flush()
+    number = loads.tell() - 1
 if number in {broken}:
     raise RuntimeError(f"load {number} went wrong")
 """
@@ -246,7 +247,7 @@ def test_a_server_that_fails_while_starting_ends_the_run(isolation: str, tmp_pat
         model = ["--base-url", endpoint.url, "--model", "scripted", "--isolation", isolation]
         done = run_whole("test", *model, "-q", cwd=root)
         assert (done.code, done.stdout) == (2, "")
-        assert "mcp/main.py:8: RuntimeError: load" in done.stderr
+        assert "mcp/main.py:9: RuntimeError: load" in done.stderr
         assert "Traceback" not in done.stderr
         assert endpoint.requests == []
 
@@ -274,7 +275,7 @@ def test_a_server_that_fails_on_every_reload_leaves_no_row_without_a_record(tmp_
         assert [result["row_index"] for result in results] == [0, 1, 2]
         for result in results:
             assert result["error"].startswith("worker: ")
-            assert "mcp/main.py:8: RuntimeError: load" in result["error"]
+            assert "mcp/main.py:9: RuntimeError: load" in result["error"]
         assert done.code == 1
 
 
