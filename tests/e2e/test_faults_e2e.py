@@ -81,7 +81,6 @@ class Faults(NamedTuple):
     root: Path
     done: Finished
     rows: dict[str, dict[str, Any]]
-    requests: list[Request]
 
 
 def run_faults(folder: Path) -> Faults:
@@ -101,7 +100,7 @@ def run_faults(folder: Path) -> Faults:
         done = run_whole("test", *model, *limits, "--workers", "2", "--batch-size", "6", "--json", cwd=root)
         results = done.json["results"]
         assert [result["row_index"] for result in results] == list(range(len(names))), done.stderr
-        return Faults(root, done, dict(zip(names, results, strict=True)), endpoint.chats)
+        return Faults(root, done, dict(zip(names, results, strict=True)))
 
 
 def hash_of(name: str) -> int:
@@ -166,10 +165,16 @@ def test_the_log_of_a_flood_is_bounded(faults: Faults) -> None:
     assert "further output left out" in log.read_text(encoding="utf-8")
 
 
-def test_what_was_paid_for_is_not_paid_again_for_a_score(faults: Faults) -> None:
+def test_what_was_paid_for_is_not_paid_again_for_a_score(tmp_path: Path) -> None:
     """A function that takes its worker down costs no further model call."""
-    prompts = [request.messages[1]["content"] for request in faults.requests]
-    assert prompts.count("answer") == len(SCORE_FAULTS)
+    names = ["exits", "fine", "segfaults", "forks_and_dies", "fine"]
+    rows = [{"user_prompt": "answer", "fault": name} for name in names]
+    root = copy_repo("misbehaving", tmp_path, rows)
+    with ScriptedEndpoint(call_then_answer).run_in_thread() as endpoint:
+        model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "2"]
+        done = run_whole("test", *model, "--json", "-q", cwd=root)
+        assert done.json["summary"]["scoring_errors"] == 3
+        assert len(endpoint.chats) == len(names)
 
 
 def test_who_waits_for_the_model_is_never_blamed(tmp_path: Path) -> None:
