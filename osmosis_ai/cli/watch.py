@@ -36,11 +36,11 @@ from osmosis_ai.runtime.store import RunStore
 from osmosis_ai.runtime.tasks import task_group
 from osmosis_ai.runtime.watch import (
     FileHashes,
+    GitIgnore,
     Stale,
     classify,
     counts,
     from_root,
-    read_gitignore,
     repository_files,
     settled,
     watch_files,
@@ -347,7 +347,7 @@ class _Watcher:
                 async for paths in settled(saves):
                     await send.send(paths)
 
-        ignored = read_gitignore(self._root)
+        ignored = GitIgnore(self._root)
         outside = self._outside()
         group.start_soon(changes)
         group.start_soon(watch_files, self._root, self._root, lambda path: counts(path, ignored), saved, stop)
