@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-__all__ = ["available", "start_early"]
+__all__ = ["available", "needs_litellm", "start", "start_early"]
 
-PRELOAD = ["osmosis_ai.runtime.preload"]
+PRELOAD = "osmosis_ai.runtime.preload"
+PRELOAD_LITELLM = "osmosis_ai.runtime.preload_litellm"
 
 
 def available() -> bool:
@@ -16,11 +18,15 @@ def available() -> bool:
     return "forkserver" in multiprocessing.get_all_start_methods()
 
 
-def start() -> None:
-    """Start it, if it doesn't run already; returns at once while it goes on importing."""
+def start(*, litellm: bool = False) -> None:
+    """Start it, if it doesn't run already; returns at once while it goes on importing.
+
+    Args:
+        litellm: Whether it imports LiteLLM too: it takes seconds, which every worker would need else.
+    """
     from multiprocessing import forkserver, resource_tracker
 
-    forkserver.set_forkserver_preload(PRELOAD)
+    forkserver.set_forkserver_preload([PRELOAD, PRELOAD_LITELLM] if litellm else [PRELOAD])
     # Before the signal is blocked, because its start unblocks it.
     resource_tracker.ensure_running()
     # Ctrl-C is for the command to handle; the server ignores it, but not before it has imported how.
@@ -40,4 +46,29 @@ def start_early(arguments: Sequence[str]) -> None:
     text = " ".join(arguments).replace("=", " ")
     runs = arguments[:1] and arguments[0] in {"test", "eval"} and arguments[1:2] != ["rubric"]
     if runs and "--workers 0" not in text and not {"--help", "-h"} & set(arguments) and available():
-        start()
+        start(litellm=needs_litellm(arguments, os.environ))
+
+
+def needs_litellm(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether LiteLLM is asked for, as far as it shows before `.env` and the command line are read properly.
+
+    Args:
+        arguments: The command line without the command's own name.
+        environ: The environment.
+    """
+    options: dict[str, str] = {}
+    for index, argument in enumerate(arguments):
+        name, sign, value = argument.partition("=")
+        if name.startswith("--"):
+            options[name] = value if sign else " ".join(arguments[index + 1 : index + 2])
+    policy = options.get("--model") or environ.get("OSMOSIS_MODEL") or environ.get("OPENAI_API_KEY", "")
+    baseline = options.get("--baseline-model", "")
+    return (
+        "--rubric" in options
+        or _is_online(policy, options.get("--base-url"))
+        or _is_online(baseline, options.get("--baseline-base-url"))
+    )
+
+
+def _is_online(model: str, base_url: str | None) -> bool:
+    return bool(model) and base_url is None and not model.startswith("offline/")

@@ -5,6 +5,7 @@ No thread may be started here, because a fork takes along only the thread that f
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import anyio
@@ -36,3 +37,5 @@ signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 adopt_orphans()
 anyio.run(_warm_up)
+# A worker's garbage collector would look at all of this, and so copy every page of it that forks share.
+gc.freeze()
