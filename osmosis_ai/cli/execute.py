@@ -50,6 +50,8 @@ FAILED = 1
 COULD_NOT_START = 2
 INTERRUPTED = 130
 GRACE_SECONDS = 10.0
+COUNTING_SECONDS = 0.2
+"""How long the number of rows is waited for; the imports that workers are forked from take longer anyway."""
 
 
 def execute(request: RunRequest, options: RunOptions, *, fail_under: float | None = None) -> int:
@@ -162,6 +164,8 @@ async def loaded(start: Start, options: PoolOptions) -> AsyncIterator[tuple[Step
         check = _DatasetCheck(plan, checking(start.output))
         group.start_soon(check.run)
         try:
+            workers = min(options.workers, await check.most_rollouts(options.workers))
+            options = msgspec.structs.replace(options, workers=workers)
             pool = await stack.enter_async_context(open_pool(start.prepared.worker, options))
         finally:
             # Raises what is wrong with the dataset first, whatever is wrong with the repository.
@@ -340,6 +344,14 @@ class _DatasetCheck:
         except DatasetError as error:
             self._error = error
         self._done.set()
+
+    async def most_rollouts(self, enough: int) -> int:
+        """How many rollouts there will be at most; `enough` when the rows are not counted within a moment."""
+        with anyio.move_on_after(COUNTING_SECONDS):
+            await self._done.wait()
+        if self._summary is None:
+            return enough
+        return max(1, msgspec.structs.replace(self._plan, total_rows=self._summary.count).total_rollouts)
 
     async def summary(self) -> DatasetSummary:
         """What the check found; raises DatasetError."""

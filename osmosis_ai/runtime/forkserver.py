@@ -7,10 +7,11 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-__all__ = ["available", "needs_litellm", "start", "start_early"]
+__all__ = ["available", "preloads", "start", "start_early"]
 
 PRELOAD = "osmosis_ai.runtime.preload"
-PRELOAD_LITELLM = "osmosis_ai.runtime.preload_litellm"
+LITELLM = "osmosis_ai.runtime.preload_litellm"
+ENDPOINTS = "osmosis_ai.runtime.models.openai_compatible"
 
 
 def available() -> bool:
@@ -18,15 +19,15 @@ def available() -> bool:
     return "forkserver" in multiprocessing.get_all_start_methods()
 
 
-def start(*, litellm: bool = False) -> None:
+def start(models: Sequence[str] = ()) -> None:
     """Start it, if it doesn't run already; returns at once while it goes on importing.
 
     Args:
-        litellm: Whether it imports LiteLLM too: it takes seconds, which every worker would need else.
+        models: Modules to import besides, from `preloads`.
     """
     from multiprocessing import forkserver, resource_tracker
 
-    forkserver.set_forkserver_preload([PRELOAD, PRELOAD_LITELLM] if litellm else [PRELOAD])
+    forkserver.set_forkserver_preload([*models, PRELOAD])
     # Before the signal is blocked, because its start unblocks it.
     resource_tracker.ensure_running()
     # Ctrl-C is for the command to handle; the server ignores it, but not before it has imported how.
@@ -46,11 +47,11 @@ def start_early(arguments: Sequence[str]) -> None:
     text = " ".join(arguments).replace("=", " ")
     runs = arguments[:1] and arguments[0] in {"test", "eval"} and arguments[1:2] != ["rubric"]
     if runs and "--workers 0" not in text and not {"--help", "-h"} & set(arguments) and available():
-        start(litellm=needs_litellm(arguments, os.environ))
+        start(preloads(arguments, os.environ))
 
 
-def needs_litellm(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether LiteLLM is asked for, as far as it shows before `.env` and the command line are read properly.
+def preloads(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """What the models asked for need imported, as far as it shows before `.env` and the command line are read properly.
 
     Args:
         arguments: The command line without the command's own name.
@@ -63,12 +64,14 @@ def needs_litellm(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
             options[name] = value if sign else " ".join(arguments[index + 1 : index + 2])
     policy = options.get("--model") or environ.get("OSMOSIS_MODEL") or environ.get("OPENAI_API_KEY", "")
     baseline = options.get("--baseline-model", "")
-    return (
+    endpoints = options.keys() & {"--base-url", "--baseline-base-url"}
+    litellm = (
         "--rubric" in options
-        or _is_online(policy, options.get("--base-url"))
-        or _is_online(baseline, options.get("--baseline-base-url"))
+        or ("--base-url" not in options and _is_online(policy))
+        or ("--baseline-base-url" not in options and _is_online(baseline))
     )
+    return [LITELLM] * litellm + [ENDPOINTS] * bool(endpoints)
 
 
-def _is_online(model: str, base_url: str | None) -> bool:
-    return bool(model) and base_url is None and not model.startswith("offline/")
+def _is_online(model: str) -> bool:
+    return bool(model) and not model.startswith("offline/")

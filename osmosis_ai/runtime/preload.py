@@ -16,7 +16,6 @@ from osmosis_ai.mcp_tools.host import ToolHost
 from osmosis_ai.reward_fn import decorator as decorator
 from osmosis_ai.runtime import process as process  # what a worker runs
 from osmosis_ai.runtime.models import cache as cache
-from osmosis_ai.runtime.models import openai_compatible as openai_compatible
 from osmosis_ai.runtime.orphans import adopt_orphans
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.runtime.forkserver import needs_litellm
+from osmosis_ai.runtime.forkserver import ENDPOINTS, LITELLM, preloads
 
 ENDPOINT = ["--base-url", "http://localhost:8000/v1"]
 
@@ -21,7 +21,7 @@ ENDPOINT = ["--base-url", "http://localhost:8000/v1"]
     ],
 )
 def test_litellm_is_imported_ahead(arguments: list[str], environ: dict[str, str]) -> None:
-    assert needs_litellm(arguments, environ)
+    assert LITELLM in preloads(arguments, environ)
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,10 @@ def test_litellm_is_imported_ahead(arguments: list[str], environ: dict[str, str]
     ],
 )
 def test_litellm_is_left_alone(arguments: list[str], environ: dict[str, str]) -> None:
-    assert not needs_litellm(arguments, environ)
+    assert LITELLM not in preloads(arguments, environ)
+
+
+def test_the_client_for_endpoints_is_imported_ahead() -> None:
+    assert preloads(["test", "--model", "served", *ENDPOINT], {}) == [ENDPOINTS]
+    assert preloads(["eval", "--model", "offline/oracle", "--baseline-base-url=http://x"], {}) == [ENDPOINTS]
+    assert preloads(["test", "--model", "offline/planner"], {}) == []
