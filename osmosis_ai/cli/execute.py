@@ -15,7 +15,7 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.console import Output, counted
 from osmosis_ai.cli.options import RunOptions
 from osmosis_ai.cli.progress import RunProgress, checking
 from osmosis_ai.cli.report import print_report
@@ -186,7 +186,7 @@ def _introduce(start: Start, plan: RunPlan, pool: Pool) -> None:
     tools = ", ".join(tool["function"]["name"] for tool in pool.loaded.tools) or "none"
     policies = " against ".join(spec.name for spec in plan.policies.values())
     runs = f" × {plan.n}" if plan.n > 1 else ""
-    output.say(f"{policies} on {plan.total_rows} rows{runs} of {plan.dataset}")
+    output.say(f"{policies} on {counted(plan.total_rows, 'row')}{runs} of {plan.dataset}")
     output.say(f"tools: {tools}")
     output.say(f"scored with: {', '.join(pool.loaded.functions) or 'nothing'}")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.console import Output, counted
 from osmosis_ai.errors import OsmosisError, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -341,7 +341,7 @@ def remove(
         if session.json:
             print_json(output, session.masker, {"removed": list(found)})
         else:
-            output.say(f"{len(found)} runs removed")
+            output.say(f"{counted(len(found), 'run')} removed")
 
 
 async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
