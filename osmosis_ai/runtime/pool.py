@@ -285,8 +285,9 @@ class ProcessPool:
         Raises:
             StartError: Something can't be loaded.
         """
-        at_once = spec.batch_size if options.isolation == "rollout" else options.workers
-        memory = options.worker_memory or _fair_share(at_once + options.workers)
+        alone = spec.batch_size if options.isolation == "rollout" else 0
+        # As many for the tools, as many for the functions.
+        memory = options.worker_memory or _fair_share(alone + 2 * options.workers)
 
         def boot(part: WorkerSpec) -> Boot:
             return Boot(part, log=options.log, debug=options.debug, keys=options.keys, environ=options.environ)
@@ -300,7 +301,7 @@ class ProcessPool:
         agents = scorers = None
         if spec.mcp and options.isolation == "rollout":
             spawner = TemplateSpawner(boot(tools))
-            agents = Crew(spawner, 1, memory, longest_call, 1, alone=spec.batch_size, load_limit=load)
+            agents = Crew(spawner, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)
         elif spec.mcp:
             workers = ForkServerSpawner(boot(tools))
             agents = Crew(workers, options.workers, memory, longest_call, share, load_limit=load)

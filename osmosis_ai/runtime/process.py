@@ -99,6 +99,11 @@ class Outbox:
 
 def end_group() -> None:
     """Kill everything this process started, and itself."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        # Without children there is nobody who may have left the group, and looking for them takes a while.
+        os.killpg(0, signal.SIGKILL)
     end_processes(os.getpid())
 
 

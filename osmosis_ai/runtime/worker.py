@@ -125,7 +125,7 @@ class Worker:
         self._scorers = loaded.scorers
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._steppers: dict[str, Stepper] = {}
-        self._modules = 0
+        self._modules = len(sys.modules)
         self._sources = set(loaded.tool_sources) | set(loaded.function_sources)
 
     @classmethod
