@@ -2,7 +2,8 @@
 
     python benchmarks/scaling.py
 
-- workers: rollouts per second of two workers beside one, when each rollout's tool is bound by the CPU;
+- workers: rollouts per second of two workers beside one, when each rollout's tool is bound by the CPU; and what the
+  machine itself gives at the time, by the same work in plain processes;
 - memory: the command's own peak at many rows beside few;
 - isolation: milliseconds that `--isolation rollout` adds to a rollout, one rollout at a time;
 - durability: what waiting for the disk adds to a run, beside the same run on a file system in memory.
@@ -18,7 +19,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 from measuring import clean_environment
@@ -101,15 +102,36 @@ def seconds(root: Path, url: str, runs: int, *options: str) -> float:
     return median(float(summary_of(root, url, *options)["wall_ms"]) / 1000 for _ in range(runs))
 
 
+def plain_seconds(processes: int, calls: int, rounds: int) -> float:
+    """How long so many calls of the tool's function take in so many processes that do nothing else."""
+    work = MAIN.partition("@mcp.tool\n")[2]
+    program = f"{work}\nfor _ in range({calls // processes}):\n    work({rounds})"
+    started = perf_counter()
+    running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(processes)]
+    for process in running:
+        process.wait()
+    return perf_counter() - started
+
+
 def measure_workers(folder: Path, options: argparse.Namespace) -> None:
     root = write_repo(folder / "workers", options.rollouts)
+    ours: list[float] = []
+    plain: list[float] = []
+    rates: list[list[float]] = [[], []]
     with ScriptedEndpoint(working(options.rounds), record=False).run_in_thread() as endpoint:
-        one, two = (
-            seconds(root, endpoint.url, options.runs, "--batch-size", "16", "--workers", workers)
-            for workers in ("1", "2")
-        )
-    rates = f"{options.rollouts / one:.1f} /s with one worker, {options.rollouts / two:.1f} /s with two"
-    print(f"workers: {rates}, {one / two:.2f} times as many (target: 1.7 on two CPUs)", flush=True)
+        # In turns, so that other load hits all of them alike.
+        for _ in range(options.runs):
+            one, two = (
+                seconds(root, endpoint.url, 1, "--batch-size", "16", "--workers", workers) for workers in ("1", "2")
+            )
+            ours.append(one / two)
+            for taken, its_rates in zip((one, two), rates, strict=True):
+                its_rates.append(options.rollouts / taken)
+            plain_one, plain_two = (plain_seconds(number, options.rollouts, options.rounds) for number in (1, 2))
+            plain.append(plain_one / plain_two)
+    slow, fast = (median(its_rates) for its_rates in rates)
+    print(f"workers: {slow:.1f} /s with one worker, {fast:.1f} /s with two, {median(ours):.2f} times as many ", end="")
+    print(f"(target: 1.7 on two CPUs); two plain processes beside one: {median(plain):.2f}", flush=True)
 
 
 def measure_memory(folder: Path, options: argparse.Namespace) -> None:
