@@ -104,9 +104,9 @@ class ToolCall(Record, frozen=True):
     """One tool call of a rollout.
 
     `arguments` is the text the model wrote; `error` is None or the cause: `unknown_tool`, `bad_json`, `schema`,
-    `exception`, `timeout`, `session`. `truncated_from` is the result's length in characters when it was cut for the
-    model. `content` keeps what the model saw only as a placeholder: structured content, images, files. `edited` tells
-    that a person changed the result.
+    `exception`, `timeout`, `session`, `worker`. `truncated_from` is the result's length in characters when it was cut
+    for the model. `content` keeps what the model saw only as a placeholder: structured content, images, files. `edited`
+    tells that a person changed the result.
     """
 
     turn: int

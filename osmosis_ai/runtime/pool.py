@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from time import monotonic
 from typing import Protocol
 from uuid import uuid4
 
@@ -191,8 +190,12 @@ class _Rollouts:
         builder = next(iter(self._builders.values()), None)
         if builder is None:
             return None
-        seconds = monotonic() - builder.started
-        return InFlight(builder.job.row.index, builder.job.run_index, seconds, builder.waiting_on)
+        return InFlight(builder.job.row.index, builder.job.run_index, builder.elapsed_ms / 1000, builder.waiting_on)
+
+    def resume(self, order: Resume) -> None:
+        """A person's order goes to a paused rollout."""
+        if order.action == "next" and order.id in self._builders:
+            self._builders[order.id].resume()
 
 
 class InlinePool:
@@ -238,6 +241,7 @@ class InlinePool:
         return builder.finish(done)
 
     def resume(self, order: Resume) -> None:
+        self._rollouts.resume(order)
         self._worker.resume(order)
 
     async def score(self, job: ScoreJob) -> list[Score]:
@@ -357,6 +361,7 @@ class ProcessPool:
 
     def resume(self, order: Resume) -> None:
         assert self._agents is not None
+        self._rollouts.resume(order)
         self._agents.resume(order)
 
     async def score(self, job: ScoreJob) -> list[Score]:
