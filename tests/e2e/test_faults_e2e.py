@@ -41,6 +41,7 @@ TOOL_FAULTS = {
     "raises_keyboard_interrupt": None,
     "blocks_a_thread": None,
     "leaves_children": None,
+    "detaches": None,
     "forks": None,
     "floods": None,
     "returns_much": None,
@@ -204,16 +205,18 @@ def test_who_waits_for_the_model_is_never_blamed(tmp_path: Path) -> None:
 
 
 def test_every_fault_with_a_process_for_each_rollout(tmp_path: Path) -> None:
-    names = ["exits", "segfaults", "fine", "blocks_the_loop", "forks_and_dies", "leaves_children_and_dies", "fine"]
+    names = ["exits", "segfaults", "fine", "blocks_the_loop", "forks_and_dies", "leaves_children_and_dies"]
+    names += ["leaves_children", "detaches", "forks"]
     root = copy_repo("misbehaving", tmp_path, [{"user_prompt": name} for name in names])
     with ScriptedEndpoint(call_then_answer).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--tool-timeout", "2"]
         done = run_whole("test", *model, "--isolation", "rollout", "--json", "-q", cwd=root)
         for name, result in zip(names, done.json["results"], strict=True):
-            if name == "fine":
+            pattern = TOOL_FAULTS.get(name)
+            if pattern is None:
                 assert (result["error"], result["reward"]) == (None, 0.75)
             else:
-                assert re.fullmatch(TOOL_FAULTS[name] or "", result["error"]), result["error"]
+                assert re.fullmatch(pattern, result["error"]), result["error"]
         pids = [pid for name, pid in seen(root) if not name.startswith("score")]
         assert len(pids) == len(set(pids)) == len(names)
 

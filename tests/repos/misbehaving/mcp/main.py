@@ -98,6 +98,15 @@ def leaves_children() -> str:
 
 
 @mcp.tool
+def detaches() -> str:
+    """Start a process that is nobody's child, in a session of its own."""
+    leave_trace("detaches")
+    detach = "import subprocess; subprocess.Popen(['sleep', '3600'], start_new_session=True)"
+    subprocess.run([sys.executable, "-c", detach], check=True)
+    return "detached one"
+
+
+@mcp.tool
 def leaves_children_and_dies() -> str:
     """Start the same two processes and end this one, so that nobody is left who knows them."""
     leave_trace("leaves_children_and_dies")
