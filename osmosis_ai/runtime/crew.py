@@ -238,6 +238,9 @@ class WorkerProcess:
             self._end = _blocked(f"user code held the event loop for {event.seconds:.0f} s")
 
     async def _bury(self) -> None:
+        # It is ending as a rule, and once it is gone there are no children of its own left to look for.
+        with anyio.move_on_after(DRAIN_SECONDS):
+            await self._spawned.exited.wait()
         end_processes(self.pid)
         await self._spawned.exited.wait()
         self._writer.close()
