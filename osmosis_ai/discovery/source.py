@@ -42,6 +42,9 @@ class Problem(Record, frozen=True):
     line: int | None
     message: str
 
+    def __str__(self) -> str:
+        return f"{self.file if self.line is None else f'{self.file}:{self.line}'}: {self.message}"
+
 
 class UnreadableError(Exception):
     """A file that can't be used as source: why, and the line if there is one."""
