@@ -62,7 +62,9 @@ def test_a_change_makes_the_scores_of_the_functions_it_reaches_out_of_date(tmp_p
         ref("style", "reward", "reward_fn/style.py"),
         ref("tone", "rubric", "reward_rubric/tone.py"),
         ref("anywhere", "reward", None),
-        FunctionRef("rubrics.yaml#a", "", "a", str(tmp_path), kind="rubric", file="rubrics.yaml", content="what a says"),
+        FunctionRef(
+            "rubrics.yaml#a", "", "a", str(tmp_path), kind="rubric", file="rubrics.yaml", content="what a says"
+        ),
     ]
     loaded = ["reward_fn/exact.py", "reward_fn/style.py", "reward_fn/plugin.py", "reward_fn/words.txt"]
     loaded += ["reward_rubric/tone.py", "shared/numbers.py", "unrelated.py"]

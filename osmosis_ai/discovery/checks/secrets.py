@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from osmosis_ai.discovery.checks.findings import Finding, finding
-from osmosis_ai.discovery.source import MAX_FILE_BYTES, UnreadableError, decoded, parse_file, python_files
+from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, read_file
 from osmosis_ai.discovery.source import relative_to_root as shown
 
 __all__ = ["check_secrets", "kind_of_secret", "secret_finding"]
@@ -47,11 +47,9 @@ def check_secrets(folder: Path, root: Path) -> Iterator[Finding]:
     """
     for path in python_files(folder, root, []):
         try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                continue
-            text = decoded(path.read_bytes())
+            text = read_file(path)
             lines = _named_constants(parse_file(path))
-        except (UnreadableError, OSError):
+        except UnreadableError:
             continue  # the scan reports it
         said: set[int] = set()
         for number, line in enumerate(text.splitlines(), 1):
