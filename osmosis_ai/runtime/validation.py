@@ -17,7 +17,14 @@ import msgspec
 from osmosis_ai import tracebacks
 from osmosis_ai.dataset import RowProblem, open_dataset
 from osmosis_ai.discovery.checks import Finding, finding
-from osmosis_ai.discovery.checks.controls import ControlledFunction, ControlReport, Trial, judge, judge_together
+from osmosis_ai.discovery.checks.controls import (
+    ControlledFunction,
+    ControlReport,
+    Trial,
+    judge,
+    judge_together,
+    tells_rows_apart,
+)
 from osmosis_ai.discovery.checks.functions import (
     check_functions,
     check_load_problems,
@@ -309,10 +316,10 @@ class _Validation:
         components = {f"{found.module}:{found.name}": found for found in self._components["reward"]}
         for ref in refs:
             component = components[ref.name]
-            function = ControlledFunction(
-                ref, reads_ground_truth(component, self._root), is_about_form(component, self._root)
-            )
-            report, findings = judge(function, trials[ref.name])
+            tried = trials[ref.name]
+            reads = reads_ground_truth(component, self._root) or tells_rows_apart(tried)
+            function = ControlledFunction(ref, reads, is_about_form(component, self._root))
+            report, findings = judge(function, tried)
             functions.append(function)
             reports.append(report)
             self._findings += findings
