@@ -211,7 +211,8 @@ class FunctionRef(Record, frozen=True):
     """A reward or rubric function, named but not loaded.
 
     `name` is the label in reports (`reward_fn.compute_reward:exact_match`); `module` and `attribute` say how to import
-    it, with `root` first on `sys.path`; `file` is its source when known.
+    it, with `root` first on `sys.path`; `file` is its source when known. An entry of a rubric file has no module;
+    `content` is a hash of what it says.
     """
 
     name: str
@@ -221,6 +222,7 @@ class FunctionRef(Record, frozen=True):
     kind: Literal["reward", "rubric"] = "reward"
     file: str | None = None
     line: int | None = None
+    content: str | None = None
 
 
 class ModelSpec(Record, frozen=True):

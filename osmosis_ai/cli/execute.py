@@ -22,7 +22,8 @@ from osmosis_ai.cli.report import print_report
 from osmosis_ai.dataset import DatasetSummary, open_dataset
 from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import DatasetError, StartError, StoreError
-from osmosis_ai.reward_rubric.redirect import redirect_environment
+from osmosis_ai.reward_rubric.redirect import judge_environment, redirect_judges
+from osmosis_ai.runtime.judges import check_judges
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.orphans import end_strays
@@ -91,6 +92,7 @@ def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], in
         The exit code.
     """
     cwd = Path.cwd()
+    redirect_judges(options.judge_model, options.judge_base_url, priced=options.max_cost is not None)
     environ = load_env_files(cwd)
     output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
     try:
@@ -102,7 +104,7 @@ def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], in
         output_file = check_output(options.output, cwd)
         ready = prepare(request, cwd, os.environ)
         for problem in ready.problems:
-            output.warn(f"{problem.file}:{problem.line}: {problem.message}")
+            output.warn(str(problem))
         try:
             return run(Start(ready, output, masker, output_file, keys, environ))
         finally:
@@ -135,7 +137,7 @@ def pool_options(
         log=str(new_log(store.path.parent)),
         debug=options.debug,
         keys=keys,
-        environ={**(environ or {}), **redirect_environment(options.judge_model, options.judge_base_url)},
+        environ={**(environ or {}), **judge_environment()},
     )
 
 
@@ -172,6 +174,7 @@ async def loaded(start: Start, options: PoolOptions) -> AsyncIterator[tuple[Step
             summary = await check.summary()
         plan = msgspec.structs.replace(plan, total_rows=summary.count)
         _introduce(start, plan, pool)
+        check_judges(plan.functions, priced=plan.max_cost is not None)
         for policy in plan.policies:
             await pool.probe(policy, price=plan.max_cost is not None)
         yield pool, plan, summary

@@ -41,6 +41,7 @@ class Limits(Record, frozen=True):
 class WorkerSpec(Record, frozen=True):
     """What a worker loads: the repository's tools (`mcp`), its functions, or both; and the models it may ask.
 
+    `required` are the functions without which nothing may run; one of the others that can't be loaded is left out.
     `cache` is the file of stored model replies, None for none.
     """
 
@@ -49,7 +50,7 @@ class WorkerSpec(Record, frozen=True):
     mcp: McpSource | None = None
     policies: dict[str, ModelSpec] = {}
     functions: list[FunctionRef] = []
-    strict_functions: bool = False
+    required: frozenset[str] = frozenset()
     batch_size: int = 8
     cache: str | None = None
 

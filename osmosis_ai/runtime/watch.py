@@ -46,12 +46,16 @@ IGNORED_NAMES = {"4913", ".DS_Store"}  # the former is the name of vim's test fo
 
 
 class Watched(Record, frozen=True):
-    """What a repository's results depend on. Paths are relative to the root, with forward slashes."""
+    """What a repository's results depend on. Paths are relative to the root, with forward slashes.
+
+    `rubric_files` are those that were asked for, whether or not they are there.
+    """
 
     dataset: str
     mcp_dir: str | None
     tool_sources: frozenset[str]
     function_sources: frozenset[str]
+    rubric_files: frozenset[str] = frozenset()
 
 
 class Stale(Record, frozen=True):
@@ -102,7 +106,7 @@ def classify(path: str, watched: Watched) -> Stale:
     if path.rpartition("/")[2] == ".env" or folder == "configs":
         return Stale(everything=True)
     tools = path in watched.tool_sources or (watched.mcp_dir is not None and path.startswith(f"{watched.mcp_dir}/"))
-    functions = path in watched.function_sources or folder in {"reward_fn", "reward_rubric"}
+    functions = folder in {"reward_fn", "reward_rubric"} or path in watched.function_sources | watched.rubric_files
     return Stale(tools=tools, functions=functions, dataset=path == watched.dataset)
 
 

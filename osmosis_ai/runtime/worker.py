@@ -408,7 +408,7 @@ def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]
         try:
             scorers[ref.name] = load_scorer(ref)
         except FunctionError as error:
-            if spec.strict_functions:
+            if ref.name in spec.required:
                 raise
             problems.append(Failure(ref.kind, str(error), kind="load", file=ref.file, line=ref.line))
     return scorers, problems
