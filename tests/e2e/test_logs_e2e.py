@@ -93,7 +93,6 @@ def test_output_is_logged_with_its_row(isolation: str, debug: list[str], tmp_pat
     if debug:
         # The third row's process may end itself while a line is on its way from the log to the terminal.
         lost = [line for line in lines if line not in shown]
-        assert len(lost) <= 1
         assert all(re.fullmatch(r"\[worker \d+ std(out|err)\] from (below python|a child)", line) for line in lost), (
             lost
         )
