@@ -42,7 +42,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE = 5.0
-"""Seconds a cancelled loop has for its own clean-up."""
 
 
 class RolloutRunner(Protocol):
@@ -184,6 +183,7 @@ async def run_loop(
     timeout: float | None = None,  # noqa: ASYNC109  its end is a response, not an exception
     debug_dir: Path | None = None,
     allow_rewrites: bool = False,
+    cancel_grace: float = CANCEL_GRACE,
 ) -> RolloutResponse:
     """Run a loop once, and give its result or what went wrong as the response that the trainer gets.
 
@@ -194,6 +194,7 @@ async def run_loop(
         timeout: Seconds, None for no bound.
         debug_dir: The folder for the file of `ctx.log_event`; None for none.
         allow_rewrites: Whether the loop may change messages it has sent.
+        cancel_grace: Seconds a loop whose time is up has for its own clean-up.
     """
     try:
         tools = tools_of(loop, request)
@@ -205,11 +206,11 @@ async def run_loop(
     try:
         await asyncio.wait({task}, timeout=timeout)
     except asyncio.CancelledError:
-        await _cancel(task, request)
+        await _cancel(task, request, cancel_grace)
         raise
     if task.done():
         return task.result()
-    await _cancel(task, request)
+    await _cancel(task, request, cancel_grace)
     return error_response(request, f"the rollout did not end within {timeout:g} s", context)
 
 
@@ -226,11 +227,11 @@ async def _outcome(loop: RolloutAgentLoop, context: RolloutContext) -> RolloutRe
     return to_response(context, result)
 
 
-async def _cancel(task: asyncio.Future[RolloutResponse], request: RolloutRequest) -> None:
+async def _cancel(task: asyncio.Future[RolloutResponse], request: RolloutRequest, grace: float) -> None:
     task.cancel()
     # Shielded, because the rollout itself may be cancelled just now.
     with anyio.CancelScope(shield=True):
-        await asyncio.wait({task}, timeout=CANCEL_GRACE)
+        await asyncio.wait({task}, timeout=grace)
     if not task.done():
         logger.warning("rollout %r goes on although it was cancelled", request.rollout_id)
 

@@ -28,9 +28,6 @@ __all__ = ["Figures", "Rollouts", "StoppingError"]
 
 logger = logging.getLogger(__name__)
 
-DELIVERY_GRACE = 10.0
-"""Seconds for the last results to reach their trainers when the server stops."""
-
 
 class StoppingError(OsmosisError):
     """The server takes no rollouts any more."""
@@ -253,7 +250,9 @@ class Rollouts:
         logger.info("stopping: %d rollouts are still running", self.figures.active_rollouts)
         await self._until_none("running", seconds=self._settings.shutdown_grace_seconds)
         self._cancel("asked", "queued", "running")
-        await self._until_none("asked", "queued", "running", "delivering", seconds=DELIVERY_GRACE)
+        await self._until_none(
+            "asked", "queued", "running", "delivering", seconds=self._settings.delivery_grace_seconds
+        )
         self._cancel("delivering")
 
     def _cancel(self, *phases: str) -> None:
