@@ -129,8 +129,10 @@ class Rollouts:
         key = ("key", request.idempotency_key) if request.idempotency_key else ("rollout", request.rollout_id)
         entry = self._entries.get(key)
         if entry is None:
-            if self._stopping or self._group is None:
+            if self._stopping:
                 raise StoppingError("the server takes no new rollouts: it is stopping")
+            if self._group is None:
+                raise StoppingError("the application is not started: its ASGI lifespan has to be run")
             # Nothing is awaited between looking and noting, so that of many equal requests one starts the rollout.
             entry = self._entries[key] = _Entry()
             self._open.add(entry)
