@@ -265,7 +265,7 @@ def show(title: str, count: int, found: Round, seconds: float) -> bool:
     """Print a round's figures, and say whether they are as they should be."""
     doubled = sum(times > 1 for times in found.accepted.values())
     lost = count - len(found.accepted)
-    cuts = statistics.quantiles(found.health, n=100)
+    cuts = statistics.quantiles(found.health, n=100, method="inclusive")
     print(f"{title}")
     print(f"  results    {len(found.accepted)} accepted, {lost} lost, {doubled} doubled; {dict(found.statuses)}")
     print(f"  requests   {found.requests} model calls, {found.deliveries} deliveries in {found.wall:.1f} s")

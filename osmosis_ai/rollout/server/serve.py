@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import secrets
@@ -154,4 +155,8 @@ def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info"
         lifespan="on",
         timeout_graceful_shutdown=CLOSE_TIMEOUT,
     )
+    config.load()
+    # Everything imported stays to the end: the collector needn't look through it again and again, while requests wait.
+    gc.collect()
+    gc.freeze()
     uvicorn.Server(config).run([listener])
