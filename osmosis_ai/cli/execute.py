@@ -26,7 +26,7 @@ from osmosis_ai.reward_rubric.redirect import redirect_environment
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.orphans import end_strays
-from osmosis_ai.runtime.planning import Prepared, RunRequest, check_output, find_tools, prepare
+from osmosis_ai.runtime.planning import Prepared, RunRequest, check_output, find_agent, prepare
 from osmosis_ai.runtime.pool import Pool, PoolOptions, SteppingPool, default_workers, open_pool
 from osmosis_ai.runtime.report import Report, build_report, results_object, run_summary
 from osmosis_ai.runtime.resume import find_resumable, run_config, run_identity
@@ -92,7 +92,7 @@ def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], in
     environ = load_env_files(cwd)
     output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
     try:
-        _, repository = find_tools(request.mcp, cwd)
+        _, repository = find_agent(request.mcp, request.agent, cwd)
         environ |= load_env_files(repository.root)
         keys = [key for key in (request.api_key, request.baseline_api_key) if key]
         masker = Masker.from_environment(os.environ, keys)
@@ -183,6 +183,8 @@ def _introduce(start: Start, plan: RunPlan, pool: Pool) -> None:
     policies = " against ".join(spec.name for spec in plan.policies.values())
     runs = f" × {plan.n}" if plan.n > 1 else ""
     output.say(f"{policies} on {plan.total_rows} rows{runs} of {plan.dataset}")
+    if plan.agent is not None:
+        output.say(f"agent: {plan.agent} ({pool.loaded.agent})")
     output.say(f"tools: {tools}")
     output.say(f"scored with: {', '.join(pool.loaded.functions) or 'nothing'}")
 

@@ -18,6 +18,8 @@ from osmosis_ai.errors import ModelStartError
 from osmosis_ai.records import Failure, FunctionRef, Record, Rollout, Score
 from osmosis_ai.runtime.crew import Crew, JobFailedError
 from osmosis_ai.runtime.frames import (
+    Acting,
+    Asked,
     BatchDone,
     CallDone,
     Called,
@@ -261,7 +263,7 @@ class InlinePool:
         elif isinstance(event, Imported):
             sides = {"tool_sources": event.sources, "function_sources": event.sources}
             self.loaded = msgspec.structs.replace(self.loaded, **sides)
-        elif isinstance(event, (TurnDone, CallDone, SampleDone, Paused, Called, Reworded)):
+        elif isinstance(event, (TurnDone, CallDone, SampleDone, Paused, Called, Reworded, Acting, Asked)):
             self._rollouts.add(event)
         elif isinstance(event, (RolloutDone, ScoresDone, Probed)):
             self._done[event.job] = event
@@ -293,15 +295,18 @@ class ProcessPool:
 
         share = math.ceil(spec.batch_size / options.workers)
         tools = msgspec.structs.replace(spec, functions=[], batch_size=share)
-        functions = msgspec.structs.replace(spec, mcp=None, policies={})
-        longest_call = min(spec.limits.tool_timeout, spec.limits.timeout) + FREEZE_GRACE_SECONDS
+        functions = msgspec.structs.replace(spec, mcp=None, agent=None, policies={})
+        # Of an agent loop's code all that is bounded is the whole rollout.
+        longest_call = spec.limits.timeout if spec.agent else min(spec.limits.tool_timeout, spec.limits.timeout)
+        longest_call += FREEZE_GRACE_SECONDS
         longest_score = spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
         load = options.load_seconds
         agents = scorers = None
-        if spec.mcp and options.isolation == "rollout":
+        has_agent = spec.mcp is not None or spec.agent is not None
+        if has_agent and options.isolation == "rollout":
             spawner = TemplateSpawner(boot(tools))
             agents = Crew(spawner, 1, memory, longest_call, 1, alone=spec.batch_size, load_limit=load)
-        elif spec.mcp:
+        elif has_agent:
             workers = ForkServerSpawner(boot(tools))
             agents = Crew(workers, options.workers, memory, longest_call, share, load_limit=load)
         if spec.functions:
@@ -315,7 +320,12 @@ class ProcessPool:
             agent = await agents.ready() if agents else Ready()
             scorer = await scorers.ready() if scorers else Ready()
             pool._loaded = Ready(
-                agent.tools, scorer.functions, scorer.problems, agent.tool_sources, scorer.function_sources
+                agent.tools,
+                scorer.functions,
+                scorer.problems,
+                agent.tool_sources,
+                scorer.function_sources,
+                agent.agent,
             )
             yield pool
 
