@@ -34,6 +34,8 @@ if TYPE_CHECKING:
         RolloutResponse,
         RolloutStatus,
     )
+    from osmosis_ai.rollout.server.app import create_app
+    from osmosis_ai.rollout.server.serve import serve_agent_loop
     from osmosis_ai.rollout.tools import (
         create_tool_error_result,
         create_tool_result,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         parse_tool_arguments,
         serialize_tool_result,
     )
+    from osmosis_ai.rollout.validator import ValidationIssue, ValidationResult, validate_agent_loop
 
 _HOMES = {
     "osmosis_ai.errors": (
@@ -70,6 +73,8 @@ _HOMES = {
         "RolloutResponse",
         "RolloutStatus",
     ),
+    "osmosis_ai.rollout.server.app": ("create_app",),
+    "osmosis_ai.rollout.server.serve": ("serve_agent_loop",),
     "osmosis_ai.rollout.tools": (
         "create_tool_error_result",
         "create_tool_result",
@@ -78,6 +83,7 @@ _HOMES = {
         "parse_tool_arguments",
         "serialize_tool_result",
     ),
+    "osmosis_ai.rollout.validator": ("ValidationIssue", "ValidationResult", "validate_agent_loop"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -107,12 +113,17 @@ __all__ = [
     "RolloutStatus",
     "ToolArgumentError",
     "ToolExecutionError",
+    "ValidationIssue",
+    "ValidationResult",
+    "create_app",
     "create_tool_error_result",
     "create_tool_result",
     "execute_tool_calls",
     "get_tool_call_info",
     "parse_tool_arguments",
     "serialize_tool_result",
+    "serve_agent_loop",
+    "validate_agent_loop",
 ]
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "RolloutContext",
     "RolloutMetrics",
     "RolloutResult",
+    "file_stem",
 ]
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class RolloutContext:
         self.llm = llm
         self.metrics = RolloutMetrics()
         self.conversation: list[dict[str, Any]] = list(request.messages)
-        self._debug_file = None if debug_dir is None else Path(debug_dir) / _file_name(request.rollout_id)
+        self._debug_file = None if debug_dir is None else Path(debug_dir) / f"{file_stem(request.rollout_id)}.jsonl"
         self._sent: list[bytes] | None = None if allow_rewrites else []
         self._started = time.monotonic()
 
@@ -167,7 +168,7 @@ class RolloutContext:
             finish_reason: Why it ended: `stop`, `length`, `max_turns`, ….
             reward: The loop's own score of it, if it has one.
         """
-        return RolloutResult("COMPLETED", final_messages, finish_reason, metrics=self._final_metrics(), reward=reward)
+        return RolloutResult("COMPLETED", final_messages, finish_reason, metrics=self.final_metrics(), reward=reward)
 
     def error(self, message: str, final_messages: list[dict[str, Any]] | None = None) -> RolloutResult:
         """The result of a rollout that failed.
@@ -176,7 +177,7 @@ class RolloutContext:
             message: What went wrong.
             final_messages: The conversation as far as it came.
         """
-        return RolloutResult("ERROR", final_messages or [], "error", message, self._final_metrics())
+        return RolloutResult("ERROR", final_messages or [], "error", message, self.final_metrics())
 
     def record_tool_call(self, latency_ms: float = 0.0) -> None:
         """Count a tool call in the metrics.
@@ -214,7 +215,8 @@ class RolloutContext:
             logger.warning("%s can't be written: %s", self._debug_file, error)
             self._debug_file = None
 
-    def _final_metrics(self) -> RolloutMetrics:
+    def final_metrics(self) -> RolloutMetrics:
+        """The metrics, with `total_latency_ms` up to now."""
         self.metrics.total_latency_ms = (time.monotonic() - self._started) * 1000
         return self.metrics
 
@@ -243,7 +245,7 @@ class RolloutAgentLoop(ABC):
     def get_tools(self, request: RolloutRequest) -> list[OpenAIFunctionToolSchema]:
         """The tools the model may call in this rollout.
 
-        Called before the trainer gets its answer, so it must return at once.
+        Called before the trainer gets its answer, so it must return at once; and again when the rollout begins.
 
         Args:
             request: The rollout that is asked for.
@@ -306,10 +308,11 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _file_name(rollout_id: str) -> str:
+def file_stem(rollout_id: str) -> str:
+    """A rollout id as a file's name, without ending; different for different ids."""
     safe = re.sub(r"[^\w.-]", "_", rollout_id, flags=re.ASCII).lstrip(".")[:MAX_FILE_NAME]
     if safe == rollout_id:
-        return f"{safe}.jsonl"
+        return safe
     # Two ids that differ only in what a file name can't hold must not share a file.
     digest = hashlib.blake2b(rollout_id.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
-    return f"{safe}-{digest}.jsonl"
+    return f"{safe}-{digest}"

@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
     model_serializer,
 )
+from yarl import URL
 
 __all__ = [
     "MAX_METADATA_BYTES",
@@ -127,14 +128,20 @@ class RolloutRequest(BaseModel):
         # Messages don't repeat the value: an address may hold a password.
         if any(character <= " " or character == "\x7f" for character in value):
             raise ValueError("must not hold spaces or control characters")
+        parts = None
         try:
             parts = urlsplit(value)
             # Reading the port checks it.
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            # What the client makes of it: some host names only it refuses.
+            usable = usable and bool(URL(value).raw_host)
         except ValueError:
+            # Also UnicodeError, from a host name that isn't one.
             usable = False
-        if not usable:
+        if parts is None or not usable:
             raise ValueError("must be an http:// or https:// address with a host")
+        if "@" in parts.netloc:
+            raise ValueError("must not hold a user name or password: the key is `api_key`")
         if "?" in value or "#" in value:
             raise ValueError("must not have a query or a fragment: paths are appended to it")
         return value.rstrip("/")
