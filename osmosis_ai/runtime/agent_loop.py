@@ -6,6 +6,8 @@ It is a `RolloutAgentLoop` like those that repositories bring along. Imports pyd
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import anyio
@@ -19,6 +21,7 @@ from osmosis_ai.rollout.core.base import (
     RolloutResult,
 )
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest
+from osmosis_ai.runtime.clocks import elapsed_ms
 from osmosis_ai.runtime.frames import Limits, RolloutJob
 from osmosis_ai.runtime.stepping import Stepper
 from osmosis_ai.runtime.trajectory import opening_messages
@@ -37,6 +40,7 @@ class McpContext(RolloutContext):
             tool does.
         max_tokens_total: The most tokens over all turns, None for no bound.
         counted: Which of a reply's tokens count: `total_tokens`, or `completion_tokens` as the rollout protocol has it.
+        debug_dir, allow_rewrites: As for `RolloutContext`.
     """
 
     def __init__(
@@ -48,9 +52,11 @@ class McpContext(RolloutContext):
         call_tool: Callable[[dict[str, Any]], Awaitable[Message]],
         max_tokens_total: int | None,
         counted: str = "total_tokens",
+        debug_dir: Path | str | None = None,
+        allow_rewrites: bool = True,
     ) -> None:
-        # The loop below only ever appends, so nobody has to see to it.
-        super().__init__(request, tools, llm, allow_rewrites=True)
+        # Whatever is asked for: the loop below only ever appends, so nobody has to see to it.
+        super().__init__(request, tools, llm, debug_dir=debug_dir, allow_rewrites=True)
         self.call_tool = call_tool
         self.max_tokens_total = max_tokens_total
         self.counted = counted
@@ -58,16 +64,22 @@ class McpContext(RolloutContext):
     async def call_tools(self, calls: list[dict[str, Any]]) -> list[Message]:
         """Run one turn's tool calls concurrently and give their messages in call order."""
         if len(calls) == 1:
-            return [await self.call_tool(calls[0])]
+            return [await self._measured(calls[0])]
         results: list[Message] = [{} for _ in calls]
 
         async def one(position: int) -> None:
-            results[position] = await self.call_tool(calls[position])
+            results[position] = await self._measured(calls[position])
 
         async with anyio.create_task_group() as group:
             for position in range(len(calls)):
                 group.start_soon(one, position)
         return results
+
+    async def _measured(self, call: dict[str, Any]) -> Message:
+        started = monotonic()
+        message = await self.call_tool(call)
+        self.record_tool_call(elapsed_ms(started))
+        return message
 
 
 def row_request(

@@ -36,6 +36,7 @@ from osmosis_ai.errors import (
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.mcp_tools.loading import import_failure
 from osmosis_ai.records import AgentReport, Completion, Failure, FinishReason, Message, Score, Tool, ToolCall
+from osmosis_ai.rollout.client import encode
 from osmosis_ai.rollout.core.base import (
     ChatClient,
     CompletionsResult,
@@ -43,10 +44,22 @@ from osmosis_ai.rollout.core.base import (
     RolloutContext,
     RolloutResult,
 )
-from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest
+from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
+from osmosis_ai.rollout.runner import tool_dicts, tools_of
+from osmosis_ai.rollout.validator import validate_agent_loop
 from osmosis_ai.runtime.agent_loop import SteppedContext, result_of, row_request
 from osmosis_ai.runtime.clocks import elapsed_ms
-from osmosis_ai.runtime.frames import Acting, Asked, Event, Limits, Replied, RolloutJob, TrainerReply
+from osmosis_ai.runtime.frames import (
+    Acting,
+    Asked,
+    Event,
+    Inspected,
+    Limits,
+    LoopFinding,
+    Replied,
+    RolloutJob,
+    TrainerReply,
+)
 from osmosis_ai.runtime.stepping import Stepper
 from osmosis_ai.runtime.trajectory import opening_messages
 
@@ -56,16 +69,15 @@ __all__ = [
     "LoadedAgent",
     "ReplayedChat",
     "finished",
+    "inspect_agent",
     "load_agent",
-    "run_loop",
-    "tools_of",
+    "sendable",
 ]
 
 CANCEL_SECONDS = 5.0
 """How long a loop that is cancelled may take to end."""
 
 _REASONS = frozenset(get_args(FinishReason)) - {"timeout", "error"}
-_encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 @dataclass(frozen=True)
@@ -117,44 +129,25 @@ def load_agent(source: AgentSource) -> LoadedAgent:
     return LoadedAgent(found, name if isinstance(name, str) and name.strip() else source.name, _default_tools(found))
 
 
+def inspect_agent(agent: LoadedAgent, job: str) -> Inspected:
+    """Validate an agent loop.
+
+    Args:
+        agent: The loop.
+        job: On whose behalf.
+    """
+    found = validate_agent_loop(agent.loop)
+    findings = [LoopFinding(issue.code, issue.message, issue.subject) for issue in found.errors]
+    findings += [LoopFinding(issue.code, issue.message, issue.subject, warning=True) for issue in found.warnings]
+    return Inspected(job, found.agent_name, agent.tools, findings)
+
+
 def _default_tools(loop: RolloutAgentLoop) -> list[Tool]:
     """The tools as far as they can be shown before there is a row."""
     try:
-        return _plain_tools(loop.get_default_tools())
+        return tool_dicts(list(loop.get_default_tools()))
     except Exception:  # noqa: BLE001 - tools may depend on the row; what is wrong with them then is the rollout's failure
         return []
-
-
-def tools_of(loop: RolloutAgentLoop, request: RolloutRequest) -> tuple[list[Any], list[Tool]]:
-    """A rollout's tools, as the loop gives them and as the model sees them.
-
-    Args:
-        loop: The agent loop.
-        request: The rollout that is asked for.
-
-    Raises:
-        OsmosisRolloutError: `get_tools` gives something else than tools.
-        Exception: Whatever `get_tools` raises.
-    """
-    given = loop.get_tools(request)
-    return list(given) if isinstance(given, (list, tuple)) else [], _plain_tools(given)
-
-
-def _plain_tools(given: Any) -> list[Tool]:
-    if inspect.iscoroutine(given):
-        given.close()
-        raise OsmosisRolloutError("get_tools can't be `async def`: it has to return the tools at once")
-    if not isinstance(given, (list, tuple)):
-        raise OsmosisRolloutError(f"get_tools returned {_article(given)}, not a list of OpenAIFunctionToolSchema")
-    plain = []
-    for tool in given:
-        if isinstance(tool, OpenAIFunctionToolSchema):
-            plain.append(tool.model_dump(mode="json", by_alias=True))
-        elif isinstance(tool, dict):
-            plain.append(tool)
-        else:
-            raise OsmosisRolloutError(f"get_tools returned a list with {_article(tool)} in it, not a tool's schema")
-    return plain
 
 
 class Ending(NamedTuple):
@@ -166,7 +159,7 @@ class Ending(NamedTuple):
     report: AgentReport | None = None
 
 
-async def run_loop(loop: RolloutAgentLoop, ctx: RolloutContext, held: Callable[[], None]) -> Any:
+async def _run(loop: RolloutAgentLoop, ctx: RolloutContext, held: Callable[[], None]) -> Any:
     """Run a loop and give what it returns or raises; only a cancellation from outside is raised here.
 
     It has a task of its own: what it does to that (swallowing a cancellation, ending the process with `sys.exit`) isn't
@@ -264,16 +257,12 @@ def _plain_messages(messages: Any) -> tuple[list[Message], str | None]:
         return [], f"final_messages is {_article(messages)}, not a list of messages"
     try:
         return _copied(list(messages)), None
-    except (TypeError, ValueError, RecursionError) as error:
-        return [], f"final_messages can't be written as JSON: {error}"
+    except OsmosisRolloutError as error:
+        return [], f"final_messages can't be used: {error}"
 
 
 def _copied(messages: list[Message]) -> list[Message]:
-    try:
-        copied: list[Message] = msgspec.json.decode(msgspec.json.encode(messages))
-    except UnicodeEncodeError:
-        # A lone surrogate, from a tool that read bytes; the store knows what to do with it.
-        return copy.deepcopy(messages)
+    copied: list[Message] = msgspec.json.decode(encode(messages))
     return copied
 
 
@@ -343,11 +332,12 @@ class AgentRollout:
         self._emit(Acting(self._job.id))
         request = self._request()
         try:
-            given, self._tools = tools_of(self._agent.loop, request)
-        except Exception as error:  # noqa: BLE001 - whatever get_tools raises fails the rollout
+            given = tools_of(self._agent.loop, request)
+        except OsmosisRolloutError as error:
             return Ending("error", _raised(error, self._root))
+        self._tools = tool_dicts(given)
         context = self._context(given, request)
-        return self._judge(finished(await run_loop(self._agent.loop, context, held), self._agent, self._root))
+        return self._judge(finished(await _run(self._agent.loop, context, held), self._agent, self._root))
 
     def _request(self) -> RolloutRequest:
         row = self._job.row
@@ -456,6 +446,12 @@ def _translated(error: ModelError) -> OsmosisRolloutError:
     return OsmosisValidationError(text, error.status or 400)
 
 
+def sendable(response: RolloutResponse) -> dict[str, Any]:
+    """A response as data that can be written as JSON, whatever the loop has put into it."""
+    plain: dict[str, Any] = msgspec.json.decode(encode(response.model_dump(mode="json")))
+    return plain
+
+
 class ReplayedChat:
     """A trainer as a loop in a worker asks it: what was asked is reported, and isn't asked again in a second attempt.
 
@@ -464,6 +460,9 @@ class ReplayedChat:
         job: The rollout's job.
         emit: Takes every event.
         replies: What the trainer has answered to an earlier attempt.
+
+    Attributes:
+        conversation: The messages of the last request, and its reply if it came.
     """
 
     def __init__(
@@ -473,6 +472,7 @@ class ReplayedChat:
         self._job = job
         self._emit = emit
         self._replies = list(reversed(replies))
+        self.conversation: list[Message] = []
 
     async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
         """Ask the trainer.
@@ -484,7 +484,7 @@ class ReplayedChat:
         Raises:
             OsmosisRolloutError: It can't be asked, or the second attempt has taken another course.
         """
-        asked = hashlib.blake2b(_encode([messages, params]), digest_size=16).hexdigest()
+        asked = hashlib.blake2b(encode([messages, params]), digest_size=16).hexdigest()
         if self._replies:
             before = self._replies.pop()
             if before.asked != asked:
@@ -492,10 +492,14 @@ class ReplayedChat:
                     "the rollout's worker was lost, and when it was run again it sent other messages than before; "
                     "the trainer has only one conversation for it"
                 )
-            return CompletionsResult(**before.reply)
+            result = CompletionsResult(**before.reply)
+            self.conversation = [*messages, result.message]
+            return result
+        self.conversation = messages
         self._emit(Asked(self._job))
         try:
             result = await self._client.chat_completions(messages, **params)
+            self.conversation = [*messages, result.message]
             self._emit(Replied(self._job, TrainerReply(asked, asdict(result))))
         finally:
             self._emit(Acting(self._job))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
@@ -25,11 +25,14 @@ from osmosis_ai.runtime.frames import (
     Called,
     Event,
     Imported,
+    Inspected,
+    InspectJob,
     Paused,
     Probed,
     ProbeJob,
     Progress,
     Ready,
+    Replied,
     Resume,
     Reworded,
     RolloutDone,
@@ -39,6 +42,11 @@ from osmosis_ai.runtime.frames import (
     ScoreJob,
     ScoresDone,
     ScoringStarted,
+    ServeDone,
+    ServeJob,
+    ToolsDone,
+    ToolsJob,
+    TrainerReply,
     TurnDone,
     WorkerSpec,
 )
@@ -392,6 +400,39 @@ class ProcessPool:
             with suppress(JobFailedError):
                 return (await self._scorers.run(batch, BatchDone, _ignore, _nothing)).scores
         return [await self.score(job) for job in jobs]
+
+    async def serve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run a trainer's rollout.
+
+        Args:
+            request: The RolloutRequest, JSON-able.
+
+        Returns:
+            The RolloutResponse.
+
+        Raises:
+            JobFailedError: The rollout took its worker down.
+        """
+        assert self._agents is not None
+        replies: list[TrainerReply] = []
+
+        def listen(event: Progress) -> None:
+            # The job has this very list: in another worker it goes on from there.
+            if isinstance(event, Replied):
+                replies.append(event.reply)
+
+        job = ServeJob(uuid4().hex, request, replies)
+        return (await self._agents.run(job, ServeDone, listen, _nothing)).response
+
+    async def tools(self, request: dict[str, Any]) -> ToolsDone:
+        """Ask the agent loop for the tools of a request; raises JobFailedError when that takes its worker down."""
+        assert self._agents is not None
+        return await self._agents.run(ToolsJob(uuid4().hex, request), ToolsDone, _ignore, _nothing)
+
+    async def inspect(self) -> Inspected:
+        """Validate the agent loop; raises JobFailedError when that took its worker down."""
+        assert self._agents is not None
+        return await self._agents.run(InspectJob(uuid4().hex), Inspected, _ignore, _nothing)
 
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()

@@ -21,16 +21,18 @@ import anyio
 
 from osmosis_ai import tracebacks
 from osmosis_ai.discovery.repository import McpSource
-from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, StartError
+from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.records import Completion, Failure, FinishReason, Message, Score, Tool, ToolCall, Turn
 from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput, load_scorer
 from osmosis_ai.runtime.clocks import Clock, Clocks, elapsed_ms
 from osmosis_ai.runtime.frames import (
+    Acting,
     BatchDone,
     CallDone,
     Event,
     Imported,
+    InspectJob,
     Job,
     Probed,
     ProbeJob,
@@ -44,6 +46,10 @@ from osmosis_ai.runtime.frames import (
     ScoreJob,
     ScoresDone,
     ScoringStarted,
+    ServeDone,
+    ServeJob,
+    ToolsDone,
+    ToolsJob,
     TurnDone,
     WorkerSpec,
 )
@@ -52,13 +58,18 @@ from osmosis_ai.runtime.sources import imported_sources
 from osmosis_ai.runtime.stepping import Stepper
 
 if TYPE_CHECKING:
+    from osmosis_ai.rollout.client import TrainerPool
     from osmosis_ai.rollout.core.base import CompletionsResult
+    from osmosis_ai.rollout.core.schemas import RolloutRequest
+    from osmosis_ai.runtime.agent_loop import McpContext
     from osmosis_ai.runtime.agents import LoadedAgent
     from osmosis_ai.runtime.models.cache import ReplyCache
 
 __all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "load_repository"]
 
 SCORE_GRACE_SECONDS = 1.0
+LOOK_SECONDS = 30.0
+"""How long an agent loop may take to say which tools it has."""
 
 current_job: ContextVar[str | None] = ContextVar("current_job", default=None)
 """The job on whose behalf code runs; tasks and threads that the job starts inherit it."""
@@ -73,6 +84,8 @@ def label_of(job: Job) -> str:
         return f"row {job.row.index} run {job.run_index}"
     if isinstance(job, ScoreJob):
         return f"row {job.row_index} scores"
+    if isinstance(job, (ServeJob, ToolsJob)):
+        return f"rollout {job.request.get('rollout_id')}"
     return "scores" if isinstance(job, ScoreBatch) else "probe"
 
 
@@ -129,6 +142,7 @@ class Worker:
         self._emit = emit
         self._host: Any = None
         self._agent = loaded.agent
+        self._trainer_pool: TrainerPool | None = None
         self._models: dict[str, ModelHost] = {}
         self._scorers = loaded.scorers
         self._scopes: dict[str, anyio.CancelScope] = {}
@@ -158,6 +172,7 @@ class Worker:
                     ToolHost(loaded.server, root=Path(worker.spec.root), limit=worker._tool_clock)
                 )
                 tools = worker._host.tools
+            stack.push_async_callback(worker._close_trainers)
             cache = _open_cache(worker.spec)
             if cache is not None:
                 stack.push_async_callback(cache.aclose)
@@ -190,6 +205,10 @@ class Worker:
                     await self._score_batch(job)
                 elif isinstance(job, ProbeJob):
                     await self._probe(job)
+                elif isinstance(job, ServeJob):
+                    await self._serve(job)
+                else:
+                    self._look_at_agent(job)
             finally:
                 del self._scopes[job.id]
                 self._steppers.pop(job.id, None)
@@ -330,6 +349,91 @@ class Worker:
         if edges.stepper is not None:
             started += edges.stepper.paused_seconds
         self._emit(RolloutDone(job.id, ending.finish_reason, elapsed_ms(started), *ending[1:]))
+
+    async def _serve(self, job: ServeJob) -> None:
+        from osmosis_ai.rollout.core.schemas import RolloutRequest
+        from osmosis_ai.rollout.runner import error_response, run_loop
+        from osmosis_ai.runtime.agent_loop import McpAgentLoop
+        from osmosis_ai.runtime.agents import ReplayedChat, sendable
+
+        self._emit(Acting(job.id))
+        request = RolloutRequest.model_validate(job.request)
+        seconds = self.spec.limits.timeout
+        chat = ReplayedChat(self._trainers.client(request), job.id, self._emit, job.replies)
+        response = error_response(request, f"the rollout did not end within {seconds:g} s")
+        run = partial(
+            run_loop,
+            request=request,
+            llm=chat,
+            debug_dir=self.spec.debug_dir,
+            allow_rewrites=self.spec.allow_rewrites,
+            held=self._retire_held,
+        )
+        async with AsyncExitStack() as stack:
+            session = None
+            if self._host is not None:
+                meta = {"rollout_id": request.rollout_id, "metadata": request.metadata}
+                session = await stack.enter_async_context(self._host.session(meta=meta))
+            with self.clocks.limit(seconds, job.id) as clock:
+                if self._agent is not None:
+                    response = await run(self._agent.loop)
+                else:
+                    response = await run(McpAgentLoop(self._host.tools), make_context=self._served(request, session))
+            if clock.cancelled_caught:
+                response.final_messages = chat.conversation
+            self._emit(ServeDone(job.id, sendable(response)))
+        if session is not None and not session.clean:
+            self._emit(Retiring("a tool still holds a thread"))
+
+    @property
+    def _trainers(self) -> TrainerPool:
+        if self._trainer_pool is None:
+            from osmosis_ai.rollout.client import TrainerPool
+
+            self._trainer_pool = TrainerPool()
+        return self._trainer_pool
+
+    async def _close_trainers(self) -> None:
+        if self._trainer_pool is not None:
+            await self._trainer_pool.aclose()
+
+    def _served(self, request: RolloutRequest, session: Any) -> Callable[..., McpContext]:
+        """Makes the built-in loop's context for a trainer's rollout."""
+        from osmosis_ai.mcp_tools.conversion import truncate
+        from osmosis_ai.runtime.agent_loop import McpContext
+
+        limits = self.spec.limits
+
+        async def call_tool(call: dict[str, Any]) -> Message:
+            # As the trainer gave it, so nothing about its form is sure.
+            function = call.get("function") or {}
+            name, arguments = str(function.get("name")), function.get("arguments") or "{}"
+            outcome = await session.call(name, arguments, timeout=limits.tool_timeout)
+            text, _ = truncate(outcome.text, limits.max_tool_output)
+            return {"role": "tool", "tool_call_id": call.get("id"), "content": text}
+
+        return partial(
+            McpContext, call_tool=call_tool, max_tokens_total=request.max_tokens_total, counted="completion_tokens"
+        )
+
+    def _look_at_agent(self, job: ToolsJob | InspectJob) -> None:
+        from osmosis_ai.rollout.core.schemas import RolloutRequest
+        from osmosis_ai.rollout.runner import tool_dicts, tools_of
+        from osmosis_ai.runtime.agents import inspect_agent
+
+        self._emit(Acting(job.id))
+        assert self._agent is not None
+        # What it may take is kept to by the watchdog: nothing here lets go of the event loop.
+        with self.clocks.limit(min(LOOK_SECONDS, self.spec.limits.timeout), job.id):
+            if isinstance(job, InspectJob):
+                self._emit(inspect_agent(self._agent, job.id))
+                return
+            try:
+                tools = tool_dicts(tools_of(self._agent.loop, RolloutRequest.model_validate(job.request)))
+            except OsmosisRolloutError as error:
+                self._emit(ToolsDone(job.id, error=str(error)))
+            else:
+                self._emit(ToolsDone(job.id, tools))
 
     def _retire_held(self) -> None:
         self._emit(Retiring("an agent loop that was cancelled goes on"))
