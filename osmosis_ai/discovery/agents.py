@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from osmosis_ai.discovery.scan import bound_names, find_module, is_installed, near
 from osmosis_ai.discovery.source import UnreadableError, importable_functions, parse_file, relative_to_root
 from osmosis_ai.errors import UsageError
@@ -16,13 +18,14 @@ class AgentSource(Record, frozen=True):
     """An agent loop, named but not loaded.
 
     `module` and `attribute` say how to import it, with `root` first on `sys.path`; `file` is its source relative to
-    `root` when it lies there, and `folder` the top folder of the package it belongs to.
+    `root` when it lies there, `line` where it is bound, and `folder` the top folder of the package it belongs to.
     """
 
     module: str
     attribute: str
     root: str
     file: str | None = None
+    line: int | None = None
     folder: str | None = None
 
     @property
@@ -79,7 +82,7 @@ def _malformed(text: str, module: str, attribute: str) -> str:
 def _in_file(module: str, attribute: str, cwd: Path, file: Path) -> AgentSource:
     shown = relative_to_root(file, cwd)
     package = Path(shown).parts[0] if len(Path(shown).parts) > 1 else None
-    source = AgentSource(module, attribute, str(cwd), shown, package)
+    source = AgentSource(module, attribute, str(cwd), shown, folder=package)
     if file.suffix != ".py":
         return source
     try:
@@ -90,5 +93,5 @@ def _in_file(module: str, attribute: str, cwd: Path, file: Path) -> AgentSource:
     bound = bound_names(tree)
     names = {**(bound or {}), **{node.name: node.lineno for node in importable_functions(tree)}}
     if bound is None or attribute in names:
-        return source
+        return msgspec.structs.replace(source, line=names.get(attribute))
     raise UsageError(f"-m {module}:{attribute}: there is no {attribute} in {shown}{near(attribute, names)}")

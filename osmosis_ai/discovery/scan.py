@@ -50,14 +50,14 @@ __all__ = [
 
 
 class Component(Record, frozen=True):
-    """One function or tool found in source.
+    """One function, tool or agent loop.
 
     `file` is relative to the repository's root, with forward slashes; `line` is that of the `def`. `module` is the
     import path from the root. `name` is the function's, or the tool's if it was given one. `parameters` are names in
     order, `*args` and `**kwargs` with their stars.
     """
 
-    kind: Literal["reward", "rubric", "tool"]
+    kind: Literal["reward", "rubric", "tool", "agent"]
     name: str
     file: str
     line: int

@@ -23,7 +23,7 @@ from osmosis_ai.records import Outcome, Record, Rollout, Score
 from osmosis_ai.runtime.frames import Ready, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.planning import Prepared, RunRequest, described, prepare
 from osmosis_ai.runtime.pool import InFlight, Pool, PoolOptions, open_pool
-from osmosis_ai.runtime.report import Report, build_report, run_summary
+from osmosis_ai.runtime.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.resume import run_config, run_identity
 from osmosis_ai.runtime.run import POLICY, Run, RunListener, RunPlan
 from osmosis_ai.runtime.sources import file_hash
@@ -468,7 +468,8 @@ class WatchSession:
         # What was imported only as the code ran is part of it from now on.
         self._run_key["tools"] = self._tool_content(loaded)
         self._outcomes = self._present(self.store.outcomes(self._run_id))
-        report = build_report(plan, loaded.functions, self._outcomes)
+        names = score_names(loaded, {name for outcome in self._outcomes for name in outcome.scores})
+        report = build_report(plan, names, self._outcomes)
         await self.store.mark(self._run_id, "running", run_summary(report))
         verdicts = {}
         passed: list[Flip] = []
