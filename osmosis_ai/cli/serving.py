@@ -107,9 +107,14 @@ def serve_agent(options: ServeOptions) -> int:
             keys=keys,
             environ=environ,
         )
-        runner = PoolRunner(spec, pool, reload=options.reload, said=output.say)
-        with open_socket(options.host, options.port) as listener:
-            return asyncio.run(_Serving(options, runner, output, listener).run(settings, client_settings(), key, made))
+        client = client_settings()
+
+        async def run() -> int:
+            runner = PoolRunner(spec, pool, reload=options.reload, said=output.say)
+            with open_socket(options.host, options.port) as listener:
+                return await _Serving(options, runner, output, listener).run(settings, client, key, made=made)
+
+        return asyncio.run(run())
     except (StartError, OsmosisRolloutError) as error:
         output.fail(str(error))
         return COULD_NOT_START
@@ -128,7 +133,7 @@ class _Serving:
         self._ended_by: int | None = None
         self._starting = anyio.CancelScope()
 
-    async def run(self, settings: ServerSettings, client: ClientSettings, key: str | None, made: bool) -> int:
+    async def run(self, settings: ServerSettings, client: ClientSettings, key: str | None, *, made: bool) -> int:
         """Serve; gives the exit code.
 
         Raises:
