@@ -81,6 +81,12 @@ class Misbehaving(RolloutAgentLoop):
             messages.append({"role": "user", "content": "more"})
             messages.append((await ctx.chat(messages)).message)
 
+    async def twice(self, ctx, messages):
+        for _ in range(2):
+            messages.append({"role": "user", "content": "more"})
+            messages.append((await ctx.chat(messages)).message)
+        return ctx.complete(messages)
+
     async def odd_reward(self, ctx, messages):
         return ctx.complete(messages, reward=float("nan"))
 
