@@ -42,7 +42,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE = 5.0
-"""Seconds a cancelled loop has for its own clean-up."""
 
 
 class RolloutRunner(Protocol):
@@ -186,6 +185,7 @@ async def run_loop(
     allow_rewrites: bool = False,
     make_context: Callable[..., RolloutContext] = RolloutContext,
     held: Callable[[], None] | None = None,
+    cancel_grace: float = CANCEL_GRACE,
 ) -> RolloutResponse:
     """Run a loop once, and give its result or what went wrong as the response that the trainer gets.
 
@@ -198,6 +198,7 @@ async def run_loop(
         allow_rewrites: Whether the loop may change messages it has sent.
         make_context: Makes the loop's context, from what `RolloutContext` takes.
         held: Called when the loop doesn't end although it was cancelled.
+        cancel_grace: Seconds a loop whose time is up has for its own clean-up.
     """
     try:
         tools = tools_of(loop, request)
@@ -209,11 +210,11 @@ async def run_loop(
     try:
         await asyncio.wait({task}, timeout=timeout)
     except asyncio.CancelledError:
-        await _cancel(task, request, held)
+        await _cancel(task, request, cancel_grace, held)
         raise
     if task.done():
         return task.result()
-    await _cancel(task, request, held)
+    await _cancel(task, request, cancel_grace, held)
     return error_response(request, f"the rollout did not end within {timeout:g} s", context)
 
 
@@ -231,12 +232,12 @@ async def _outcome(loop: RolloutAgentLoop, context: RolloutContext) -> RolloutRe
 
 
 async def _cancel(
-    task: asyncio.Future[RolloutResponse], request: RolloutRequest, held: Callable[[], None] | None
+    task: asyncio.Future[RolloutResponse], request: RolloutRequest, grace: float, held: Callable[[], None] | None
 ) -> None:
     task.cancel()
     # Shielded, because the rollout itself may be cancelled just now.
     with anyio.CancelScope(shield=True):
-        await asyncio.wait({task}, timeout=CANCEL_GRACE)
+        await asyncio.wait({task}, timeout=grace)
     if not task.done():
         logger.warning("rollout %r goes on although it was cancelled", request.rollout_id)
         if held is not None:

@@ -52,12 +52,14 @@ class ServerSettings(Record, frozen=True):
         record_ttl_seconds: How long a finished rollout is remembered, so that a repeated request starts nothing.
         request_timeout_seconds: How long one rollout may run.
         shutdown_grace_seconds: How long running rollouts may go on when the server is stopped.
+        delivery_grace_seconds: How long the last results then have to reach their trainers.
     """
 
     max_concurrent_rollouts: Annotated[int, Meta(ge=1)] = 100
     record_ttl_seconds: _SecondsOrNone = 3600.0
     request_timeout_seconds: _Seconds = 1800.0
     shutdown_grace_seconds: _SecondsOrNone = 30.0
+    delivery_grace_seconds: _SecondsOrNone = 10.0
 
 
 def client_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:

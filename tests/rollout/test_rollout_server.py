@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
 import pytest
@@ -15,7 +17,17 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.rollout import RolloutContext, RolloutResult, RolloutStatus, create_app
 from osmosis_ai.rollout.testing import Gate, TrainerDouble, by_turn, serve_app, text, tool_call
 
+Server: TypeAlias = tuple[str, TrainerDouble]
 SUM = by_turn(tool_call("add", a=1, b=2), text("3"))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, TrainerDouble]]:
+    """A server for requests that are refused: nothing ever runs on it."""
+    with serving(Adding(), TrainerDouble()) as (url, trainer):
+        yield url, trainer
+        assert trainer.requests == trainer.deliveries == []
+        assert health(url)["completed_rollouts"] == 0
 
 
 def test_a_rollout_goes_from_the_request_to_the_trainers_callback(tmp_path: Path) -> None:
@@ -169,31 +181,31 @@ def test_a_finished_rollout_is_remembered_until_its_time() -> None:
         "Bearer schl\xfcssel",
     ],
 )
-def test_a_missing_or_wrong_key_is_401_and_starts_nothing(header: str | None) -> None:
+def test_a_missing_or_wrong_key_is_401_and_starts_nothing(server: Server, header: str | None) -> None:
     import http.client
 
-    with serving(Adding(), TrainerDouble(SUM)) as (url, trainer):
-        for method, path in (("POST", "/v1/rollout/init"), ("GET", "/platform/health")):
-            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
-            body = json.dumps(trainer.request("hello").model_dump()).encode()
-            headers = {} if header is None else {"Authorization": header.encode("latin-1")}
-            connection.request(method, path, body if method == "POST" else None, headers)
-            response = connection.getresponse()
-            answer = response.read()
-            connection.close()
-            assert response.status == 401
-            assert response.headers["WWW-Authenticate"] == "Bearer"
-            assert KEY not in answer.decode()
-        assert health(url)["active_rollouts"] == health(url)["completed_rollouts"] == 0
-        assert trainer.requests == trainer.deliveries == []
+    url, trainer = server
+    for method, path in (("POST", "/v1/rollout/init"), ("GET", "/platform/health")):
+        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+        body = json.dumps(trainer.request("hello").model_dump()).encode()
+        headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+        connection.request(method, path, body if method == "POST" else None, headers)
+        response = connection.getresponse()
+        answer = response.read()
+        connection.close()
+        assert response.status == 401
+        assert response.headers["WWW-Authenticate"] == "Bearer"
+        assert KEY not in answer.decode()
+    assert health(url)["active_rollouts"] == health(url)["completed_rollouts"] == 0
+    assert trainer.requests == trainer.deliveries == []
 
 
-def test_without_the_key_the_body_isnt_even_read() -> None:
-    with serving(Adding(), TrainerDouble()) as (url, _):
-        address = urlsplit(url)
-        with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as connection:
-            connection.sendall(b"POST /v1/rollout/init HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
-            assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
+def test_without_the_key_the_body_isnt_even_read(server: Server) -> None:
+    url, _ = server
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as connection:
+        connection.sendall(b"POST /v1/rollout/init HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 401 ")
 
 
 def test_the_right_key_opens_the_platforms_health() -> None:
@@ -246,12 +258,12 @@ def test_an_empty_key_is_refused_instead_of_opening_the_server(key: str) -> None
         (b"{}", 422),
     ],
 )
-def test_a_body_that_is_no_request_is_refused(body: bytes, status: int) -> None:
-    with serving(Adding(), TrainerDouble()) as (url, _):
-        answer = call(url, "/v1/rollout/init", body, method="POST")
-        assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
-        assert answer.json["detail"]
-        assert health(url)["active_rollouts"] == 0
+def test_a_body_that_is_no_request_is_refused(server: Server, body: bytes, status: int) -> None:
+    url, _ = server
+    answer = call(url, "/v1/rollout/init", body, method="POST")
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
+    assert answer.json["detail"]
+    assert health(url)["active_rollouts"] == 0
 
 
 @pytest.mark.parametrize(
@@ -279,14 +291,16 @@ def test_a_body_that_is_no_request_is_refused(body: bytes, status: int) -> None:
         ("metadata", {"x": "y" * (1024 * 1024)}, "metadata"),
     ],
 )
-def test_a_field_that_cant_be_used_is_named_without_its_value(field: str, value: object, what: str) -> None:
-    with serving(Adding(), TrainerDouble()) as (url, trainer):
-        body = trainer.request("hello", api_key="never-to-be-seen").model_dump()
-        if value is None:
-            del body[field]
-        else:
-            body[field] = value
-        answer = init(url, body)
+def test_a_field_that_cant_be_used_is_named_without_its_value(
+    server: Server, field: str, value: object, what: str
+) -> None:
+    url, trainer = server
+    body = trainer.request("hello", api_key="never-to-be-seen").model_dump()
+    if value is None:
+        del body[field]
+    else:
+        body[field] = value
+    answer = init(url, body)
     assert answer.status == 422
     assert [error["loc"][0] for error in answer.json["detail"]] == [what]
     assert b"never-to-be-seen" not in answer.body
@@ -294,20 +308,20 @@ def test_a_field_that_cant_be_used_is_named_without_its_value(field: str, value:
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_body_of_ten_megabytes_is_refused(is_chunked: bool) -> None:
+def test_a_body_of_ten_megabytes_is_refused(server: Server, is_chunked: bool) -> None:
     import http.client
 
-    with serving(Adding(), TrainerDouble()) as (url, trainer):
-        body = json.dumps({**trainer.request("hello").model_dump(), "junk": "x" * 10_000_000}).encode()
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
-        chunks = (body[start : start + 65536] for start in range(0, len(body), 65536))
-        headers = {"Authorization": f"Bearer {KEY}"}
-        sent = chunks if is_chunked else body
-        connection.request("POST", "/v1/rollout/init", sent, headers, encode_chunked=is_chunked)
-        response = connection.getresponse()
-        assert (response.status, json.loads(response.read())) == (413, {"detail": "the body is over 8388608 bytes"})
-        connection.close()
-        assert health(url)["active_rollouts"] == 0
+    url, trainer = server
+    body = json.dumps({**trainer.request("hello").model_dump(), "junk": "x" * 10_000_000}).encode()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+    chunks = (body[start : start + 65536] for start in range(0, len(body), 65536))
+    headers = {"Authorization": f"Bearer {KEY}"}
+    sent = chunks if is_chunked else body
+    connection.request("POST", "/v1/rollout/init", sent, headers, encode_chunked=is_chunked)
+    response = connection.getresponse()
+    assert (response.status, json.loads(response.read())) == (413, {"detail": "the body is over 8388608 bytes"})
+    connection.close()
+    assert health(url)["active_rollouts"] == 0
 
 
 def test_a_body_just_below_the_limit_is_taken() -> None:
@@ -318,15 +332,15 @@ def test_a_body_just_below_the_limit_is_taken() -> None:
         assert len(trainer.completions[0].final_messages[0]["content"]) > 8_000_000
 
 
-def test_a_client_that_goes_away_in_the_middle_of_the_body_starts_nothing() -> None:
-    with serving(Adding(), TrainerDouble()) as (url, trainer):
-        body = json.dumps(trainer.request("hello").model_dump()).encode()
-        address = urlsplit(url)
-        with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as connection:
-            head = f"POST /v1/rollout/init HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-10])
-        figures = health(url)
-        assert (figures["active_rollouts"], figures["queued_rollouts"], trainer.requests) == (0, 0, [])
+def test_a_client_that_goes_away_in_the_middle_of_the_body_starts_nothing(server: Server) -> None:
+    url, trainer = server
+    body = json.dumps(trainer.request("hello").model_dump()).encode()
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as connection:
+        head = f"POST /v1/rollout/init HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-10])
+    figures = health(url)
+    assert (figures["active_rollouts"], figures["queued_rollouts"], trainer.requests) == (0, 0, [])
 
 
 def test_a_client_that_goes_away_before_the_answer_still_gets_its_rollout() -> None:
@@ -349,9 +363,9 @@ def test_a_client_that_goes_away_before_the_answer_still_gets_its_rollout() -> N
         ("POST", "/v1/rollout/other", 404),
     ],
 )
-def test_other_paths_and_methods_are_refused_as_json(method: str, path: str, status: int) -> None:
-    with serving(Adding(), TrainerDouble()) as (url, _):
-        answer = call(url, path, method=method)
+def test_other_paths_and_methods_are_refused_as_json(server: Server, method: str, path: str, status: int) -> None:
+    url, _ = server
+    answer = call(url, path, method=method)
     assert answer.status == status
     assert set(answer.json) == {"detail"}
 

@@ -28,9 +28,6 @@ __all__ = ["Figures", "Rollouts", "StoppingError"]
 
 logger = logging.getLogger(__name__)
 
-DELIVERY_GRACE = 10.0
-"""Seconds for the last results to reach their trainers when the server stops."""
-
 
 class StoppingError(OsmosisError):
     """The server takes no rollouts any more."""
@@ -132,8 +129,10 @@ class Rollouts:
         key = ("key", request.idempotency_key) if request.idempotency_key else ("rollout", request.rollout_id)
         entry = self._entries.get(key)
         if entry is None:
-            if self._stopping or self._group is None:
+            if self._stopping:
                 raise StoppingError("the server takes no new rollouts: it is stopping")
+            if self._group is None:
+                raise StoppingError("the application is not started: its ASGI lifespan has to be run")
             # Nothing is awaited between looking and noting, so that of many equal requests one starts the rollout.
             entry = self._entries[key] = _Entry()
             self._open.add(entry)
@@ -253,7 +252,9 @@ class Rollouts:
         logger.info("stopping: %d rollouts are still running", self.figures.active_rollouts)
         await self._until_none("running", seconds=self._settings.shutdown_grace_seconds)
         self._cancel("asked", "queued", "running")
-        await self._until_none("asked", "queued", "running", "delivering", seconds=DELIVERY_GRACE)
+        await self._until_none(
+            "asked", "queued", "running", "delivering", seconds=self._settings.delivery_grace_seconds
+        )
         self._cancel("delivering")
 
     def _cancel(self, *phases: str) -> None:

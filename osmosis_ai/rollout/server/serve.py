@@ -18,7 +18,7 @@ from osmosis_ai.rollout.validator import validate_agent_loop
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-__all__ = ["choose_api_key", "is_loopback", "open_socket", "run_server", "serve_agent_loop"]
+__all__ = ["address_of", "choose_api_key", "is_loopback", "open_socket", "run_server", "serve_agent_loop"]
 
 BACKLOG = 2048
 CLOSE_TIMEOUT = 10
@@ -77,6 +77,7 @@ def serve_agent_loop(
         allow_rewrites=allow_rewrites,
     )
     listener = open_socket(host, port)
+    print(f"serving the agent loop at {address_of(listener)}", file=sys.stderr)
     if is_new:
         print(f"API key (made for this start; set {API_KEY_VARIABLE} for one that stays): {key}", file=sys.stderr)
     run_server(app, listener, log_level=log_level)
@@ -119,12 +120,21 @@ def open_socket(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: The address can't be used.
     """
+    if not 0 <= port <= 65535:
+        # getaddrinfo would take the rest of a division for it.
+        raise UsageError(f"can't listen on port {port} of {host}: ports go from 0 to 65535")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"can't listen on port {port} of {host}: {reason}; choose another port or host") from error
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info") -> None:
