@@ -166,7 +166,6 @@ GOOD = ["fine", "endless", "odd-reward"]
 
 
 def test_what_a_loop_does_wrong_costs_its_own_rollout(tmp_path: Path) -> None:
-    words = [word for pair in zip(WRONGS, [*GOOD, *["fine"] * len(WRONGS)], strict=False) for word in pair]
     words = [*WRONGS, "endless", "odd-reward", *["fine"] * 6]
     root = copy_repo("agent_misbehaving", tmp_path, [{"user_prompt": f"{word} {n}"} for n, word in enumerate(words)])
     (root / "rewards.py").write_text("def one(messages, ground_truth, metadata):\n    return 1.0\n", encoding="utf-8")

@@ -65,7 +65,7 @@ class Misbehaving(RolloutAgentLoop):
         return {"messages": messages}
 
     async def unsendable(self, ctx, messages):
-        return ctx.complete([*messages, {"role": "user", "content": {1, 2}}])
+        return ctx.complete([*messages, {"role": "user", "content": object()}])
 
     async def leave(self, ctx, messages):
         sys.exit(3)
