@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -181,8 +181,10 @@ async def run_loop(
     llm: ChatClient,
     *,
     timeout: float | None = None,  # noqa: ASYNC109  its end is a response, not an exception
-    debug_dir: Path | None = None,
+    debug_dir: Path | str | None = None,
     allow_rewrites: bool = False,
+    make_context: Callable[..., RolloutContext] = RolloutContext,
+    held: Callable[[], None] | None = None,
     cancel_grace: float = CANCEL_GRACE,
 ) -> RolloutResponse:
     """Run a loop once, and give its result or what went wrong as the response that the trainer gets.
@@ -194,23 +196,25 @@ async def run_loop(
         timeout: Seconds, None for no bound.
         debug_dir: The folder for the file of `ctx.log_event`; None for none.
         allow_rewrites: Whether the loop may change messages it has sent.
+        make_context: Makes the loop's context, from what `RolloutContext` takes.
+        held: Called when the loop doesn't end although it was cancelled.
         cancel_grace: Seconds a loop whose time is up has for its own clean-up.
     """
     try:
         tools = tools_of(loop, request)
     except OsmosisRolloutError as error:
         return error_response(request, str(error))
-    context = RolloutContext(request, tools, llm, debug_dir=debug_dir, allow_rewrites=allow_rewrites)
+    context = make_context(request, tools, llm, debug_dir=debug_dir, allow_rewrites=allow_rewrites)
     # A task of its own, so that a loop which ignores its cancellation can't keep the rollout from ending.
     task = asyncio.ensure_future(_outcome(loop, context))
     try:
         await asyncio.wait({task}, timeout=timeout)
     except asyncio.CancelledError:
-        await _cancel(task, request, cancel_grace)
+        await _cancel(task, request, cancel_grace, held)
         raise
     if task.done():
         return task.result()
-    await _cancel(task, request, cancel_grace)
+    await _cancel(task, request, cancel_grace, held)
     return error_response(request, f"the rollout did not end within {timeout:g} s", context)
 
 
@@ -227,13 +231,17 @@ async def _outcome(loop: RolloutAgentLoop, context: RolloutContext) -> RolloutRe
     return to_response(context, result)
 
 
-async def _cancel(task: asyncio.Future[RolloutResponse], request: RolloutRequest, grace: float) -> None:
+async def _cancel(
+    task: asyncio.Future[RolloutResponse], request: RolloutRequest, grace: float, held: Callable[[], None] | None
+) -> None:
     task.cancel()
     # Shielded, because the rollout itself may be cancelled just now.
     with anyio.CancelScope(shield=True):
         await asyncio.wait({task}, timeout=grace)
     if not task.done():
         logger.warning("rollout %r goes on although it was cancelled", request.rollout_id)
+        if held is not None:
+            held()
 
 
 def to_response(context: RolloutContext, result: object) -> RolloutResponse:

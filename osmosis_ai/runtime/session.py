@@ -23,7 +23,7 @@ from osmosis_ai.records import Outcome, Record, Rollout, Score
 from osmosis_ai.runtime.frames import Ready, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.planning import Prepared, RunRequest, described, prepare
 from osmosis_ai.runtime.pool import InFlight, Pool, PoolOptions, open_pool
-from osmosis_ai.runtime.report import Report, build_report, run_summary
+from osmosis_ai.runtime.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.resume import run_config, run_identity
 from osmosis_ai.runtime.run import POLICY, Run, RunListener, RunPlan
 from osmosis_ai.runtime.sources import file_hash
@@ -172,7 +172,10 @@ class _TwoPools:
         agents, scorers = self._kept
         functions = scorers.pool.loaded if scorers is not None else Ready()
         sources = {**self._data, **scorers.sources()} if scorers is not None else {}
-        return Ready(agents.pool.loaded.tools, functions.functions, functions.problems, agents.sources(), sources)
+        loaded = agents.pool.loaded
+        return Ready(
+            loaded.tools, functions.functions, functions.problems, agents.sources(), sources, agent=loaded.agent
+        )
 
     @property
     def mixed(self) -> bool:
@@ -253,8 +256,8 @@ class WatchSession:
         self.root = repository.root.resolve()
         self.store = store
         self._request = request
-        mcp_dir = repository.mcp_dir
-        self._mcp_dir = from_root(self.root, mcp_dir.resolve()) if mcp_dir is not None else None
+        agent_dir = repository.mcp_dir
+        self._agent_dir = from_root(self.root, agent_dir.resolve()) if agent_dir is not None else None
         self._dataset = from_root(self.root, dataset.resolve())
         self._cwd = cwd
         self._environ = environ
@@ -296,7 +299,7 @@ class WatchSession:
         loaded = pool.loaded if pool is not None else Ready()
         return Watched(
             dataset=self._dataset,
-            mcp_dir=self._mcp_dir,
+            agent_dir=self._agent_dir,
             tool_sources=frozenset(loaded.tool_sources),
             function_sources=frozenset(loaded.function_sources),
         )
@@ -381,7 +384,7 @@ class WatchSession:
         if stale.dataset or summary is None:
             summary, rows = await anyio.to_thread.run_sync(_read_dataset, prepared.plan)
         tools = msgspec.structs.replace(prepared.worker, functions=[])
-        functions = msgspec.structs.replace(prepared.worker, mcp=None, policies={})
+        functions = msgspec.structs.replace(prepared.worker, mcp=None, agent=None, policies={})
         agents, scorers, data = self._agents, self._scorers, self._function_data
         fresh: list[_KeptPool] = []
         try:
@@ -455,7 +458,7 @@ class WatchSession:
         return Completed(here, completed.failed | {key for key in here if key in bad})
 
     def _tool_content(self, loaded: Ready) -> dict[str, str]:
-        data = self._data_files(self._mcp_dir) if self._mcp_dir is not None else {}
+        data = self._data_files(self._agent_dir) if self._agent_dir is not None else {}
         return {**data, **loaded.tool_sources}
 
     async def _conclude(
@@ -465,7 +468,8 @@ class WatchSession:
         # What was imported only as the code ran is part of it from now on.
         self._run_key["tools"] = self._tool_content(loaded)
         self._outcomes = self._present(self.store.outcomes(self._run_id))
-        report = build_report(plan, loaded.functions, self._outcomes)
+        names = score_names(loaded, {name for outcome in self._outcomes for name in outcome.scores})
+        report = build_report(plan, names, self._outcomes)
         await self.store.mark(self._run_id, "running", run_summary(report))
         verdicts = {}
         passed: list[Flip] = []
@@ -531,7 +535,7 @@ def _refuse_broken(prepared: Prepared, tools: Ready, functions: Ready) -> None:
         raise FunctionError(described(problem))
     for failure in functions.problems:
         raise FunctionError(failure.message)
-    if not tools.tools:
+    if not tools.tools and prepared.worker.agent is None:
         raise RepositoryError("mcp/main.py: the server has no tools")
 
 

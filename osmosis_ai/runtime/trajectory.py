@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from time import monotonic
 
-from osmosis_ai.records import Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
-from osmosis_ai.runtime.frames import CallDone, Progress, Reworded, RolloutDone, RolloutJob, SampleDone, TurnDone
+import msgspec
+
+from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
+from osmosis_ai.runtime.frames import (
+    Acting,
+    Asked,
+    CallDone,
+    Progress,
+    Reworded,
+    RolloutDone,
+    RolloutJob,
+    SampleDone,
+    TurnDone,
+)
 
 __all__ = ["TrajectoryBuilder", "opening_messages", "total_cost", "total_usage"]
 
@@ -54,6 +66,7 @@ class TrajectoryBuilder:
         self._turns: list[Turn] = []
         self._calls: list[ToolCall] = []
         self._samples: list[Turn] = []
+        self._acting = False
 
     @property
     def open_tools(self) -> list[str]:
@@ -65,6 +78,8 @@ class TrajectoryBuilder:
         """What the rollout is waiting for, in words."""
         if self._open_calls:
             return "tool " + ", ".join(sorted(set(self._open_calls.values())))
+        if self._acting:
+            return "the agent loop"
         return f"the model (turn {len(self._turns) + 1})"
 
     def add(self, event: Progress) -> None:
@@ -82,6 +97,13 @@ class TrajectoryBuilder:
                 self._calls = [call for call in self._calls if (call.turn, call.id) != edited]
             self._calls.append(event.call)
             self._results[event.call.id] = event.message
+        elif isinstance(event, Asked):
+            self._messages[event.kept :] = event.messages
+            self._calls.extend(event.calls)
+            self._open_calls.clear()
+            self._acting = False
+        elif isinstance(event, Acting):
+            self._acting = True
         elif isinstance(event, SampleDone):
             self._samples.append(event.turn)
         elif isinstance(event, Reworded):
@@ -90,14 +112,21 @@ class TrajectoryBuilder:
 
     def finish(self, done: RolloutDone) -> Rollout:
         """The finished rollout."""
-        return self._build(done.finish_reason, done.duration_ms, done.failure)
+        rollout = self._build(done.finish_reason, done.duration_ms, done.failure, done.agent)
+        return rollout if done.messages is None else msgspec.structs.replace(rollout, messages=done.messages)
 
     def abandon(self, failure: Failure) -> Rollout:
         """The rollout as far as it came, when its worker can't finish it."""
         finish_reason: FinishReason = "timeout" if failure.origin == "timeout" else "error"
         return self._build(finish_reason, (monotonic() - self.started) * 1000, failure)
 
-    def _build(self, finish_reason: FinishReason, duration_ms: float, failure: Failure | None) -> Rollout:
+    def _build(
+        self,
+        finish_reason: FinishReason,
+        duration_ms: float,
+        failure: Failure | None,
+        agent: AgentReport | None = None,
+    ) -> Rollout:
         self._flush_results()
         job = self.job
         model_calls = self._turns + self._samples
@@ -116,6 +145,7 @@ class TrajectoryBuilder:
             tool_calls=self._calls,
             samples=self._samples,
             cost_usd=total_cost(model_calls),
+            agent=agent,
         )
 
     def _flush_results(self) -> None:

@@ -24,7 +24,7 @@ from osmosis_ai.runtime.watch import (
 IGNORED = pathspec.GitIgnoreSpec.from_lines(["*.log", "/build/", "!kept.log", ".env"])
 WATCHED = Watched(
     dataset="data/rows.jsonl",
-    mcp_dir="mcp",
+    agent_dir="mcp",
     tool_sources=frozenset({"mcp/main.py", "shared/table.py", "reward_fn/rules.py"}),
     function_sources=frozenset({"reward_fn/rewards.py", "shared/table.py", "shared/words.py"}),
 )
