@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
-import socket
 import threading
 import urllib.error
 import urllib.request
@@ -286,8 +285,10 @@ def serve_app(app: ASGIApp) -> Iterator[str]:
     """
     import uvicorn
 
-    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    from osmosis_ai.rollout.server.serve import address_of, open_socket
+
+    listener = open_socket("127.0.0.1", 0)
+    url = address_of(listener)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on"))
     thread = threading.Thread(target=server.run, args=([listener],), name="served-app", daemon=True)
     thread.start()

@@ -181,4 +181,6 @@ def test_an_address_that_cant_be_listened_at_is_an_error(host: str, port: int) -
 def test_a_free_port_is_found() -> None:
     with open_socket("localhost", 0) as listener:
         assert listener.getsockname()[1] > 0
+        # Otherwise asyncio leaves TCP_NODELAY off, and every answer waits for a delayed acknowledgement.
+        assert listener.proto == socket.IPPROTO_TCP
         socket.create_connection(listener.getsockname()[:2], timeout=PATIENCE).close()

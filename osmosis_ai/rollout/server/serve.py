@@ -125,11 +125,24 @@ def open_socket(host: str, port: int) -> socket.socket:
         # getaddrinfo would take the rest of a division for it.
         raise UsageError(f"can't listen on port {port} of {host}: ports go from 0 to 65535")
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        # The protocol is named, because asyncio sends small answers at once (TCP_NODELAY) only where it is: an answer
+        # of two writes would wait 40 ms for the client's delayed acknowledgement.
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"can't listen on port {port} of {host}: {reason}; choose another port or host") from error
+    return listener
 
 
 def address_of(listener: socket.socket) -> str:
