@@ -2,8 +2,8 @@
 
     python benchmarks/resume.py --times 20
 
-Each time a new run is killed with SIGKILL after a random part of the time that an uninterrupted run takes, and
-continued with `--resume`. The requests that arrive at the endpoint tell which rollouts were begun twice.
+Each time a new run is killed with SIGKILL a random moment after a random one of its requests, and continued with
+`--resume`. The requests that arrive at the endpoint tell which rollouts were begun twice.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import Counter
 from pathlib import Path
 from time import monotonic, sleep
@@ -26,6 +27,7 @@ from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
 OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
 NOTHING_TO_RESUME = 2
+PATIENCE = 120.0
 
 MAIN = '''\
 from fastmcp import FastMCP
@@ -60,12 +62,26 @@ def write_repo(root: Path, rows: int) -> Path:
     return root
 
 
-def script(request: Request) -> Reply:
-    """A model that adds with the tool after 20 ms, and gets every seventh row wrong."""
-    number = int(request.messages[1]["content"].split()[2])
-    if request.turn == 0:
-        return tool_call("add", a=number, b=1).after(0.02)
-    return text("wrong" if number % 7 == 3 else request.messages[-1]["content"]).after(0.02)
+class Model:
+    """Adds with the tool after 20 ms, and gets every seventh row wrong. Says when so many requests have come."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._left = 0
+
+    def count_down(self, requests: int) -> None:
+        """Wait for so many requests from now on."""
+        self._left = requests
+        self.reached.clear()
+
+    def __call__(self, request: Request) -> Reply:
+        self._left -= 1
+        if self._left <= 0:
+            self.reached.set()
+        number = int(request.messages[1]["content"].split()[2])
+        if request.turn == 0:
+            return tool_call("add", a=number, b=1).after(0.02)
+        return text("wrong" if number % 7 == 3 else request.messages[-1]["content"]).after(0.02)
 
 
 def command(url: str, options: argparse.Namespace, *more: str) -> list[str]:
@@ -105,7 +121,8 @@ def main() -> None:
     options = parser.parse_args()
     rng = random.Random(options.seed)
     wrong = 0
-    with tempfile.TemporaryDirectory() as folder, ScriptedEndpoint(script).run_in_thread() as endpoint:
+    model = Model()
+    with tempfile.TemporaryDirectory() as folder, ScriptedEndpoint(model).run_in_thread() as endpoint:
         root = write_repo(Path(folder) / "whole", options.rows)
         started = monotonic()
         code, output = finish(command(endpoint.url, options), root)
@@ -117,11 +134,13 @@ def main() -> None:
         for number in range(options.times):
             endpoint.requests.clear()
             root = write_repo(Path(folder) / str(number), options.rows)
-            moment = rng.uniform(0, whole)
+            requests = rng.randint(1, options.rows * 4)
+            model.count_down(requests)
             process = subprocess.Popen(
                 command(endpoint.url, options), cwd=root, env=clean_environment(), stdout=subprocess.DEVNULL
             )
-            sleep(moment)
+            model.reached.wait(PATIENCE)
+            sleep(rng.uniform(0, 0.05))
             process.send_signal(signal.SIGKILL)
             process.wait()
             killed = sum(begun(endpoint).values())
@@ -136,7 +155,7 @@ def main() -> None:
             right = code == 0 and outcome(output) == expected and 0 <= again <= options.batch_size
             wrong += not right
             print(
-                f"  killed at {moment:5.2f} s with {killed:4} begun: {again} begun twice, "
+                f"  killed after request {requests:3} with {killed:3} begun: {again} begun twice, "
                 f"results {'equal' if code == 0 and outcome(output) == expected else 'DIFFER'}{note}",
                 flush=True,
             )

@@ -2,9 +2,10 @@
 
     python benchmarks/scaling.py
 
-- workers: rollouts per second of two workers beside one, when each rollout's tool is bound by the CPU;
+- workers: rollouts per second of two workers beside one, when each rollout's tool is bound by the CPU; and what the
+  machine itself gives at the time, by the same work in plain processes;
 - memory: the command's own peak at many rows beside few;
-- isolation: milliseconds that `--isolation rollout` adds to a rollout, one rollout at a time;
+- isolation: milliseconds, and those of CPU, that `--isolation rollout` adds to a rollout, one rollout at a time;
 - durability: what waiting for the disk adds to a run, beside the same run on a file system in memory.
 """
 
@@ -18,10 +19,10 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from time import sleep
-from typing import Any
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
 
-from measuring import clean_environment
+from measuring import adopt_orphans, clean_environment, run
 
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
@@ -96,20 +97,41 @@ def peak_memory(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
-def seconds(root: Path, url: str, runs: int, *options: str) -> float:
-    """The median wall time from the first rollout to the last record."""
-    return median(float(summary_of(root, url, *options)["wall_ms"]) / 1000 for _ in range(runs))
+def seconds(root: Path, url: str, *options: str) -> float:
+    """The wall time from the first rollout to the last record."""
+    return float(summary_of(root, url, *options)["wall_ms"]) / 1000
+
+
+def plain_seconds(processes: int, calls: int, rounds: int) -> float:
+    """How long so many calls of the tool's function take in so many processes that do nothing else."""
+    work = MAIN.partition("@mcp.tool\n")[2]
+    program = f"{work}\nfor _ in range({calls // processes}):\n    work({rounds})"
+    started = perf_counter()
+    running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(processes)]
+    for process in running:
+        process.wait()
+    return perf_counter() - started
 
 
 def measure_workers(folder: Path, options: argparse.Namespace) -> None:
     root = write_repo(folder / "workers", options.rollouts)
+    ours: list[float] = []
+    plain: list[float] = []
+    rates: list[list[float]] = [[], []]
     with ScriptedEndpoint(working(options.rounds), record=False).run_in_thread() as endpoint:
-        one, two = (
-            seconds(root, endpoint.url, options.runs, "--batch-size", "16", "--workers", workers)
-            for workers in ("1", "2")
-        )
-    rates = f"{options.rollouts / one:.1f} /s with one worker, {options.rollouts / two:.1f} /s with two"
-    print(f"workers: {rates}, {one / two:.2f} times as many (target: 1.7 on two CPUs)", flush=True)
+        # In turns, so that other load hits all of them alike.
+        for _ in range(options.runs):
+            one, two = (
+                seconds(root, endpoint.url, "--batch-size", "16", "--workers", workers) for workers in ("1", "2")
+            )
+            ours.append(one / two)
+            for taken, its_rates in zip((one, two), rates, strict=True):
+                its_rates.append(options.rollouts / taken)
+            plain_one, plain_two = (plain_seconds(number, options.rollouts, options.rounds) for number in (1, 2))
+            plain.append(plain_one / plain_two)
+    slow, fast = (median(its_rates) for its_rates in rates)
+    print(f"workers: {slow:.1f} /s with one worker, {fast:.1f} /s with two, {median(ours):.2f} times as many ", end="")
+    print(f"(target: 1.7 on two CPUs); two plain processes beside one: {median(plain):.2f}", flush=True)
 
 
 def measure_memory(folder: Path, options: argparse.Namespace) -> None:
@@ -123,16 +145,44 @@ def measure_memory(folder: Path, options: argparse.Namespace) -> None:
     print(f"{many - few:+.0f} MiB (target: within 50)", flush=True)
 
 
+class Each(NamedTuple):
+    """Milliseconds for each rollout: wall time, and CPU time of the command's whole process tree."""
+
+    wall: float
+    cpu: float
+
+
+def one_at_a_time(root: Path, url: str, rollouts: int, isolation: str) -> Each:
+    """What a rollout takes beyond the start of the command."""
+
+    def measured(limit: int) -> tuple[float, float]:
+        model = ["--base-url", url, "--model", "scripted", "--json", "--quiet"]
+        options = ["--batch-size", "1", "--isolation", isolation, "--limit", str(limit)]
+        done = run([OSMOSIS, "test", *model, *options], cwd=root)
+        return json.loads(done.stdout)["summary"]["wall_ms"], done.cpu * 1000
+
+    _, start_cpu = measured(1)
+    wall, cpu = measured(rollouts)
+    return Each(wall / rollouts, (cpu - start_cpu) / (rollouts - 1))
+
+
 def measure_isolation(folder: Path, options: argparse.Namespace) -> None:
+    adopt_orphans()
     root = write_repo(folder / "isolation", options.alone)
+    found: dict[str, list[Each]] = {"session": [], "rollout": []}
     with ScriptedEndpoint(working(1), record=False).run_in_thread() as endpoint:
-        session, rollout = (
-            seconds(root, endpoint.url, options.runs, "--batch-size", "1", "--isolation", isolation)
-            for isolation in ("session", "rollout")
-        )
-    each, alone = (total / options.alone * 1000 for total in (session, rollout))
-    print(f"isolation: {each:.1f} ms a rollout in a shared worker, {alone:.1f} ms in one of its own: ", end="")
-    print(f"{alone - each:+.1f} ms (target: at most 25)", flush=True)
+        for _ in range(options.runs):
+            for isolation, runs in found.items():
+                runs.append(one_at_a_time(root, endpoint.url, options.alone, isolation))
+    # Other load can only add to either, so the least is nearest to the truth.
+    shared, alone = (Each(min(each.wall for each in runs), min(each.cpu for each in runs)) for runs in found.values())
+    print(
+        f"isolation: {shared.wall:.1f} ms a rollout in a shared worker, {alone.wall:.1f} ms in one of its own: ", end=""
+    )
+    print(
+        f"{alone.wall - shared.wall:+.1f} ms (target: at most 25); CPU {shared.cpu:.1f} and {alone.cpu:.1f} ms",
+        flush=True,
+    )
 
 
 def measure_durability(folder: Path, options: argparse.Namespace) -> None:
@@ -147,8 +197,9 @@ def measure_durability(folder: Path, options: argparse.Namespace) -> None:
         times: list[list[float]] = [[], []]
         for _ in range(options.runs):
             for root, taken in zip(roots, times, strict=True):
-                taken.append(seconds(root, endpoint.url, 1, "--batch-size", "16"))
-    disk, without = (median(taken) for taken in times)
+                taken.append(seconds(root, endpoint.url, "--batch-size", "16"))
+    # Other load can only add to either, so the least is nearest to the truth.
+    disk, without = (min(taken) for taken in times)
     print(f"durability: {disk:.2f} s on disk, {without:.2f} s in memory: {disk / without - 1:+.1%}", flush=True)
 
 
@@ -169,7 +220,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1_000_000, help="how long the tool is busy (default: a million)")
     parser.add_argument("--rows", type=int, default=10_000, help="for memory (default: 10000)")
     parser.add_argument("--alone", type=int, default=100, help="rollouts for isolation (default: 100)")
-    parser.add_argument("--runs", type=int, default=3, help="the median of how many runs (default: 3)")
+    parser.add_argument("--runs", type=int, default=3, help="how many runs of each (default: 3)")
     options = parser.parse_args()
     unknown = set(options.measure) - MEASURES.keys()
     if unknown:

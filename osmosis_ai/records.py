@@ -104,9 +104,9 @@ class ToolCall(Record, frozen=True):
     """One tool call of a rollout.
 
     `arguments` is the text the model wrote; `error` is None or the cause: `unknown_tool`, `bad_json`, `schema`,
-    `exception`, `timeout`, `session`. `truncated_from` is the result's length in characters when it was cut for the
-    model. `content` keeps what the model saw only as a placeholder: structured content, images, files. `edited` tells
-    that a person changed the result.
+    `exception`, `timeout`, `session`, `worker`. `truncated_from` is the result's length in characters when it was cut
+    for the model. `content` keeps what the model saw only as a placeholder: structured content, images, files. `edited`
+    tells that a person changed the result.
     """
 
     turn: int
@@ -226,7 +226,8 @@ class FunctionRef(Record, frozen=True):
     """A reward or rubric function, named but not loaded.
 
     `name` is the label in reports (`reward_fn.compute_reward:exact_match`); `module` and `attribute` say how to import
-    it, with `root` first on `sys.path`; `file` is its source when known.
+    it, with `root` first on `sys.path`; `file` is its source when known. An entry of a rubric file has no module;
+    `content` is a hash of what it says.
     """
 
     name: str
@@ -236,6 +237,7 @@ class FunctionRef(Record, frozen=True):
     kind: Literal["reward", "rubric"] = "reward"
     file: str | None = None
     line: int | None = None
+    content: str | None = None
 
 
 class ModelSpec(Record, frozen=True):

@@ -347,6 +347,10 @@ def as_pattern(shown: str) -> re.Pattern[str]:
 OPTION_TABLES = {
     "test": ["## osmosis test", "### Only osmosis test"],
     "eval": ["## osmosis test", "## osmosis eval"],
+    "validate": ["## osmosis validate"],
+    "init": ["## osmosis init"],
+    "eval-rubric": ["## osmosis eval-rubric"],
+    "preview": ["## osmosis preview"],
     "runs": ["## osmosis runs", "### osmosis runs list"],
     **{
         f"runs {name}": ["## osmosis runs", f"### osmosis runs {name}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -57,7 +58,13 @@ def run() -> int:
     except OsmosisError as error:
         print(f"error: {error}", file=sys.stderr)
     except _BadCommandLine as error:
-        print(f"error: {error.format_message()}", file=sys.stderr)
+        print(f"error: {error.format_message()}{_file_hint(error.format_message())}", file=sys.stderr)
         if error.ctx is not None:
             print(f"See {error.ctx.command_path} --help", file=sys.stderr)
     return COULD_NOT_START
+
+
+def _file_hint(message: str) -> str:
+    """What to write instead when a dataset stands where a command is expected."""
+    name = message.removeprefix("No such command '").removesuffix("'.")
+    return f" Name a dataset with -d {name}." if name != message and Path(name).is_file() else ""

@@ -84,9 +84,8 @@ def eval_rubric(
     from osmosis_ai.runtime.masking import Masker
 
     cwd = Path.cwd()
+    redirect_judges(judge_model, judge_base_url)
     load_env_files(cwd)
-    if judge_model or judge_base_url:
-        redirect_judges(judge_model, judge_base_url)
     options = _Options(rubric, data, config, number, batch_size, timeout, against, threshold, baseline, output)
     view = Output(Masker.from_environment(os.environ).text, quiet=quiet)
     try:
@@ -271,14 +270,14 @@ class _Evaluation:
         if self._plan.rubric is not None:
             yield unlabelled(config_judge(self._plan.rubric))
             return
+        from osmosis_ai.reward_rubric.redirect import judge_environment
         from osmosis_ai.runtime.frames import Limits
         from osmosis_ai.runtime.orphans import end_strays
         from osmosis_ai.runtime.pool import PoolOptions, default_workers
         from osmosis_ai.runtime.rubric_functions import function_judge
 
         assert self._plan.function is not None
-        environ = {name: value for name, value in os.environ.items() if name.startswith("OSMOSIS_JUDGE_")}
-        workers = PoolOptions(workers=default_workers(self._plan.options.batch_size), environ=environ)
+        workers = PoolOptions(workers=default_workers(self._plan.options.batch_size), environ=judge_environment())
         try:
             limits = Limits(reward_timeout=self._plan.options.timeout)
             async with function_judge(self._plan.function, limits, workers) as judge:

@@ -15,14 +15,15 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.console import Output, counted
 from osmosis_ai.cli.options import RunOptions
 from osmosis_ai.cli.progress import RunProgress, checking
 from osmosis_ai.cli.report import print_report
 from osmosis_ai.dataset import DatasetSummary, open_dataset
 from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import DatasetError, StartError, StoreError
-from osmosis_ai.reward_rubric.redirect import redirect_environment
+from osmosis_ai.reward_rubric.redirect import judge_environment, redirect_judges
+from osmosis_ai.runtime.judges import check_judges
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.orphans import end_strays
@@ -50,6 +51,8 @@ FAILED = 1
 COULD_NOT_START = 2
 INTERRUPTED = 130
 GRACE_SECONDS = 10.0
+COUNTING_SECONDS = 0.2
+"""How long the number of rows is waited for; the imports that workers are forked from take longer anyway."""
 
 
 def execute(request: RunRequest, options: RunOptions, *, fail_under: float | None = None) -> int:
@@ -89,6 +92,7 @@ def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], in
         The exit code.
     """
     cwd = Path.cwd()
+    redirect_judges(options.judge_model, options.judge_base_url, priced=options.max_cost is not None)
     environ = load_env_files(cwd)
     output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
     try:
@@ -100,7 +104,7 @@ def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], in
         output_file = check_output(options.output, cwd)
         ready = prepare(request, cwd, os.environ)
         for problem in ready.problems:
-            output.warn(f"{problem.file}:{problem.line}: {problem.message}")
+            output.warn(str(problem))
         try:
             return run(Start(ready, output, masker, output_file, keys, environ))
         finally:
@@ -133,7 +137,7 @@ def pool_options(
         log=str(new_log(store.path.parent)),
         debug=options.debug,
         keys=keys,
-        environ={**(environ or {}), **redirect_environment(options.judge_model, options.judge_base_url)},
+        environ={**(environ or {}), **judge_environment()},
     )
 
 
@@ -162,12 +166,15 @@ async def loaded(start: Start, options: PoolOptions) -> AsyncIterator[tuple[Step
         check = _DatasetCheck(plan, checking(start.output))
         group.start_soon(check.run)
         try:
+            workers = min(options.workers, await check.most_rollouts(options.workers))
+            options = msgspec.structs.replace(options, workers=workers)
             pool = await stack.enter_async_context(open_pool(start.prepared.worker, options))
         finally:
             # Raises what is wrong with the dataset first, whatever is wrong with the repository.
             summary = await check.summary()
         plan = msgspec.structs.replace(plan, total_rows=summary.count)
         _introduce(start, plan, pool)
+        check_judges(plan.functions, priced=plan.max_cost is not None)
         for policy in plan.policies:
             await pool.probe(policy, price=plan.max_cost is not None)
         yield pool, plan, summary
@@ -182,7 +189,7 @@ def _introduce(start: Start, plan: RunPlan, pool: Pool) -> None:
     tools = ", ".join(tool["function"]["name"] for tool in pool.loaded.tools) or "none"
     policies = " against ".join(spec.name for spec in plan.policies.values())
     runs = f" × {plan.n}" if plan.n > 1 else ""
-    output.say(f"{policies} on {plan.total_rows} rows{runs} of {plan.dataset}")
+    output.say(f"{policies} on {counted(plan.total_rows, 'row')}{runs} of {plan.dataset}")
     if plan.agent is not None:
         output.say(f"agent: {plan.agent} ({pool.loaded.agent})")
     output.say(f"tools: {tools}")
@@ -350,6 +357,14 @@ class _DatasetCheck:
         except DatasetError as error:
             self._error = error
         self._done.set()
+
+    async def most_rollouts(self, enough: int) -> int:
+        """How many rollouts there will be at most; `enough` when the rows are not counted within a moment."""
+        with anyio.move_on_after(COUNTING_SECONDS):
+            await self._done.wait()
+        if self._summary is None:
+            return enough
+        return max(1, msgspec.structs.replace(self._plan, total_rows=self._summary.count).total_rollouts)
 
     async def summary(self) -> DatasetSummary:
         """What the check found; raises DatasetError."""

@@ -246,7 +246,7 @@ def run_options(
         typer.Option(
             min=0.0,
             metavar="USD",
-            help="Start no further rollouts once this is spent (LiteLLM models with a known price).",
+            help="Start no further rollouts once they and their judges have cost this (models with a known price).",
             rich_help_panel=_LIMITS,
         ),
     ] = None,

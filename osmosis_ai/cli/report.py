@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.console import Output, counted
 from osmosis_ai.records import ModelSpec
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.report import Comparison, Report, Totals
@@ -35,7 +35,7 @@ def print_report(output: Output, plan: RunPlan, report: Report, *, wall_ms: floa
         output.result(_comparison_table(report.comparisons))
     if report.judges.calls:
         cost = "" if report.judges.cost_usd is None else f", ${report.judges.cost_usd:.4f}"
-        output.result(f"judges: {report.judges.calls} calls, {report.judges.total_tokens:,} tokens{cost}")
+        output.result(f"judges: {counted(report.judges.calls, 'call')}, {report.judges.total_tokens:,} tokens{cost}")
     if report.tools:
         output.result(_tools_table(report))
     _print_causes(output, report)
@@ -49,9 +49,9 @@ def _headline(totals: Totals, scoring_errors: int, wall_ms: float | None) -> str
     if totals.missing:
         parts.append(f"{totals.missing} not run")
     if scoring_errors:
-        parts.append(f"{scoring_errors} scoring errors")
+        parts.append(counted(scoring_errors, "scoring error"))
     parts.append(f"{totals.usage.total_tokens:,} tokens")
-    if totals.cost_usd is not None:
+    if totals.cost_usd:
         parts.append(f"${totals.cost_usd:.4f}")
     if wall_ms is not None:
         parts.append(f"{wall_ms / 1000:.1f} s")

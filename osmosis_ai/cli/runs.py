@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.console import Output, counted
 from osmosis_ai.errors import OsmosisError, StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def rescore(
             root=str(session.root),
             limits=Limits(reward_timeout=reward_timeout),
             functions=refs,
-            strict_functions=bool(eval_fn),
+            required=frozenset(ref.name for ref in refs if eval_fn),
         )
         options = PoolOptions(
             workers=default_workers(spec.batch_size) if workers is None else workers,
@@ -341,7 +341,7 @@ def remove(
         if session.json:
             print_json(output, session.masker, {"removed": list(found)})
         else:
-            output.say(f"{len(found)} runs removed")
+            output.say(f"{counted(len(found), 'run')} removed")
 
 
 async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
@@ -356,7 +356,7 @@ async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: 
             output.warn(f"not scored with: {problem.message}")
         names = list(pool.loaded.functions)
         with RescoreProgress(output, info.rollouts - info.failed) as listener:
-            await score_again(info.id, pool, store, listener)
+            await score_again(info.id, pool, store, listener, spec)
     totals = store.function_totals(info.id)
     if info.status != "running":
         means = {total.function: total.mean for total in totals}

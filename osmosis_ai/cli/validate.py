@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -84,7 +85,10 @@ def validate(
     except ValueError as error:
         raise UsageError(str(error)) from None
     data = None if dataset is None else _dataset(dataset, cwd)
-    load_env_files(cwd, root)
+    for folder in (cwd, root):
+        # One that can't be read is a finding.
+        with suppress(UsageError):
+            load_env_files(folder)
     output = Output(Masker.from_environment(os.environ).text)
     options = ValidationOptions(static=static, dataset=data, forms=forms, load_seconds=timeout)
     if agent is not None:

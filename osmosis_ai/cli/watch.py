@@ -22,9 +22,11 @@ from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.execute import COULD_NOT_START, INTERRUPTED, pool_options
 from osmosis_ai.cli.options import RunOptions
 from osmosis_ai.discovery.repository import Repository
+from osmosis_ai.discovery.rubrics import rubric_files
 from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
 from osmosis_ai.records import Record, Rollout, Score
+from osmosis_ai.reward_rubric.redirect import redirect_judges
 from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.orphans import end_strays
 from osmosis_ai.runtime.planning import RunRequest, check_output, find_agent, find_dataset, prepare
@@ -36,11 +38,11 @@ from osmosis_ai.runtime.store import RunStore
 from osmosis_ai.runtime.tasks import task_group
 from osmosis_ai.runtime.watch import (
     FileHashes,
+    GitIgnore,
     Stale,
     classify,
     counts,
     from_root,
-    read_gitignore,
     repository_files,
     settled,
     watch_files,
@@ -96,6 +98,7 @@ def watch(request: RunRequest, options: RunOptions) -> int:
         The exit code.
     """
     cwd = Path.cwd()
+    redirect_judges(options.judge_model, options.judge_base_url, priced=options.max_cost is not None)
     request = msgspec.structs.replace(request, cache=options.cache is not False)
     output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
     watcher: _Watcher | None = None
@@ -128,7 +131,7 @@ def _check(request: RunRequest, cwd: Path) -> None:
     try:
         prepare(request, cwd, os.environ)
     except FunctionError:
-        if request.eval_fns:
+        if request.eval_fns or request.rubrics:
             raise
 
 
@@ -305,12 +308,19 @@ class _Watcher:
             if folder is not None:
                 self._hashes.learn(repository_files(self._root, folder))
         self._hashes.learn(
-            {*watched.tool_sources, *watched.function_sources, watched.dataset, ".env", *self._outside()}
+            {
+                *watched.tool_sources,
+                *watched.function_sources,
+                *watched.rubric_files,
+                watched.dataset,
+                ".env",
+                *self._outside(),
+            }
         )
 
     def _outside(self) -> dict[str, Path]:
         """Files that results depend on and that lie outside the repository."""
-        files = (self._dataset, self._cwd / ".env")
+        files = [self._dataset, self._cwd / ".env", *rubric_files(self._request.rubrics, self._repository, self._cwd)]
         return {from_root(self._root, file): file for file in files if not file.resolve().is_relative_to(self._root)}
 
     def _display(self) -> AbstractContextManager[Display]:
@@ -347,7 +357,7 @@ class _Watcher:
                 async for paths in settled(saves):
                     await send.send(paths)
 
-        ignored = read_gitignore(self._root)
+        ignored = GitIgnore(self._root)
         outside = self._outside()
         group.start_soon(changes)
         group.start_soon(watch_files, self._root, self._root, lambda path: counts(path, ignored), saved, stop)

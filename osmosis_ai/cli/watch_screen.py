@@ -125,6 +125,8 @@ def _results(iteration: Iteration) -> list[Any]:
         Text(f"{spec.name}{stand_in}, {plan.total_rows} rows; redone: {redone}; {iteration.took_ms:.0f} ms"),
         _scores(iteration),
     ]
+    if iteration.out_of_budget:
+        parts.append(Text(f"stopped: the budget of ${plan.max_cost:g} (--max-cost) is spent", style="red"))
     totals = report.policy
     if totals.failed or totals.missing or report.scoring_errors:
         parts.append(

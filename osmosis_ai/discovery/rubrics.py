@@ -11,10 +11,11 @@ import msgspec
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.scan import Component, Problem, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, UsageError
+from osmosis_ai.imports import content_hash
 from osmosis_ai.records import FunctionRef
 from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, Rubric, load_rubrics
 
-__all__ = ["discovered_rubrics", "resolve_rubrics"]
+__all__ = ["discovered_rubrics", "resolve_rubrics", "rubric_files"]
 
 ALL = "all"
 SUFFIXES = (".yaml", ".yml")
@@ -44,6 +45,19 @@ def resolve_rubrics(specs: list[str], repository: Repository, cwd: Path) -> list
     return list({ref.name: ref for ref in refs}.values())
 
 
+def rubric_files(specs: list[str], repository: Repository, cwd: Path) -> list[Path]:
+    """The rubric files that `--rubric` values lead to, whether or not they are there and can be used.
+
+    Args:
+        specs: The values as they were typed.
+        repository: The repository.
+        cwd: The working directory, absolute.
+    """
+    files = [_named_file(spec.strip()) for spec in specs]
+    found = [repository.root / DEFAULT_FILE if file is None else _find(file, repository, cwd) for file in files]
+    return list(dict.fromkeys(found))
+
+
 def discovered_rubrics(repository: Repository) -> tuple[list[FunctionRef], list[Problem]]:
     """The `@osmosis_rubric` functions of a repository, and what could not be read while looking for them."""
     components, problems = _components(repository)
@@ -53,14 +67,16 @@ def discovered_rubrics(repository: Repository) -> tuple[list[FunctionRef], list[
 
 def _resolve(spec: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
     if spec == ALL:
-        found = discovered_rubrics(repository)[0] + _default_entries(repository)
+        functions, problems = discovered_rubrics(repository)
+        _refuse_unreadable(problems)
+        found = functions + _default_entries(repository)
         if not found:
             raise FunctionError(f"--rubric all: there are no rubrics. {_what_there_is([], [])}")
         return found
-    file, mark, rubric_id = spec.rpartition("#") if "#" in spec else (spec, "", "")
-    if mark or file.endswith(SUFFIXES):
-        return _of_file(spec, file, rubric_id, repository, cwd)
-    components, _ = _components(repository)
+    file = _named_file(spec)
+    if file is not None:
+        return _of_file(spec, file, spec.removeprefix(file).removeprefix("#"), repository, cwd)
+    components, problems = _components(repository)
     if ":" in spec:
         return [msgspec.structs.replace(resolve_function(spec, components, repository.root, cwd), kind="rubric")]
     if any(component.name == spec for component in components):
@@ -69,20 +85,24 @@ def _resolve(spec: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
     matching = [entry for entry in entries if entry.attribute == spec]
     if matching:
         return matching
+    # What could not be read may be just what was asked for.
+    _refuse_unreadable(problems)
     names = [component.name for component in components] + [entry.attribute for entry in entries]
     near = difflib.get_close_matches(spec, names, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
     raise FunctionError(f"--rubric {spec!r}: there is no such rubric{hint} {_what_there_is(components, entries)}")
 
 
+def _refuse_unreadable(problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        raise FunctionError(str(problem))
+
+
 def _of_file(spec: str, file: str, rubric_id: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
-    for base in dict.fromkeys((cwd, repository.root)):
-        path = base / Path(file).expanduser()
-        if path.is_file():
-            entries = _entries(path, repository.root)
-            break
-    else:
+    path = _find(file, repository, cwd)
+    if not path.is_file():
         raise FunctionError(f"--rubric {spec}: there is no file {file}; write FILE#ID, as in {DEFAULT_FILE}#my_rubric")
+    entries = _entries(path, repository.root)
     if not rubric_id:
         return entries
     matching = [entry for entry in entries if entry.attribute == rubric_id]
@@ -92,6 +112,19 @@ def _of_file(spec: str, file: str, rubric_id: str, repository: Repository, cwd: 
         there = ", ".join(entry.attribute for entry in entries)
         raise FunctionError(f"--rubric {spec}: {file} has no rubric {rubric_id!r}{hint} It has: {there}")
     return matching
+
+
+def _named_file(spec: str) -> str | None:
+    """The file of `FILE#ID` or `FILE`; None when the value names something else."""
+    file, mark, _ = spec.rpartition("#")
+    if mark:
+        return file
+    return spec if spec.endswith(SUFFIXES) else None
+
+
+def _find(file: str, repository: Repository, cwd: Path) -> Path:
+    candidates = [base / Path(file).expanduser() for base in (cwd, repository.root)]
+    return next((path for path in candidates if path.is_file()), candidates[-1])
 
 
 def _default_entries(repository: Repository) -> list[FunctionRef]:
@@ -109,7 +142,20 @@ def _entries(path: Path, root: Path) -> list[FunctionRef]:
 
 def _ref(rubric: Rubric, path: Path, root: Path) -> FunctionRef:
     file = (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
-    return FunctionRef(f"{file}#{rubric.id}", "", rubric.id, str(root), kind="rubric", file=file, line=rubric.line)
+    # What makes scores differ: neither where it stands nor whose key is used.
+    model_info = {name: value for name, value in rubric.model_info.items() if name != "api_key"}
+    said = msgspec.structs.replace(rubric, line=0, model_info=model_info)
+    content = content_hash(msgspec.json.encode(said, order="deterministic"))
+    return FunctionRef(
+        f"{file}#{rubric.id}",
+        "",
+        rubric.id,
+        str(root),
+        kind="rubric",
+        file=file,
+        line=rubric.line,
+        content=content,
+    )
 
 
 def _components(repository: Repository) -> tuple[Sequence[Component], list[Problem]]:

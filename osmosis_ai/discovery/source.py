@@ -19,12 +19,12 @@ __all__ = [
     "Problem",
     "UnreadableError",
     "aliases_of",
-    "decoded",
     "decorated_as",
     "dotted_name",
     "importable_functions",
     "parse_file",
     "python_files",
+    "read_file",
     "relative_to_root",
     "statements",
 ]
@@ -41,6 +41,9 @@ class Problem(Record, frozen=True):
     file: str
     line: int | None
     message: str
+
+    def __str__(self) -> str:
+        return f"{self.file if self.line is None else f'{self.file}:{self.line}'}: {self.message}"
 
 
 class UnreadableError(Exception):
@@ -87,8 +90,8 @@ def relative_to_root(path: Path, root: Path) -> str:
     return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
-def parse_file(path: Path) -> ast.Module:
-    """A file's syntax tree; raises UnreadableError."""
+def read_file(path: Path) -> str:
+    """A source file's text; raises UnreadableError."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -98,7 +101,12 @@ def parse_file(path: Path) -> ast.Module:
         data = path.read_bytes()
     except OSError as error:
         raise UnreadableError(f"can't be read: {error.strerror or error}") from None
-    source = decoded(data)
+    return _decoded(data)
+
+
+def parse_file(path: Path) -> ast.Module:
+    """A file's syntax tree; raises UnreadableError."""
+    source = read_file(path)
     try:
         with warnings.catch_warnings():
             # What the compiler thinks of the file's escapes is said when it is imported.
@@ -112,7 +120,7 @@ def parse_file(path: Path) -> ast.Module:
         raise UnreadableError("can't be parsed: nested too deeply") from None
 
 
-def decoded(data: bytes) -> str:
+def _decoded(data: bytes) -> str:
     """Source as text, by its declared encoding, else UTF-8; raises UnreadableError."""
     try:
         return data.decode("utf-8-sig")

@@ -18,6 +18,8 @@ _tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11)
 MAX_TOML_BYTES = 256 * 1024
 """Far above any real config; the parser's time grows with the square of some texts' length."""
 
+# The parser takes time that grows with the square of a key's parts; no config has so many.
+_LONG_KEY = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
 _HEADER = re.compile(r"\s*\[{1,2}\s*([^\]#]+?)\s*\]{1,2}\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
 _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
@@ -73,6 +75,8 @@ def read_toml(path: Path, root: Path) -> dict[str, Any]:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML text; raises TomlError."""
+    if (long_key := _LONG_KEY.search(text)) is not None:
+        raise TomlError("a key of more than 64 parts", text.count("\n", 0, long_key.start()) + 1)
     try:
         document: dict[str, Any] = _tomllib.loads(text)
         return document
@@ -84,6 +88,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise TomlError(f"not valid TOML: {message[: place.start()]}", int(place[1])) from None
     except RecursionError:
         raise TomlError("not usable: nested too deeply") from None
+    except ValueError as error:
+        raise TomlError(f"not usable: {error}") from None
 
 
 class KeyLines:

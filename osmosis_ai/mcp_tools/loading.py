@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,9 +19,15 @@ from osmosis_ai.errors import RepositoryError
 from osmosis_ai.imports import SourceLoader, uncached_imports
 from osmosis_ai.tracebacks import describe, locate
 
-__all__ = ["import_failure", "load_server", "prepare_path"]
+__all__ = ["import_failure", "import_fastmcp", "load_server", "prepare_path"]
 
 _USUAL_NAMES = ("mcp", "server", "app")
+
+
+def import_fastmcp() -> None:
+    """Import fastmcp without what its own imports warn of, which nobody here can mend."""
+    with warnings.catch_warnings(record=True):
+        import fastmcp  # noqa: F401
 
 
 def prepare_path(mcp_dir: Path, root: Path) -> None:
@@ -33,7 +40,7 @@ def prepare_path(mcp_dir: Path, root: Path) -> None:
         mcp_dir: The folder that holds `main.py`.
         root: The repository's root folder.
     """
-    import fastmcp  # noqa: F401
+    import_fastmcp()
     import mcp.types  # noqa: F401
 
     first = [str(mcp_dir.resolve()), str(root.resolve())]

@@ -116,17 +116,11 @@ class Scorer:
         # A function that took too long may still be making calls.
         judge_calls = list(calls)
         explanation = "\n".join(call.explanation for call in judge_calls if call.explanation) or None
-        if isinstance(outcome, Failure):
-            return Score(
-                self.ref.name,
-                failure=outcome,
-                duration_ms=duration_ms,
-                explanation=explanation,
-                judge_calls=judge_calls,
-            )
+        value, failure = (None, outcome) if isinstance(outcome, Failure) else (outcome, None)
         return Score(
             self.ref.name,
-            value=outcome,
+            value=value,
+            failure=failure,
             duration_ms=duration_ms,
             explanation=explanation,
             judge_calls=judge_calls,

@@ -15,6 +15,7 @@ from osmosis_ai.records import Completion, JudgeCall, Message, ModelSpec, Record
 from osmosis_ai.reward_rubric import background
 from osmosis_ai.reward_rubric.numbers import finite_number
 from osmosis_ai.reward_rubric.prompt import RESPONSE_FORMAT, Case, judge_messages, repair_messages
+from osmosis_ai.reward_rubric.redirect import JUDGE_PRICED
 from osmosis_ai.reward_rubric.reply import Judgement, UnusableReplyError, parse_judgement
 from osmosis_ai.reward_rubric.target import Target, find_target, missing_key
 from osmosis_ai.reward_rubric.tracing import judge_call_listeners
@@ -227,10 +228,14 @@ class _Judge:
     """A judge's client, kept for the life of the process, and what holds requests to it back when it is overloaded."""
 
     def __init__(self, target: Target) -> None:
-        from osmosis_ai.runtime.models.litellm_model import LiteLLMModel, import_litellm
+        from osmosis_ai.runtime.models.litellm_model import LiteLLMModel, import_litellm, price_known
         from osmosis_ai.runtime.models.retry import AdaptiveLimiter
 
         litellm = import_litellm()
+        if os.environ.get(JUDGE_PRICED) and not price_known(target.name):
+            raise ProviderRequestError(
+                target.provider, target.model, "no price is known for it, so --max-cost can't be kept; it wasn't asked"
+            )
         if target.api_key is None and not target.provider.startswith(OWN_CREDENTIALS):
             missing = litellm.validate_environment(model=target.name).get("missing_keys") or []
             for variable in missing:

@@ -1,7 +1,8 @@
 """Sends every judge call of a process elsewhere, whatever the rubrics name.
 
 The redirect lives in environment variables, so that worker processes have it too: `OSMOSIS_JUDGE_MODEL`,
-`OSMOSIS_JUDGE_BASE_URL` and, for the key, `OSMOSIS_JUDGE_API_KEY`.
+`OSMOSIS_JUDGE_BASE_URL` and, for the key, `OSMOSIS_JUDGE_API_KEY`. With `OSMOSIS_JUDGE_PRICED` only judges whose price
+is known are asked.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ __all__ = [
     "JUDGE_BASE_URL",
     "JUDGE_KEY",
     "JUDGE_MODEL",
+    "JUDGE_PRICED",
     "Redirect",
     "current_redirect",
-    "redirect_environment",
+    "judge_environment",
     "redirect_judges",
 ]
 
 JUDGE_MODEL = "OSMOSIS_JUDGE_MODEL"
 JUDGE_BASE_URL = "OSMOSIS_JUDGE_BASE_URL"
 JUDGE_KEY = "OSMOSIS_JUDGE_API_KEY"
+JUDGE_PRICED = "OSMOSIS_JUDGE_PRICED"
 
 
 class Redirect(Record, frozen=True):
@@ -36,32 +39,23 @@ class Redirect(Record, frozen=True):
         return f"Redirect(model={self.model!r}, base_url={self.base_url!r})"
 
 
-def redirect_environment(
-    model: str | None = None, base_url: str | None = None, api_key: str | None = None
-) -> dict[str, str]:
-    """The environment variables of a redirect, for processes that are still to be started.
-
-    Args:
-        model: `provider/model` as LiteLLM knows it; a bare name is an OpenAI model. With a base URL the name as served.
-        base_url: An OpenAI-compatible endpoint.
-        api_key: Its key; otherwise `OSMOSIS_JUDGE_API_KEY` is used.
-    """
-    given = {JUDGE_MODEL: model, JUDGE_BASE_URL: base_url, JUDGE_KEY: api_key}
-    return {name: value for name, value in given.items() if value}
-
-
-def redirect_judges(model: str | None = None, base_url: str | None = None, api_key: str | None = None) -> None:
-    """Send every judge call of this process, and of those it starts, elsewhere; without a model and URL, no longer.
+def redirect_judges(model: str | None = None, base_url: str | None = None, *, priced: bool = False) -> None:
+    """Send every judge call of this process elsewhere; what is None stays as the environment has it.
 
     Args:
         model: `provider/model` as LiteLLM knows it; a bare name is an OpenAI model. With a base URL it is the name as
-            served there, and None keeps the name in `model_info`.
-        base_url: An OpenAI-compatible endpoint; None is the provider's own.
-        api_key: The key for it; None leaves `OSMOSIS_JUDGE_API_KEY` as it is.
+            served there, and without one the name in `model_info` stays.
+        base_url: An OpenAI-compatible endpoint; its key is that of `OSMOSIS_JUDGE_API_KEY`.
+        priced: Whether only judges whose price is known are asked.
     """
-    os.environ.pop(JUDGE_MODEL, None)
-    os.environ.pop(JUDGE_BASE_URL, None)
-    os.environ.update(redirect_environment(model, base_url, api_key))
+    given = {JUDGE_MODEL: model, JUDGE_BASE_URL: base_url, JUDGE_PRICED: "1" if priced else None}
+    os.environ.update({name: value for name, value in given.items() if value})
+
+
+def judge_environment() -> dict[str, str]:
+    """The variables with which another process sends its judge calls where this one does."""
+    names = (JUDGE_MODEL, JUDGE_BASE_URL, JUDGE_KEY, JUDGE_PRICED)
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def current_redirect() -> Redirect | None:

@@ -253,7 +253,7 @@ def _raised(error: BaseException, root: Path) -> Failure:
 
 def _plain_messages(messages: Any) -> tuple[list[Message], str | None]:
     """A copy that nobody else holds, or what is wrong with them."""
-    if not isinstance(messages, (list, tuple)) or not all(isinstance(message, dict) for message in messages):
+    if not isinstance(messages, (list, tuple)):
         return [], f"final_messages is {_article(messages)}, not a list of messages"
     try:
         return _copied(list(messages)), None
@@ -261,7 +261,21 @@ def _plain_messages(messages: Any) -> tuple[list[Message], str | None]:
         return [], f"final_messages can't be used: {error}"
 
 
-def _copied(messages: list[Message]) -> list[Message]:
+def _copied(messages: list[Any]) -> list[Message]:
+    """A copy that nobody else holds, in the form that all who read trajectories rely on.
+
+    Raises:
+        OsmosisRolloutError: They don't have that form, or can't be written as JSON.
+    """
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise OsmosisRolloutError(f"message {place} is {_article(message)}, not a dict")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, (list, tuple)) or not all(isinstance(call, dict) for call in calls):
+            raise OsmosisRolloutError(f"message {place} has `tool_calls` that aren't a list of dicts")
+        for call in calls:
+            if not isinstance(call.get("function") or {}, dict):
+                raise OsmosisRolloutError(f"message {place} has a tool call whose `function` isn't a dict")
     copied: list[Message] = msgspec.json.decode(encode(messages))
     return copied
 

@@ -86,7 +86,7 @@ class WorkerProcess:
     """One worker process, seen from the run.
 
     Args:
-        imported: Takes the files that user code imports after the start.
+        imported: Takes the files that user code has imported, at the start and later.
     """
 
     def __init__(self, imported: Callable[[dict[str, str]], None]) -> None:
@@ -232,6 +232,7 @@ class WorkerProcess:
                 assignment.done.set_result(event)
         elif isinstance(event, frames.Ready):
             self.ready = event
+            self._imported(event.tool_sources | event.function_sources)
             self.settled.set()
         elif isinstance(event, frames.NotReady):
             self._not_ready = event
@@ -246,6 +247,9 @@ class WorkerProcess:
             self._end = _blocked(f"user code held the event loop for {event.seconds:.0f} s")
 
     async def _bury(self) -> None:
+        # It is ending as a rule, and once it is gone there are no children of its own left to look for.
+        with anyio.move_on_after(DRAIN_SECONDS):
+            await self._spawned.exited.wait()
         end_processes(self.pid)
         await self._spawned.exited.wait()
         self._writer.close()
@@ -279,7 +283,7 @@ class Crew:
 
     Args:
         spawner: Starts the workers.
-        size: How many workers.
+        size: How many workers; where each job has its own, how many are started ahead of their jobs.
         memory_limit: Bytes a worker may hold; one that holds more is killed.
         freeze_limit: Seconds a worker may show no life, which user code that holds the interpreter brings about.
         share: How many jobs a worker gets at most while others are being started.
@@ -412,14 +416,20 @@ class Crew:
 
     async def _run_alone(self, job: Job, listen: Callable[[Progress], None]) -> Done:
         async with self._solo:
-            worker = await self._hire()
+            worker = self._kept_ahead() or await self._hire()
             # Nobody else's: it takes this one job.
             worker.leaving.set()
-            await worker.loaded(self._load_limit)
             try:
+                await worker.loaded(self._load_limit)
                 return await worker.run(job, listen)
             finally:
                 self._group.start_soon(worker.stop)
+
+    def _kept_ahead(self) -> WorkerProcess | None:
+        """Of the workers that were started before there was a job for them, the one that is ready first."""
+        if not self._alone:
+            return None
+        return next((worker for worker in self._workers if not worker.leaving.is_set()), None)
 
     async def _hire(self) -> WorkerProcess:
         worker = WorkerProcess(self._note_sources)
@@ -459,8 +469,6 @@ class Crew:
                 continue
             self._failed_starts = 0
             self._was_ready = True
-            assert worker.ready is not None
-            self._note_sources(worker.ready.tool_sources | worker.ready.function_sources)
             self._notify()
             await worker.leaving.wait()
 

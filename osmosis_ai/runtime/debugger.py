@@ -19,8 +19,8 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Message, Record, Rollout, Row, Score
 from osmosis_ai.runtime.frames import Called, Paused, Progress, Resume, RolloutJob, ScoreJob
 from osmosis_ai.runtime.pool import SteppingPool
-from osmosis_ai.runtime.run import POLICY, RunPlan
-from osmosis_ai.runtime.sources import combined_hash
+from osmosis_ai.runtime.run import POLICY, RunPlan, judges_usd
+from osmosis_ai.runtime.sources import function_code
 from osmosis_ai.runtime.store import RunStore
 
 __all__ = ["Debugger", "Ended", "RefusedError"]
@@ -72,6 +72,7 @@ class Debugger:
         self._store = store
         self._run_id = run_id
         self._started = 0
+        self._judges_usd = 0.0
         self._recorded: dict[int, int] = {}
         self._job: RolloutJob | None = None
         self._task: Future[None] | None = None
@@ -105,7 +106,7 @@ class Debugger:
         if index not in self.rows:
             raise RefusedError(f"there is no row {index}; the rows are {self.rows.start} to {self.rows.stop - 1}")
         limit = self.plan.max_cost
-        if limit is not None and self.pool.spent_usd >= limit:
+        if limit is not None and self.pool.spent_usd + self._judges_usd >= limit:
             raise RefusedError(f"the budget of ${limit:g} (--max-cost) is spent")
         self.leave()
         self.row = next(Dataset(Path(self.plan.dataset)).rows(offset=index, limit=1))
@@ -249,13 +250,15 @@ class Debugger:
         if not functions or not (rollout.failure is None or partial):
             return []
         scores = await self._score(rollout.id, row, rollout.messages)
-        code = dict.fromkeys(functions, combined_hash(self.pool.loaded.function_sources))
+        code = function_code(self.plan.functions, self.pool.loaded.function_sources, Path(self.plan.root))
         await self._store.save_scores(self._run_id, rollout.id, scores, code=code)
         return scores
 
     async def _score(self, job: str, row: Row, messages: list[Message]) -> list[Score]:
         functions = self.pool.loaded.functions
-        return await self.pool.score(ScoreJob(job, messages, row.index, row.ground_truth, row.extra, functions))
+        scores = await self.pool.score(ScoreJob(job, messages, row.index, row.ground_truth, row.extra, functions))
+        self._judges_usd += judges_usd(scores)
+        return scores
 
     def _stop(self) -> Paused | Ended:
         event = self._next()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-__all__ = ["available", "start_early"]
+__all__ = ["available", "preloads", "start", "start_early"]
 
-PRELOAD = ["osmosis_ai.runtime.preload"]
+PRELOAD = "osmosis_ai.runtime.preload"
+LITELLM = "osmosis_ai.runtime.preload_litellm"
+ENDPOINTS = "osmosis_ai.runtime.models.openai_compatible"
 NO_RUNS = (["rubric"], ["submit"], ["list"], ["info"], ["stop"])
 """Subcommands of `eval`."""
 
@@ -18,11 +21,15 @@ def available() -> bool:
     return "forkserver" in multiprocessing.get_all_start_methods()
 
 
-def start() -> None:
-    """Start it, if it doesn't run already; returns at once while it goes on importing."""
+def start(models: Sequence[str] = ()) -> None:
+    """Start it, if it doesn't run already; returns at once while it goes on importing.
+
+    Args:
+        models: Modules to import besides, from `preloads`.
+    """
     from multiprocessing import forkserver, resource_tracker
 
-    forkserver.set_forkserver_preload(PRELOAD)
+    forkserver.set_forkserver_preload([*models, PRELOAD])
     # Before the signal is blocked, because its start unblocks it.
     resource_tracker.ensure_running()
     # Ctrl-C is for the command to handle; the server ignores it, but not before it has imported how.
@@ -42,4 +49,31 @@ def start_early(arguments: Sequence[str]) -> None:
     text = " ".join(arguments).replace("=", " ")
     runs = arguments[:1] and arguments[0] in {"test", "eval", "serve"} and arguments[1:2] not in NO_RUNS
     if runs and "--workers 0" not in text and not {"--help", "-h"} & set(arguments) and available():
-        start()
+        start(preloads(arguments, os.environ))
+
+
+def preloads(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """What the models asked for need imported, as far as it shows before `.env` and the command line are read properly.
+
+    Args:
+        arguments: The command line without the command's own name.
+        environ: The environment.
+    """
+    options: dict[str, str] = {}
+    for index, argument in enumerate(arguments):
+        name, sign, value = argument.partition("=")
+        if name.startswith("--"):
+            options[name] = value if sign else " ".join(arguments[index + 1 : index + 2])
+    policy = options.get("--model") or environ.get("OSMOSIS_MODEL") or environ.get("OPENAI_API_KEY", "")
+    baseline = options.get("--baseline-model", "")
+    endpoints = options.keys() & {"--base-url", "--baseline-base-url"}
+    litellm = (
+        "--rubric" in options
+        or ("--base-url" not in options and _is_online(policy))
+        or ("--baseline-base-url" not in options and _is_online(baseline))
+    )
+    return [LITELLM] * litellm + [ENDPOINTS] * bool(endpoints)
+
+
+def _is_online(model: str) -> bool:
+    return bool(model) and not model.startswith("offline/")

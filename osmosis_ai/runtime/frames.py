@@ -44,6 +44,7 @@ class WorkerSpec(Record, frozen=True):
     """What a worker loads: the repository's tools (`mcp`) or its agent loop, its functions, or both; and the models it
     may ask.
 
+    `required` are the functions without which nothing may run; one of the others that can't be loaded is left out.
     `cache` is the file of stored model replies, None for none. With `allow_rewrites` an agent loop may change messages
     that it has sent. `debug_dir` is where its `log_event` writes, None for nowhere.
     """
@@ -53,7 +54,7 @@ class WorkerSpec(Record, frozen=True):
     mcp: McpSource | None = None
     policies: dict[str, ModelSpec] = {}
     functions: list[FunctionRef] = []
-    strict_functions: bool = False
+    required: frozenset[str] = frozenset()
     batch_size: int = 8
     cache: str | None = None
     agent: AgentSource | None = None

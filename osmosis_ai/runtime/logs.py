@@ -8,16 +8,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["LogWriter", "capture_output", "new_log", "output_in_file"]
+__all__ = ["Capture", "LogWriter", "capture_output", "new_log", "output_in_file"]
 
 JOB_BYTES = 1 << 20
 PROCESS_BYTES = 8 << 20
 LINE_CHARACTERS = 8192
 KEPT_LOGS = 50
+DRAIN_SECONDS = 0.5
 
 
 def new_log(folder: Path) -> Path:
@@ -106,8 +107,41 @@ class _JobStream(io.TextIOBase):
             if rest:
                 self._writer.write(label, self._stream, rest)
 
+    def finish_all(self) -> None:
+        """Write what every label has left unfinished."""
+        for label in list(self._parts):
+            self.finish(label)
 
-def capture_output(writer: LogWriter, label: Callable[[], str]) -> Callable[[str], None]:
+
+class Capture:
+    """This process's output on its way to a log. Made by `capture_output`."""
+
+    def __init__(self, writer: LogWriter, streams: Sequence[_JobStream], drains: Sequence[threading.Thread]) -> None:
+        self._writer = writer
+        self._streams = streams
+        self._drains = drains
+
+    def finish(self, label: str) -> None:
+        """A job is over: what it has left unfinished is logged."""
+        for stream in self._streams:
+            stream.finish(label)
+        self._writer.forget(label)
+
+    def close(self) -> None:
+        """Log what is unfinished or still on its way; what children write from now on is lost."""
+        for stream in self._streams:
+            stream.finish_all()
+        null = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(null, descriptor)
+        os.close(null)
+        deadline = time.monotonic() + DRAIN_SECONDS
+        for thread in self._drains:
+            # A child that was left may hold the other end open.
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def capture_output(writer: LogWriter, label: Callable[[], str]) -> Capture:
     """Send this process's output to a log for the rest of its life.
 
     `sys.stdout` and `sys.stderr` are labelled by job. What bypasses them (C code, child processes) arrives through the
@@ -116,27 +150,21 @@ def capture_output(writer: LogWriter, label: Callable[[], str]) -> Callable[[str
     Args:
         writer: Where lines go.
         label: Names the job on whose behalf the calling code runs.
-
-    Returns:
-        What is to be called with a label once its job is over.
     """
+    drains = []
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         read_end, write_end = os.pipe()
         os.dup2(write_end, descriptor)
         os.close(write_end)
-        threading.Thread(target=_drain, args=(read_end, writer, name), name=f"osmosis-{name}", daemon=True).start()
+        drain = threading.Thread(target=_drain, args=(read_end, writer, name), name=f"osmosis-{name}", daemon=True)
+        drain.start()
+        drains.append(drain)
     streams = (_JobStream(writer, "stdout", label, 1), _JobStream(writer, "stderr", label, 2))
     sys.stdout, sys.stderr = streams
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-
-    def finish(done: str) -> None:
-        for stream in streams:
-            stream.finish(done)
-        writer.forget(done)
-
-    return finish
+    return Capture(writer, streams, drains)
 
 
 @contextmanager

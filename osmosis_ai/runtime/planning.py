@@ -18,7 +18,7 @@ from osmosis_ai.runtime.frames import Limits, WorkerSpec
 from osmosis_ai.runtime.models.choice import ModelChoice, choose_model
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
 
-__all__ = ["Prepared", "RunRequest", "described", "find_agent", "prepare"]
+__all__ = ["Prepared", "RunRequest", "find_agent", "prepare"]
 
 
 class RunRequest(Record, frozen=True):
@@ -79,7 +79,7 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
     # An agent loop may give its rollouts rewards of its own.
     if request.command == "eval" and not functions and own is None:
         for problem in problems:
-            raise FunctionError(described(problem))
+            raise FunctionError(str(problem))
         raise UsageError(
             f"nothing to score with: no @osmosis_reward function in {repository.root / 'reward_fn'}; "
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
@@ -112,18 +112,13 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
         debug_dir=environ.get("ROLLOUT_DEBUG_DIR") or None,
         policies=plan.policies,
         functions=functions,
-        strict_functions=bool(request.eval_fns),
+        # Rubrics score only when they are asked for.
+        required=frozenset(ref.name for ref in functions if request.eval_fns or ref.kind == "rubric"),
         batch_size=plan.batch_size,
         cache=_find_cache(repository) if request.cache else None,
     )
     banners = list(dict.fromkeys(choice.banner for choice in choices.values() if choice.banner))
     return Prepared(plan, worker, banners, problems)
-
-
-def described(problem: Problem) -> str:
-    """A problem with its file and line."""
-    place = problem.file if problem.line is None else f"{problem.file}:{problem.line}"
-    return f"{place}: {problem.message}"
 
 
 def find_agent(mcp: str | None, agent: str | None, cwd: Path) -> tuple[McpSource | AgentSource, Repository]:
@@ -174,7 +169,7 @@ def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple
         if not problems:
             raise
         # What could not be read may be just what was asked for.
-        raise FunctionError(f"{problems[0].file}:{problems[0].line}: {problems[0].message}\n{error}") from error
+        raise FunctionError(f"{problems[0]}\n{error}") from error
     return list({ref.name: ref for ref in refs}.values()), problems
 
 

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from time import monotonic
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -201,8 +200,12 @@ class _Rollouts:
         builder = next(iter(self._builders.values()), None)
         if builder is None:
             return None
-        seconds = monotonic() - builder.started
-        return InFlight(builder.job.row.index, builder.job.run_index, seconds, builder.waiting_on)
+        return InFlight(builder.job.row.index, builder.job.run_index, builder.elapsed_ms / 1000, builder.waiting_on)
+
+    def resume(self, order: Resume) -> None:
+        """A person's order goes to a paused rollout."""
+        if order.action == "next" and order.id in self._builders:
+            self._builders[order.id].resume()
 
 
 class InlinePool:
@@ -248,6 +251,7 @@ class InlinePool:
         return builder.finish(done)
 
     def resume(self, order: Resume) -> None:
+        self._rollouts.resume(order)
         self._worker.resume(order)
 
     async def score(self, job: ScoreJob) -> list[Score]:
@@ -295,8 +299,9 @@ class ProcessPool:
         Raises:
             StartError: Something can't be loaded.
         """
-        at_once = spec.batch_size if options.isolation == "rollout" else options.workers
-        memory = options.worker_memory or _fair_share(at_once + options.workers)
+        alone = spec.batch_size if options.isolation == "rollout" else 0
+        # As many for the tools, as many for the functions.
+        memory = options.worker_memory or _fair_share(alone + 2 * options.workers)
 
         def boot(part: WorkerSpec) -> Boot:
             return Boot(part, log=options.log, debug=options.debug, keys=options.keys, environ=options.environ)
@@ -313,7 +318,7 @@ class ProcessPool:
         has_agent = spec.mcp is not None or spec.agent is not None
         if has_agent and options.isolation == "rollout":
             spawner = TemplateSpawner(boot(tools))
-            agents = Crew(spawner, 1, memory, longest_call, 1, alone=spec.batch_size, load_limit=load)
+            agents = Crew(spawner, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)
         elif has_agent:
             workers = ForkServerSpawner(boot(tools))
             agents = Crew(workers, options.workers, memory, longest_call, share, load_limit=load)
@@ -374,6 +379,7 @@ class ProcessPool:
 
     def resume(self, order: Resume) -> None:
         assert self._agents is not None
+        self._rollouts.resume(order)
         self._agents.resume(order)
 
     async def score(self, job: ScoreJob) -> list[Score]:

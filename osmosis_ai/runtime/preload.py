@@ -5,23 +5,24 @@ No thread may be started here, because a fork takes along only the thread that f
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import anyio
-import fastmcp
 
-from osmosis_ai.mcp_tools import loading as loading
+from osmosis_ai.mcp_tools import loading
 from osmosis_ai.mcp_tools.host import ToolHost
 from osmosis_ai.reward_fn import decorator as decorator
 from osmosis_ai.runtime import agents as agents
 from osmosis_ai.runtime import process as process  # what a worker runs
 from osmosis_ai.runtime.models import cache as cache
-from osmosis_ai.runtime.models import openai_compatible as openai_compatible
 from osmosis_ai.runtime.orphans import adopt_orphans
 
 
 async def _warm_up() -> None:
     """Use a throw-away server once: some imports wait for the first session and the first call."""
+    import fastmcp
+
     server = fastmcp.FastMCP("warm-up")
 
     async def nothing(value: int) -> int:
@@ -36,4 +37,7 @@ async def _warm_up() -> None:
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 adopt_orphans()
+loading.import_fastmcp()
 anyio.run(_warm_up)
+# A worker's garbage collector would look at all of this, and so copy every page of it that forks share.
+gc.freeze()

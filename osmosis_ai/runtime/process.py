@@ -27,8 +27,9 @@ from osmosis_ai.errors import StartError
 from osmosis_ai.records import Record
 from osmosis_ai.runtime import frames
 from osmosis_ai.runtime.frames import Event, Job, Order, WorkerSpec
-from osmosis_ai.runtime.logs import LogWriter, capture_output, output_in_file
+from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file
 from osmosis_ai.runtime.masking import Masker
+from osmosis_ai.runtime.models import import_model
 from osmosis_ai.runtime.orphans import end_processes
 from osmosis_ai.runtime.watchdog import JobTasks, Watchdog
 from osmosis_ai.runtime.worker import LoadedRepository, Worker, current_job, job_label, label_of, load_repository
@@ -99,6 +100,11 @@ class Outbox:
 
 def end_group() -> None:
     """Kill everything this process started, and itself."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        # Without children there is nobody who may have left the group, and looking for them takes a while.
+        os.killpg(0, signal.SIGKILL)
     end_processes(os.getpid())
 
 
@@ -133,13 +139,14 @@ def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None
     outbox = Outbox(events)
     order = msgspec.json.decode(boot, type=Boot)
     os.environ.update(order.environ)
-    finish = capture_output(log_writer(order), worker_label)
+    output = capture_output(log_writer(order), worker_label)
     try:
         loaded = load_repository(order.spec)
     except StartError as error:
+        output.close()
         outbox.send(frames.NotReady(type(error).__name__, str(error)))
         return
-    serve(loaded, jobs, outbox, finish)
+    serve(loaded, jobs, outbox, output)
 
 
 def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -> None:
@@ -162,6 +169,8 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
     with output_in_file(writer):
         try:
             loaded = load_repository(order.spec)
+            for model in order.spec.policies.values():
+                import_model(model)
         except StartError as error:
             failure = frames.NotReady(type(error).__name__, str(error))
     children: set[int] = set()
@@ -199,12 +208,12 @@ def _run_forked(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.setsid()
     end_with_run()
-    finish = capture_output(writer, worker_label)
+    output = capture_output(writer, worker_label)
     if loaded is None:
         assert failure is not None
         outbox.send(failure)
         os._exit(0)
-    serve(loaded, jobs, outbox, finish)
+    serve(loaded, jobs, outbox, output)
 
 
 def _reap(children: set[int], reports: socket.socket) -> None:
@@ -228,23 +237,23 @@ def worker_label() -> str:
     return job_label.get() or f"worker {os.getpid()}"
 
 
-def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, finish: Callable[[str], None]) -> None:
+def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output: Capture) -> None:
     """Run jobs in this process until it is told to stop, then end it.
 
     Args:
         loaded: The repository.
         jobs: Where jobs come from.
         outbox: Where events go.
-        finish: Takes the label of a job whose output is complete.
+        output: Where the process's output goes.
     """
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(_serve(loaded, jobs, outbox, finish))
+        loop.run_until_complete(_serve(loaded, jobs, outbox, output.finish))
     except StartError as error:
         outbox.send(frames.NotReady(type(error).__name__, str(error)))
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt from user code end the worker
         outbox.send(frames.Dying(f"{type(error).__name__}: {error}".rstrip(": ")))
-        end_group()
+    output.close()
     # Threads that user code left behind must not keep the process; its group goes with it.
     end_group()
 

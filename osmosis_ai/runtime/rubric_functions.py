@@ -33,7 +33,8 @@ async def function_judge(ref: FunctionRef, limits: Limits, options: PoolOptions)
     Raises:
         StartError: The function can't be loaded.
     """
-    spec = WorkerSpec(root=ref.root, limits=limits, functions=[ref], strict_functions=True, batch_size=options.workers)
+    required = frozenset({ref.name})
+    spec = WorkerSpec(root=ref.root, limits=limits, functions=[ref], required=required, batch_size=options.workers)
     async with open_pool(spec, options) as pool:
 
         async def judge(record: RubricRecord) -> Answer:

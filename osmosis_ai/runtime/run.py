@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,14 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from osmosis_ai.dataset import Dataset
-from osmosis_ai.records import FunctionRef, ModelSpec, Record, Rollout, Row, Score
-from osmosis_ai.runtime.frames import Limits, RolloutJob, ScoreJob
+from osmosis_ai.records import FunctionRef, ModelSpec, Outcome, Record, Rollout, Row, Score
+from osmosis_ai.runtime.frames import Limits, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.pool import Pool
-from osmosis_ai.runtime.sources import combined_hash
+from osmosis_ai.runtime.sources import function_code
 from osmosis_ai.runtime.store import Completed, RolloutKey, RunStore
 from osmosis_ai.runtime.tasks import task_group
 
-__all__ = ["BASELINE", "POLICY", "Run", "RunListener", "RunPlan", "rescore"]
+__all__ = ["BASELINE", "POLICY", "Run", "RunListener", "RunPlan", "judges_usd", "rescore"]
 
 POLICY = "policy"
 BASELINE = "baseline"
@@ -69,19 +69,31 @@ class RunListener(Protocol):
 
 
 class _Unscored(NamedTuple):
-    """A durable rollout on its way to the scorers."""
+    """A durable rollout on its way to the scorers, and the functions that are to score it."""
 
     rollout: Rollout
     row: Row
+    functions: list[str]
 
 
 class _Scoring:
     """Takes durable rollouts to the scorers and their scores to the store."""
 
-    def __init__(self, run_id: str, pool: Pool, store: RunStore, listener: RunListener, *, partial: bool) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        pool: Pool,
+        store: RunStore,
+        listener: RunListener,
+        functions: list[FunctionRef],
+        root: Path,
+        *,
+        partial: bool,
+    ) -> None:
         self.functions = pool.loaded.functions
-        code = combined_hash(pool.loaded.function_sources)
-        self.code: dict[str, str] = dict.fromkeys(self.functions, code)
+        self.spent_usd = 0.0
+        code = function_code(functions, pool.loaded.function_sources, root)
+        self._code = {name: code[name] for name in self.functions}
         self._run_id = run_id
         self._pool = pool
         self._store = store
@@ -92,9 +104,9 @@ class _Scoring:
         """Stored rollouts that these functions, as their code is now, have not scored."""
         if not self.functions:
             return
-        for rollout, row in self._store.iter_for_scoring(self._run_id, without=self.code):
+        for rollout, row, missing in self._store.iter_for_scoring(self._run_id, without=self._code):
             if self.wants(rollout):
-                yield _Unscored(rollout, row)
+                yield _Unscored(rollout, row, missing)
 
     def wants(self, rollout: Rollout) -> bool:
         """Whether a rollout is to be scored: one that failed isn't, but for a partial one when that was asked for."""
@@ -102,19 +114,20 @@ class _Scoring:
         return failure is None or (self._partial and failure.origin == "timeout")
 
     async def score(self, batch: list[_Unscored]) -> None:
-        """Score rollouts with every function."""
-        wanted = [unscored for unscored in batch if self.functions and self.wants(unscored.rollout)]
+        """Score rollouts with the functions that are to."""
+        wanted = [unscored for unscored in batch if unscored.functions and self.wants(unscored.rollout)]
         jobs = [
-            ScoreJob(rollout.id, rollout.messages, row.index, row.ground_truth, row.extra, self.functions)
-            for rollout, row in wanted
+            ScoreJob(rollout.id, rollout.messages, row.index, row.ground_truth, row.extra, functions)
+            for rollout, row, functions in wanted
         ]
         scores = dict(zip((job.id for job in jobs), await self._pool.score_all(jobs) if jobs else [], strict=True))
+        self.spent_usd += sum(judges_usd(its_scores) for its_scores in scores.values())
         async with task_group() as saving:
             for rollout_id, its_scores in scores.items():
                 saving.start_soon(
-                    partial(self._store.save_scores, code=self.code), self._run_id, rollout_id, its_scores
+                    partial(self._store.save_scores, code=self._code), self._run_id, rollout_id, its_scores
                 )
-        for rollout, _ in batch:
+        for rollout, _, _ in batch:
             self._listener.scores_done(rollout, scores.get(rollout.id, []))
 
     async def slot(self, receive: MemoryObjectReceiveStream[_Unscored]) -> None:
@@ -142,6 +155,7 @@ class Run:
         listener: Hears of every record.
         completed: What is recorded already, of a run that is resumed.
         retry_failed: Whether rollouts that failed are run again.
+        spent_usd: What counts as spent already, against `plan.max_cost`; None is what the run's records have cost.
     """
 
     def __init__(
@@ -154,6 +168,7 @@ class Run:
         *,
         completed: Completed | None = None,
         retry_failed: bool = False,
+        spent_usd: float | None = None,
     ) -> None:
         self.id = id
         self.plan = plan
@@ -164,9 +179,17 @@ class Run:
         self._listener = listener
         self._recorded: set[RolloutKey] = set() if completed is None else completed.keys
         self._again = completed.failed if completed is not None and retry_failed else set()
-        self._spent_before = 0.0
-        self._scoring = _Scoring(id, pool, store, listener, partial=plan.score_partial)
+        self._spent_before = spent_usd
+        self._pool_before = pool.spent_usd
+        self._scoring = _Scoring(id, pool, store, listener, plan.functions, Path(plan.root), partial=plan.score_partial)
+        self._judged = {ref.name for ref in plan.functions if ref.kind == "rubric"}
         self._scope = anyio.CancelScope()
+
+    @property
+    def spent_usd(self) -> float:
+        """What rollouts and judges have cost, with what was spent before."""
+        here = self._pool.spent_usd - self._pool_before + self._scoring.spent_usd
+        return (self._spent_before or 0.0) + here
 
     def stop(self) -> None:
         """Start no further rollouts; those that run go on."""
@@ -180,9 +203,13 @@ class Run:
     async def execute(self) -> None:
         """Run and score what isn't yet; returns when every record is durable, or when the run was cancelled."""
         plan = self.plan
+        waiting = max(plan.batch_size * 4, MAX_BATCH * 2)
         if plan.max_cost is not None:
-            self._spent_before = sum(outcome.cost_usd or 0.0 for outcome in self._store.outcomes(self.id))
-        send, receive = anyio.create_memory_object_stream[_Unscored](max(plan.batch_size * 4, MAX_BATCH * 2))
+            if self._spent_before is None:
+                self._spent_before = sum(map(_cost, self._store.outcomes(self.id)))
+            # A judge's cost is known only once it has scored: no further rollouts run ahead of it.
+            waiting = 0
+        send, receive = anyio.create_memory_object_stream[_Unscored](waiting)
         jobs = self._jobs()
         with self._scope:
             async with task_group() as group:
@@ -197,6 +224,9 @@ class Run:
     async def _feed_waiting(self, send: MemoryObjectSendStream[_Unscored]) -> None:
         if self._recorded:
             for unscored in self._scoring.waiting():
+                if self._over_budget() and self._judged.intersection(unscored.functions):
+                    self.out_of_budget = True
+                    continue
                 rollout = unscored.rollout
                 key = RolloutKey(rollout.policy, rollout.row_id, rollout.run_index)
                 if key in self._recorded and key not in self._again:
@@ -208,7 +238,7 @@ class Run:
             replace = RolloutKey(job.policy, job.row.id, job.run_index) in self._again
             await self._store.save_rollout(self.id, rollout, job.row, replace=replace)
             self._listener.rollout_done(rollout)
-            await send.send(_Unscored(rollout, job.row))
+            await send.send(_Unscored(rollout, job.row, self._scoring.functions))
 
     def _jobs(self) -> Iterator[RolloutJob]:
         plan = self.plan
@@ -229,10 +259,21 @@ class Run:
 
     def _over_budget(self) -> bool:
         limit = self.plan.max_cost
-        return limit is not None and self._spent_before + self._pool.spent_usd >= limit
+        return limit is not None and self.spent_usd >= limit
 
 
-async def rescore(run_id: str, pool: Pool, store: RunStore, listener: RunListener, *, slots: int = 16) -> None:
+def judges_usd(scores: Iterable[Score]) -> float:
+    """What the judge calls of scores have cost, as far as it is known."""
+    return sum(call.cost_usd or 0.0 for score in scores for call in score.judge_calls)
+
+
+def _cost(outcome: Outcome) -> float:
+    return (outcome.cost_usd or 0.0) + judges_usd(outcome.scores.values())
+
+
+async def rescore(
+    run_id: str, pool: Pool, store: RunStore, listener: RunListener, spec: WorkerSpec, *, slots: int = 16
+) -> None:
     """Score a stored run's trajectories with the pool's functions, without any model call.
 
     Rollouts that these functions, as their code is now, have scored already are left alone.
@@ -242,9 +283,10 @@ async def rescore(run_id: str, pool: Pool, store: RunStore, listener: RunListene
         pool: Workers that have loaded the functions.
         store: Where the trajectories are and the scores go.
         listener: Hears of every rollout's scores.
+        spec: What the workers have loaded.
         slots: How many rollouts are scored at a time.
     """
-    scoring = _Scoring(run_id, pool, store, listener, partial=False)
+    scoring = _Scoring(run_id, pool, store, listener, spec.functions, Path(spec.root), partial=False)
     send, receive = anyio.create_memory_object_stream[_Unscored](MAX_BATCH * 2)
     async with task_group() as group:
         for _ in range(slots):

@@ -22,11 +22,11 @@ from osmosis_ai.runtime.pool import PoolOptions, ProcessPool
 from osmosis_ai.runtime.tasks import task_group
 from osmosis_ai.runtime.watch import (
     FileHashes,
+    GitIgnore,
     Watched,
     classify,
     counts,
     from_root,
-    read_gitignore,
     repository_files,
     settled,
     watch_files,
@@ -216,7 +216,7 @@ class PoolRunner:
 
         hashes.learn({*watched().tool_sources, *(repository_files(root, agent_dir) if agent_dir else ())})
         saved, saves = anyio.create_memory_object_stream[set[str]](1000)
-        ignored = read_gitignore(root)
+        ignored = GitIgnore(root)
         watching = partial(watch_files, root, root, lambda path: counts(path, ignored), saved, self._stop)
         self._group.start_soon(watching)
         async for paths in settled(saves):

@@ -18,15 +18,18 @@ import msgspec
 
 from osmosis_ai.dataset import Dataset, DatasetSummary
 from osmosis_ai.discovery.repository import Repository
+from osmosis_ai.discovery.rubrics import rubric_files
+from osmosis_ai.discovery.scan import Problem
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout, Score
 from osmosis_ai.runtime.frames import Ready, RolloutJob, ScoreJob, WorkerSpec
-from osmosis_ai.runtime.planning import Prepared, RunRequest, described, prepare
+from osmosis_ai.runtime.judges import check_judges
+from osmosis_ai.runtime.planning import Prepared, RunRequest, prepare
 from osmosis_ai.runtime.pool import InFlight, Pool, PoolOptions, open_pool
 from osmosis_ai.runtime.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.resume import run_config, run_identity
 from osmosis_ai.runtime.run import POLICY, Run, RunListener, RunPlan
-from osmosis_ai.runtime.sources import file_hash
+from osmosis_ai.runtime.sources import file_hash, function_code
 from osmosis_ai.runtime.store import Completed, RolloutKey, RunStore
 from osmosis_ai.runtime.watch import Stale, Watched, from_root, repository_files
 
@@ -62,7 +65,10 @@ class ToolChanges(Record, frozen=True):
 
 
 class Iteration(Record, frozen=True):
-    """One finished iteration. `before` is the last one's report; times in milliseconds."""
+    """One finished iteration. `before` is the last one's report; times in milliseconds.
+
+    `out_of_budget` tells that something wasn't run or scored, because `--max-cost` is spent.
+    """
 
     number: int
     trigger: list[str]
@@ -78,6 +84,7 @@ class Iteration(Record, frozen=True):
     failed: list[Flip]
     tools: ToolChanges
     took_ms: float
+    out_of_budget: bool = False
 
     def as_object(self) -> dict[str, Any]:
         """What the results object gets as `iteration`."""
@@ -88,6 +95,7 @@ class Iteration(Record, frozen=True):
             "flipped": {"passed": self.passed, "failed": self.failed},
             "tools": self.tools,
             "took_ms": self.took_ms,
+            "out_of_budget": self.out_of_budget,
         }
 
 
@@ -259,6 +267,8 @@ class WatchSession:
         agent_dir = repository.mcp_dir
         self._agent_dir = from_root(self.root, agent_dir.resolve()) if agent_dir is not None else None
         self._dataset = from_root(self.root, dataset.resolve())
+        files = rubric_files(request.rubrics, repository, cwd)
+        self._rubric_files = frozenset(from_root(self.root, file.resolve()) for file in files)
         self._cwd = cwd
         self._environ = environ
         self._options = options
@@ -279,6 +289,7 @@ class WatchSession:
         self._verdicts: dict[RolloutKey, _Verdict] = {}
         self._outcomes: list[Outcome] = []
         self._finished_key: Any = None
+        self._spent_usd = 0.0
         self._broken = False
         self._mixed = False
         if predecessor is not None:
@@ -302,6 +313,7 @@ class WatchSession:
             agent_dir=self._agent_dir,
             tool_sources=frozenset(loaded.tool_sources),
             function_sources=frozenset(loaded.function_sources),
+            rubric_files=self._rubric_files,
         )
 
     def mark_stale(self, stale: Stale) -> None:
@@ -336,22 +348,32 @@ class WatchSession:
             raise
         assert self._summary is not None
         assert self._run_id is not None
-        key = (self._run_id, self._summary.sha256, pool.loaded.function_sources, pool.loaded.functions)
+        key = (self._run_id, self._summary.sha256, self._code(plan, pool))
         if key == self._finished_key and not (again.everything or again.failed or self._broken):
             return None
         self._broken = False
         self._finished_key = None
         tally = _Tally(listener(plan, len(completed.keys) if completed is not None else 0))
-        run = Run(self._run_id, plan, pool, self.store, tally, completed=completed, retry_failed=again.failed)
+        run = Run(
+            self._run_id,
+            plan,
+            pool,
+            self.store,
+            tally,
+            completed=completed,
+            retry_failed=again.failed,
+            spent_usd=self._spent_usd,
+        )
         try:
             await run.execute()
         finally:
             self._mixed = pool.mixed
+            self._spent_usd = run.spent_usd
         if self._mixed:
             self.mark_stale(Stale(tools=True, functions=True))
             return await self.iterate(trigger, listener, again)
-        iteration = await self._conclude(plan, pool.loaded, tally, trigger, started)
-        self._finished_key = (key[0], key[1], pool.loaded.function_sources, key[3])
+        iteration = await self._conclude(plan, pool.loaded, tally, trigger, started, out_of_budget=run.out_of_budget)
+        self._finished_key = (key[0], key[1], self._code(plan, pool))
         return iteration
 
     def outcomes(self) -> Iterator[Outcome]:
@@ -399,7 +421,11 @@ class WatchSession:
                 fresh.append(scorers)
             for kept in fresh:
                 await kept.opened()
-            _refuse_broken(prepared, agents.pool.loaded, scorers.pool.loaded if scorers is not None else Ready())
+            problems = prepared.problems if not self._request.eval_fns else []
+            own = prepared.worker.agent is not None
+            if not own and not agents.pool.loaded.tools:
+                raise RepositoryError("mcp/main.py: the server has no tools")
+            _refuse_broken(problems, scorers.pool.loaded if scorers is not None else Ready())
         except BaseException:
             for kept in fresh:
                 kept.abandon()
@@ -424,6 +450,10 @@ class WatchSession:
         assert self._summary is not None
         return pool, msgspec.structs.replace(self._prepared.plan, total_rows=self._summary.count)
 
+    def _code(self, plan: RunPlan, pool: Pool) -> dict[str, str]:
+        code = function_code(plan.functions, pool.loaded.function_sources, self.root)
+        return {name: code[name] for name in pool.loaded.functions}
+
     def _data_files(self, *folders: str) -> dict[str, str]:
         """Files beside the modules, which code may read."""
         found = (path for folder in folders for path in repository_files(self.root, folder))
@@ -436,6 +466,7 @@ class WatchSession:
 
     async def _begin(self, plan: RunPlan, pool: Pool, again: Rerun) -> Completed | None:
         """Choose the run that this code and model belong to; a new one when they changed."""
+        check_judges(plan.functions, priced=plan.max_cost is not None)
         if self._probed != plan.policies:
             for policy in plan.policies:
                 await pool.probe(policy, price=plan.max_cost is not None)
@@ -462,13 +493,13 @@ class WatchSession:
         return {**data, **loaded.tool_sources}
 
     async def _conclude(
-        self, plan: RunPlan, loaded: Ready, tally: _Tally, trigger: list[str], started: float
+        self, plan: RunPlan, loaded: Ready, tally: _Tally, trigger: list[str], started: float, *, out_of_budget: bool
     ) -> Iteration:
         assert self._run_id is not None
         # What was imported only as the code ran is part of it from now on.
         self._run_key["tools"] = self._tool_content(loaded)
-        self._outcomes = self._present(self.store.outcomes(self._run_id))
-        names = score_names(loaded, {name for outcome in self._outcomes for name in outcome.scores})
+        names = score_names(loaded, {total.function for total in self.store.function_totals(self._run_id)})
+        self._outcomes = self._present(self.store.outcomes(self._run_id), names)
         report = build_report(plan, names, self._outcomes)
         await self.store.mark(self._run_id, "running", run_summary(report))
         verdicts = {}
@@ -499,14 +530,19 @@ class WatchSession:
             failed=failed,
             tools=changes,
             took_ms=round((monotonic() - started) * 1000, 1),
+            out_of_budget=out_of_budget,
         )
         self._report, self._tools, self._verdicts = report, tools, verdicts
         return iteration
 
-    def _present(self, outcomes: Iterable[Outcome]) -> list[Outcome]:
-        """The rollouts of the rows that are in the dataset now, at their present places."""
+    def _present(self, outcomes: Iterable[Outcome], functions: list[str]) -> list[Outcome]:
+        """The rollouts of the rows that are in the dataset now, at their present places, scored as they are now."""
         here = (
-            msgspec.structs.replace(outcome, row_index=self._rows[outcome.row_id].row_index)
+            msgspec.structs.replace(
+                outcome,
+                row_index=self._rows[outcome.row_id].row_index,
+                scores={name: score for name, score in outcome.scores.items() if name in functions},
+            )
             for outcome in outcomes
             if outcome.row_id in self._rows
         )
@@ -529,14 +565,12 @@ def _excerpt(prompt: str) -> str:
     return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]}…"
 
 
-def _refuse_broken(prepared: Prepared, tools: Ready, functions: Ready) -> None:
+def _refuse_broken(problems: Iterable[Problem], functions: Ready) -> None:
     """What loads, but not as a whole, is a mistake in the making: the last good code stays."""
-    for problem in prepared.problems if not prepared.worker.strict_functions else []:
-        raise FunctionError(described(problem))
+    for problem in problems:
+        raise FunctionError(str(problem))
     for failure in functions.problems:
         raise FunctionError(failure.message)
-    if not tools.tools and prepared.worker.agent is None:
-        raise RepositoryError("mcp/main.py: the server has no tools")
 
 
 def _verdict(outcome: Outcome, threshold: float) -> _Verdict:

@@ -1,4 +1,4 @@
-"""Which files of the repository a process has imported, by content."""
+"""Which files of the repository code is made of, by content."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import osmosis_ai
+from osmosis_ai.discovery.closure import module_files
 from osmosis_ai.imports import content_hash, hash_when_imported
+from osmosis_ai.records import FunctionRef
 
-__all__ = ["combined_hash", "file_hash", "imported_sources", "python_files"]
+__all__ = ["combined_hash", "file_hash", "function_code", "imported_sources", "python_files"]
+
+_FOLDERS = {"reward_fn": "reward", "reward_rubric": "rubric"}
 
 _OTHERS = tuple(f"{Path(file).parent}{os.sep}" for file in (os.__file__, osmosis_ai.__file__ or ""))
 _INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|__pycache__)[/\\]")
@@ -49,6 +53,43 @@ def python_files(folder: Path, root: Path) -> dict[str, str]:
         for file in files
         if file.is_relative_to(root) and not any(part.startswith(".") for part in file.relative_to(root).parts)
     }
+
+
+def function_code(functions: Iterable[FunctionRef], sources: Mapping[str, str], root: Path) -> dict[str, str]:
+    """A hash of what each function is made of, by which its scores are known to be out of date.
+
+    An entry of a rubric file is made of what it says; a function of its module, and of the files that this one imports.
+    A file that no function is seen to import counts for all of them, and one in `reward_fn/` or `reward_rubric/` for
+    the functions of that kind.
+
+    Args:
+        functions: The functions.
+        sources: The files that were loaded for them, with a hash of their content.
+        root: The repository's root, which the files are relative to.
+    """
+    root = root.resolve()
+    functions = list(functions)
+    made_of = {
+        ref.name: {
+            path.relative_to(root).as_posix(): path for path in module_files(Path(ref.root, ref.file or ""), root)
+        }
+        for ref in functions
+        if ref.file and not ref.content
+    }
+    seen = {name for files in made_of.values() for name in files}
+
+    def code(ref: FunctionRef) -> str:
+        if ref.content is not None:
+            return ref.content
+        own = made_of.get(ref.name)
+        found = {name: sources.get(name) or file_hash(path) for name, path in (own or {}).items()}
+        for name, content in sources.items():
+            kind = _FOLDERS.get(name.partition("/")[0], ref.kind)
+            if own is None or (name not in seen and kind == ref.kind):
+                found[name] = content
+        return combined_hash(found)
+
+    return {ref.name: code(ref) for ref in functions}
 
 
 def file_hash(file: Path) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from time import monotonic
+from typing import Any
 
 import msgspec
 
 from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
+from osmosis_ai.runtime.clocks import elapsed_ms
 from osmosis_ai.runtime.frames import (
     Acting,
     Asked,
     CallDone,
+    Paused,
     Progress,
     Reworded,
     RolloutDone,
@@ -55,14 +58,17 @@ class TrajectoryBuilder:
 
     def __init__(self, job: RolloutJob) -> None:
         self.job = job
-        self.started = monotonic()
+        # Moved on by the time that a person thinks.
+        self._started = monotonic()
         self.restart()
 
     def restart(self) -> None:
         """Forget what was done: the rollout begins anew in another worker."""
         self._messages = opening_messages(self.job.row)
         self._results: dict[str, Message] = {}
-        self._open_calls: dict[str, str] = {}
+        self._open_calls: dict[str, dict[str, Any]] = {}
+        self._asked = 0.0
+        self._paused: float | None = None
         self._turns: list[Turn] = []
         self._calls: list[ToolCall] = []
         self._samples: list[Turn] = []
@@ -71,13 +77,18 @@ class TrajectoryBuilder:
     @property
     def open_tools(self) -> list[str]:
         """Names of the tools that are running: while there are any, the rollout is inside user code."""
-        return list(self._open_calls.values())
+        return [call["function"]["name"] for call in self._open_calls.values()]
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Milliseconds since it was started, without those that a person thought."""
+        return ((self._paused or monotonic()) - self._started) * 1000
 
     @property
     def waiting_on(self) -> str:
         """What the rollout is waiting for, in words."""
         if self._open_calls:
-            return "tool " + ", ".join(sorted(set(self._open_calls.values())))
+            return "tool " + ", ".join(sorted(set(self.open_tools)))
         if self._acting:
             return "the agent loop"
         return f"the model (turn {len(self._turns) + 1})"
@@ -88,8 +99,8 @@ class TrajectoryBuilder:
             self._flush_results()
             self._turns.append(event.turn)
             self._messages.append(event.message)
-            for call in event.message.get("tool_calls") or ():
-                self._open_calls[call["id"]] = call["function"]["name"]
+            self._asked = monotonic()
+            self._open_calls = {call["id"]: call for call in event.message.get("tool_calls") or ()}
         elif isinstance(event, CallDone):
             self._open_calls.pop(event.call.id, None)
             if event.call.edited:
@@ -109,6 +120,14 @@ class TrajectoryBuilder:
         elif isinstance(event, Reworded):
             self._messages = list(event.messages)
             self._results.clear()
+        elif isinstance(event, Paused):
+            self._paused = monotonic()
+
+    def resume(self) -> None:
+        """A person lets it go on."""
+        if self._paused is not None:
+            self._started += monotonic() - self._paused
+            self._paused = None
 
     def finish(self, done: RolloutDone) -> Rollout:
         """The finished rollout."""
@@ -118,7 +137,7 @@ class TrajectoryBuilder:
     def abandon(self, failure: Failure) -> Rollout:
         """The rollout as far as it came, when its worker can't finish it."""
         finish_reason: FinishReason = "timeout" if failure.origin == "timeout" else "error"
-        return self._build(finish_reason, (monotonic() - self.started) * 1000, failure)
+        return self._build(finish_reason, self.elapsed_ms, failure)
 
     def _build(
         self,
@@ -127,6 +146,7 @@ class TrajectoryBuilder:
         failure: Failure | None,
         agent: AgentReport | None = None,
     ) -> Rollout:
+        calls = [*self._calls, *self._cut_off(failure)]
         self._flush_results()
         job = self.job
         model_calls = self._turns + self._samples
@@ -142,15 +162,27 @@ class TrajectoryBuilder:
             failure=failure,
             usage=total_usage(model_calls),
             turns=self._turns,
-            tool_calls=self._calls,
+            tool_calls=calls,
             samples=self._samples,
             cost_usd=total_cost(model_calls),
             agent=agent,
         )
 
+    def _cut_off(self, failure: Failure | None) -> list[ToolCall]:
+        """The calls that were running when the rollout failed."""
+        if failure is None:
+            return []
+        took = elapsed_ms(self._asked)
+        turn = self._turns[-1].index if self._turns else 0
+        return [
+            ToolCall(turn, call["id"], call["function"]["name"], call["function"]["arguments"], took, failure.origin)
+            for call in self._open_calls.values()
+        ]
+
     def _flush_results(self) -> None:
         """Append the last turn's results in the order of its calls, whatever order they came in."""
-        for call in self._messages[-1].get("tool_calls") or ():
+        # An agent loop's own messages may have any form; it hands in its results with them.
+        for call in self._messages[-1].get("tool_calls") or () if self._results else ():
             result = self._results.pop(call["id"], None)
             if result is not None:
                 self._messages.append(result)

@@ -94,6 +94,8 @@ def _conversation(rollout: Rollout) -> Iterator[str]:
         else:
             yield f"\n── {message.get('role')}"
             yield _text(message.get("content"))
+    for waiting in calls.values():
+        yield from (f"\n── no result of {_facts(call)}" for call in waiting)
 
 
 def _reply(message: Message, turn: Turn | None) -> Iterator[str]:
@@ -110,19 +112,21 @@ def _reply(message: Message, turn: Turn | None) -> Iterator[str]:
 
 
 def _result(message: Message, call: ToolCall | None) -> Iterator[str]:
-    parts = ["tool" if call is None else call.name]
-    if call is not None:
-        parts.append(_ms(call.duration_ms))
-        if call.error is not None:
-            parts.append(f"error: {call.error}")
-        if call.truncated_from is not None:
-            parts.append(f"cut from {call.truncated_from:,} characters")
-        if call.edited:
-            parts.append("edited by hand")
-    yield f"\n── result of {', '.join(parts)}"
+    yield f"\n── result of {'tool' if call is None else _facts(call)}"
     yield _text(message.get("content"))
     if call is not None and call.content is not None:
         yield _labelled("not shown to the model as text", _json(call.content))
+
+
+def _facts(call: ToolCall) -> str:
+    parts = [call.name, _ms(call.duration_ms)]
+    if call.error is not None:
+        parts.append(f"error: {call.error}")
+    if call.truncated_from is not None:
+        parts.append(f"cut from {call.truncated_from:,} characters")
+    if call.edited:
+        parts.append("edited by hand")
+    return ", ".join(parts)
 
 
 def _spent(turn: Turn) -> str:

@@ -18,7 +18,14 @@ from osmosis_ai import tracebacks
 from osmosis_ai.dataset import RowProblem, open_dataset
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.checks import Finding, finding
-from osmosis_ai.discovery.checks.controls import ControlledFunction, ControlReport, Trial, judge, judge_together
+from osmosis_ai.discovery.checks.controls import (
+    ControlledFunction,
+    ControlReport,
+    Trial,
+    judge,
+    judge_together,
+    tells_rows_apart,
+)
 from osmosis_ai.discovery.checks.functions import (
     check_functions,
     check_load_problems,
@@ -36,7 +43,8 @@ from osmosis_ai.discovery.checks.workcopy import check_working_copy
 from osmosis_ai.discovery.configs import check_configs
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.discovery.scan import Component, Problem, scan_functions, scan_tools
-from osmosis_ai.errors import DatasetError, OsmosisError, RepositoryError, StartError
+from osmosis_ai.environment import read_env_file
+from osmosis_ai.errors import DatasetError, OsmosisError, RepositoryError, StartError, UsageError
 from osmosis_ai.records import FunctionRef, Record, Row, Score, Tool
 from osmosis_ai.runtime.crew import JobFailedError
 from osmosis_ai.runtime.frames import Limits, LoopFinding, Ready, ScoreJob, WorkerSpec
@@ -191,8 +199,13 @@ class _Validation:
 
     def _check_layout(self) -> Iterable[Finding]:
         known = ("mcp", "reward_fn", "reward_rubric", "configs", "rollouts")
-        for name in (*known, "test_data.jsonl", "pyproject.toml", "rubric_configs.yaml"):
+        inside = ("configs/eval", "configs/training", "test_data.jsonl", "pyproject.toml", "rubric_configs.yaml")
+        for name in (*known, *inside):
             yield from self._check_link(self._root / name)
+        try:
+            read_env_file(self._root)
+        except UsageError as error:
+            yield finding("OSM006", str(error).removeprefix(f"{self._root / '.env'} "), file=".env")
         if not any((self._root / name).is_dir() for name in known):
             yield finding(
                 "OSM003",
@@ -201,11 +214,12 @@ class _Validation:
             )
 
     def _check_link(self, path: Path) -> Iterable[Finding]:
+        shown = path.relative_to(self._root).as_posix()
         try:
             if path.is_symlink() and not path.resolve(strict=True).is_relative_to(self._root.resolve()):
-                yield finding("OSM002", "a link to a place outside the repository", file=path.name)
+                yield finding("OSM002", "a link to a place outside the repository", file=shown)
         except (OSError, RuntimeError):
-            yield finding("OSM002", "a link to something that doesn't exist", file=path.name)
+            yield finding("OSM002", "a link to something that doesn't exist", file=shown)
 
     def _scan(self) -> Iterable[Finding]:
         problems: list[Problem] = []
@@ -349,10 +363,10 @@ class _Validation:
         components = {f"{found.module}:{found.name}": found for found in self._components["reward"]}
         for ref in refs:
             component = components[ref.name]
-            function = ControlledFunction(
-                ref, reads_ground_truth(component, self._root), is_about_form(component, self._root)
-            )
-            report, findings = judge(function, trials[ref.name])
+            tried = trials[ref.name]
+            reads = reads_ground_truth(component, self._root) or tells_rows_apart(tried)
+            function = ControlledFunction(ref, reads, is_about_form(component, self._root))
+            report, findings = judge(function, tried)
             functions.append(function)
             reports.append(report)
             self._findings += findings

@@ -15,12 +15,12 @@ from osmosis_ai.runtime.sources import file_hash
 
 __all__ = [
     "FileHashes",
+    "GitIgnore",
     "Stale",
     "Watched",
     "classify",
     "counts",
     "from_root",
-    "read_gitignore",
     "repository_files",
     "watch_files",
 ]
@@ -41,16 +41,21 @@ IGNORED_FOLDERS = {
     ".vscode",
 }
 IGNORED_SUFFIXES = (".pyc", ".pyo", ".swp", ".swo", ".swx", ".tmp", ".bak", "~")
+NO_RULES = pathspec.GitIgnoreSpec.from_lines([])
 IGNORED_NAMES = {"4913", ".DS_Store"}  # the former is the name of vim's test for a writable folder
 
 
 class Watched(Record, frozen=True):
-    """What a repository's results depend on. Paths are relative to the root, with forward slashes."""
+    """What a repository's results depend on. Paths are relative to the root, with forward slashes.
+
+    `rubric_files` are those that were asked for, whether or not they are there.
+    """
 
     dataset: str
     agent_dir: str | None
     tool_sources: frozenset[str]
     function_sources: frozenset[str]
+    rubric_files: frozenset[str] = frozenset()
 
 
 class Stale(Record, frozen=True):
@@ -73,12 +78,12 @@ class Stale(Record, frozen=True):
         return self.tools or self.functions or self.dataset or self.everything
 
 
-def counts(path: str, ignored: pathspec.GitIgnoreSpec) -> bool:
+def counts(path: str, ignored: GitIgnore) -> bool:
     """Whether a change of this file can matter: not of what git ignores, tools write, or editors leave for a moment.
 
     Args:
         path: Relative to the repository's root, with forward slashes.
-        ignored: The rules of .gitignore.
+        ignored: The rules of the .gitignore files.
     """
     parts = PurePosixPath(path).parts
     name = parts[-1] if parts else ""
@@ -87,7 +92,7 @@ def counts(path: str, ignored: pathspec.GitIgnoreSpec) -> bool:
     if name.startswith((".#", "#")) or (name.startswith(".") and name != ".env"):
         return False
     # .env is ignored by git in most repositories, and is exactly what a run depends on.
-    return name == ".env" or not ignored.match_file(path)
+    return name == ".env" or not ignored.ignores(path)
 
 
 def classify(path: str, watched: Watched) -> Stale:
@@ -101,15 +106,44 @@ def classify(path: str, watched: Watched) -> Stale:
     if path.rpartition("/")[2] == ".env" or folder == "configs":
         return Stale(everything=True)
     tools = path in watched.tool_sources or (watched.agent_dir is not None and path.startswith(f"{watched.agent_dir}/"))
-    functions = path in watched.function_sources or folder in {"reward_fn", "reward_rubric"}
+    functions = folder in {"reward_fn", "reward_rubric"} or path in watched.function_sources | watched.rubric_files
     return Stale(tools=tools, functions=functions, dataset=path == watched.dataset)
 
 
-def read_gitignore(root: Path) -> pathspec.GitIgnoreSpec:
-    """The rules of the repository's own .gitignore; none when it has none."""
-    file = root / ".gitignore"
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
-    return pathspec.GitIgnoreSpec.from_lines(lines)
+class GitIgnore:
+    """The rules of the .gitignore files of a repository, each for its own folder, as they are now.
+
+    Args:
+        root: The repository's root.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._rules: dict[str, tuple[tuple[int, int], pathspec.GitIgnoreSpec]] = {}
+
+    def ignores(self, path: str) -> bool:
+        """Whether the rules leave out a file; those of the folder nearest to it decide.
+
+        Args:
+            path: Relative to the root, with forward slashes.
+        """
+        for folder in PurePosixPath(path).parents:
+            decided = self._of(folder).check_file(PurePosixPath(path).relative_to(folder)).include
+            if decided is not None:
+                return decided
+        return False
+
+    def _of(self, folder: PurePosixPath) -> pathspec.GitIgnoreSpec:
+        file = self._root / folder / ".gitignore"
+        try:
+            found = file.stat()
+        except OSError:
+            return NO_RULES
+        seen = (found.st_mtime_ns, found.st_size)
+        if self._rules.get(str(folder), (None,))[0] != seen:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            self._rules[str(folder)] = (seen, pathspec.GitIgnoreSpec.from_lines(lines))
+        return self._rules[str(folder)][1]
 
 
 def repository_files(root: Path, folder: str) -> Iterator[str]:
@@ -119,7 +153,7 @@ def repository_files(root: Path, folder: str) -> Iterator[str]:
         root: The repository's root.
         folder: Relative to the root; it needn't exist.
     """
-    ignored = read_gitignore(root)
+    ignored = GitIgnore(root)
     for place, folders, files in os.walk(root / folder):
         folders[:] = [name for name in folders if not _is_ignored_folder(Path(place, name))]
         for name in files:

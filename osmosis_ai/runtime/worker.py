@@ -147,7 +147,7 @@ class Worker:
         self._scorers = loaded.scorers
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._steppers: dict[str, Stepper] = {}
-        self._modules = 0
+        self._modules = len(sys.modules)
         self._sources = set(loaded.tool_sources) | set(loaded.function_sources)
 
     @classmethod
@@ -559,7 +559,7 @@ def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]
         try:
             scorers[ref.name] = load_scorer(ref)
         except FunctionError as error:
-            if spec.strict_functions:
+            if ref.name in spec.required:
                 raise
             problems.append(Failure(ref.kind, str(error), kind="load", file=ref.file, line=ref.line))
     return scorers, problems

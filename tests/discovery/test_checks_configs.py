@@ -195,6 +195,10 @@ def test_a_hundred_megabytes_are_refused_at_once(repo: Path) -> None:
         (b"\n\n\x80", 3),
         (b"a = [" + b"[" * 50_000, None),
         (b"a = 99999999999999999999999999999-01-01", 1),
+        (b"a = " + b"9" * 200_000, None),
+        (b"# a\na" + b" . 'b'" * 40_000 + b" = 1", 2),
+        (b"x = {" + b"a." * 100_000 + b"a = 1}", 1),
+        (b"a" * 200_000, 1),
     ],
 )
 def test_files_that_are_no_toml(repo: Path, data: bytes, line: int | None) -> None:

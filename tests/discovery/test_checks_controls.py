@@ -17,7 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai import osmosis_reward
-from osmosis_ai.discovery.checks.controls import ControlledFunction, ControlReport, Trial, judge, judge_together
+from osmosis_ai.discovery.checks.controls import (
+    ControlledFunction,
+    ControlReport,
+    Trial,
+    judge,
+    judge_together,
+    tells_rows_apart,
+)
 from osmosis_ai.discovery.checks.findings import Finding
 from osmosis_ai.discovery.checks.probes import (
     Form,
@@ -52,6 +59,18 @@ def control(
 ) -> tuple[ControlReport, list[Finding]]:
     """Try a function on rows with these ground truths."""
     ref = FunctionRef("rewards:it", "rewards", "it", "/nowhere", file="rewards.py", line=1)
+    return judge(ControlledFunction(ref, reads, about_form), trials_of(function, truths, system=system, forms=forms))
+
+
+def trials_of(
+    function: Callable[..., Any],
+    truths: Sequence[str] = NUMBERS,
+    *,
+    system: str = PROMPT,
+    forms: Sequence[Form] = (),
+) -> list[Trial]:
+    """What a function scores on rows with these ground truths."""
+    ref = FunctionRef("rewards:it", "rewards", "it", "/nowhere", file="rewards.py", line=1)
     scorer = Scorer(ref, function)
     rows = rows_of(truths, system)
 
@@ -63,7 +82,7 @@ def control(
             trials.append(Trial(probe, first, await scorer.score(given, 10) if first.failure is None else None))
         return trials
 
-    return judge(ControlledFunction(ref, reads, about_form), anyio.run(run))
+    return anyio.run(run)
 
 
 def codes(found: tuple[ControlReport, list[Finding]]) -> set[str]:
@@ -402,6 +421,24 @@ def test_a_short_answer_reward_that_nothing_earns_is_an_error() -> None:
         return max(0.0, 1 - len(solution_str) / 200)
 
     assert codes(control(brevity, reads=False, about_form=True)) == {"OSM305"}
+
+
+def test_a_function_whose_helper_compares_is_known_by_its_scores() -> None:
+    def through_a_helper(messages: list, ground_truth: str, metadata: dict) -> float:
+        return helper(messages, metadata)
+
+    def helper(messages: list, metadata: dict) -> float:
+        return float(messages[-1]["content"] == f"<answer>{metadata['ground_truth']}</answer>")
+
+    chances = itertools.cycle([0.5, 1.0, 0.25])
+
+    def by_chance(solution_str: str, ground_truth: str, extra_info: dict | None = None) -> float:
+        return next(chances)
+
+    assert tells_rows_apart(trials_of(through_a_helper))
+    assert not tells_rows_apart(trials_of(format_reward))
+    assert not tells_rows_apart(trials_of(by_chance))
+    assert not tells_rows_apart(trials_of(exact, ["7"]))
 
 
 def test_one_function_of_a_repository_must_compare() -> None:

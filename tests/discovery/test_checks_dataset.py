@@ -111,6 +111,7 @@ def test_a_line_of_ten_megabytes_is_a_finding_in_bounded_memory(tmp_path: Path) 
     assert [(one.code, one.line) for one in findings] == [("OSM408", 2)]
     assert peak < 100_000_000
     assert len(findings[0].message) < 500
+    assert [one.code for one in check(tmp_path, rows[1:2])] == ["OSM408"]
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n", b"\xff\xfe{\0", b'{"a": "\xff"}\n', b"\x80"])

@@ -281,6 +281,13 @@ def test_rubric_files(tmp_path: Path) -> None:
     write(tmp_path, "rubric_configs.yaml", good)
     assert [(one.code, one.subject) for one in check_rubric_files(tmp_path, {})] == [("OSM209", "THE_KEY")]
     assert list(check_rubric_files(tmp_path, {"THE_KEY": "set"})) == []
+    key = "9f3c7a1b5d8e2046c1" * 2
+    for inline, found in ((key, ["OSM208"]), ("sk-your-key-goes-here-0000", [])):
+        write(tmp_path, "rubric_configs.yaml", good.replace("api_key_env: THE_KEY", f"api_key: {inline}"))
+        findings = list(check_rubric_files(tmp_path, {}))
+        assert [one.code for one in findings] == found
+        assert not any(inline in str(one) for one in findings)
+    write(tmp_path, "rubric_configs.yaml", good)
     bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
     for before, name in zip("abcdefgh", "bcdefghi", strict=True):
         bomb += f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"

@@ -41,6 +41,7 @@ TOOL_FAULTS = {
     "raises_keyboard_interrupt": None,
     "blocks_a_thread": None,
     "leaves_children": None,
+    "detaches": None,
     "forks": None,
     "floods": None,
     "returns_much": None,
@@ -119,12 +120,12 @@ def test_a_tool_fault_is_its_own_rollouts(name: str, faults: Faults) -> None:
     if pattern is None:
         assert (result["success"], result["error"], result["finish_reason"]) == (True, None, "stop")
         assert result["scores"] == {EXACT: 1.0, FAULTY: 0.5}
-        assert result["tool_calls"] == 1
     else:
         assert result["success"] is False
         assert re.fullmatch(pattern, result["error"]), result["error"]
         assert result["finish_reason"] == ("timeout" if pattern.startswith("timeout") else "error")
         assert (result["scores"], result["scoring_errors"]) == ({}, {})
+    assert result["tool_calls"] == 1
 
 
 @pytest.mark.parametrize("name", SCORE_FAULTS)
@@ -155,8 +156,9 @@ def test_the_summary_counts_each_fault_once(faults: Faults) -> None:
     assert (summary["total"], summary["failed"], summary["missing"]) == (len(faults.rows), ended, 0)
     assert summary["scoring_errors"] == unscored
     assert faults.done.code == 1
-    errors = {name: list(tool["errors"]) for name, tool in summary["tools"].items() if tool["errors"]}
-    assert errors == {name: [kind] for name, kind in TOOL_ERRORS.items()}
+    errors = {name: tool["errors"] for name, tool in summary["tools"].items() if tool["errors"]}
+    ends = {name: pattern.partition(":")[0] for name, pattern in TOOL_FAULTS.items() if pattern is not None}
+    assert errors == {name: {kind: 1} for name, kind in {**TOOL_ERRORS, **ends}.items()}
 
 
 def test_the_log_of_a_flood_is_bounded(faults: Faults) -> None:
@@ -203,16 +205,18 @@ def test_who_waits_for_the_model_is_never_blamed(tmp_path: Path) -> None:
 
 
 def test_every_fault_with_a_process_for_each_rollout(tmp_path: Path) -> None:
-    names = ["exits", "segfaults", "fine", "blocks_the_loop", "forks_and_dies", "leaves_children_and_dies", "fine"]
+    names = ["exits", "segfaults", "fine", "blocks_the_loop", "forks_and_dies", "leaves_children_and_dies"]
+    names += ["leaves_children", "detaches", "forks"]
     root = copy_repo("misbehaving", tmp_path, [{"user_prompt": name} for name in names])
     with ScriptedEndpoint(call_then_answer).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--tool-timeout", "2"]
         done = run_whole("test", *model, "--isolation", "rollout", "--json", "-q", cwd=root)
         for name, result in zip(names, done.json["results"], strict=True):
-            if name == "fine":
+            pattern = TOOL_FAULTS.get(name)
+            if pattern is None:
                 assert (result["error"], result["reward"]) == (None, 0.75)
             else:
-                assert re.fullmatch(TOOL_FAULTS[name] or "", result["error"]), result["error"]
+                assert re.fullmatch(pattern, result["error"]), result["error"]
         pids = [pid for name, pid in seen(root) if not name.startswith("score")]
         assert len(pids) == len(set(pids)) == len(names)
 

@@ -151,11 +151,9 @@ def seen_by_editor(folder: Path) -> list[str]:
 # Through a pipe
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_each_step_is_shown_and_the_rollout_is_recorded(repo: Path, workers: str) -> None:
-    done = type_in(
-        repo, sums, "n", "n", "n", "n", "n", "q", options=("--workers", workers, "--param", "top_p=0.5", "--row", "1")
-    )
+@pytest.mark.parametrize("where", [("--workers", "0"), ("--workers", "1"), ("--isolation", "rollout")], ids=" ".join)
+def test_each_step_is_shown_and_the_rollout_is_recorded(repo: Path, where: tuple[str, ...]) -> None:
+    done = type_in(repo, sums, "n", "n", "n", "n", "n", "q", options=(*where, "--param", "top_p=0.5", "--row", "1"))
     assert done.code == 0, done.stderr
     steps = [line for line in done.stdout.splitlines() if line.startswith("── ")]
     patterns = [
@@ -239,6 +237,19 @@ def test_what_can_be_looked_at_between_the_steps(more: Path) -> None:
     # The rollout never came to its end, so there is nothing to keep a run for.
     assert "row 0 was left before its end" in done.stderr
     assert Queries(more / ".osmosis" / "runs.db").list_runs(10) == []
+
+
+@pytest.mark.parametrize(("isolation", "last"), [("session", "a, b, c"), ("rollout", "c")])
+def test_isolation_decides_what_is_left_for_the_next_row(more: Path, isolation: str, last: str) -> None:
+    notes = [f'call note {{"text": "{text}"}}' for text in "abc"]
+    done = type_in(more, sums, *notes[:2], "r 1", notes[2], "c", options=("--isolation", isolation, "--workers", "1"))
+    assert done.code == 0, done.stderr
+    assert re.findall(r"^── result of note, called by hand, .*\n(.*)$", done.stdout, re.MULTILINE) == [
+        "a",
+        "a, b",
+        last,
+    ]
+    assert "── row 1 ended: stop" in done.stdout
 
 
 def test_a_saved_trajectory_of_an_ended_rollout_has_its_record_and_scores(repo: Path) -> None:

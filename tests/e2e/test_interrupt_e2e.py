@@ -159,35 +159,6 @@ def test_workers_leave_when_the_command_is_killed(isolation: str, tmp_path: Path
             assert command.wait().code == -9
 
 
-COUNTING = '''
-from fastmcp import FastMCP
-
-mcp = FastMCP("counting")
-CALLS = []
-
-
-@mcp.tool
-def count() -> int:
-    """Count the calls of this process."""
-    CALLS.append(1)
-    return len(CALLS)
-'''
-
-
-@pytest.mark.parametrize(("isolation", "counts"), [("session", [1, 2, 3, 4]), ("rollout", [1, 1, 1, 1])])
-def test_isolation_decides_whether_globals_start_fresh(isolation: str, counts: list[int], tmp_path: Path) -> None:
-    rows = [{"system_prompt": "s", "user_prompt": "u", "ground_truth": str(count)} for count in counts]
-    root = write_repo(tmp_path / "repo", main=COUNTING, rows=rows)
-
-    def script(request: Request) -> Reply:
-        return tool_call("count") if request.turn == 0 else text(request.messages[-1]["content"])
-
-    with ScriptedEndpoint(script).run_in_thread() as endpoint:
-        model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "1", "--batch-size", "1"]
-        done = run_whole("test", *model, "--isolation", isolation, "--json", "-q", cwd=root)
-        assert [result["reward"] for result in done.json["results"]] == [1.0] * 4, done.stdout
-
-
 BREAKING = '''
 from fastmcp import FastMCP
 

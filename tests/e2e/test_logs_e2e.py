@@ -22,6 +22,7 @@ from fastmcp import FastMCP
 
 mcp = FastMCP("printing")
 print("loading the tools")
+print("no end of line", end="")
 
 
 @mcp.tool
@@ -78,8 +79,10 @@ def test_output_is_logged_with_its_row(isolation: str, debug: list[str], tmp_pat
         assert f"[row {row} run 0 stdout] unfinished" in lines
         assert f"[row {row} scores stdout] scoring {a + b}" in lines
     assert "[row 2 run 0 stdout] last words" in lines
-    assert re.search(r"^\[worker \d+ stdout\] from below python$", log, re.MULTILINE)
-    assert re.search(r"^\[worker \d+ stderr\] from a child$", log, re.MULTILINE)
+    # Those of the third row may be lost with the process.
+    assert len(re.findall(r"^\[worker \d+ stdout\] from below python$", log, re.MULTILINE)) >= 2
+    assert len(re.findall(r"^\[worker \d+ stderr\] from a child$", log, re.MULTILINE)) >= 2
+    assert re.search(r"^\[worker \d+ (stdout|output)\] no end of line$", log, re.MULTILINE)
     assert re.search(r"^\[worker \d+ (stdout|output)\] loading the tools$", log, re.MULTILINE)
     assert re.search(r"^\[worker \d+ (stdout|output)\] loading the functions$", log, re.MULTILINE)
     assert file.stat().st_mode & 0o077 == 0

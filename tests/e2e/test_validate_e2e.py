@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -260,10 +261,13 @@ def test_hostile_files_are_findings(repo: Path, tmp_path: Path) -> None:
     outside.write_text("", encoding="utf-8")
     (repo / "mcp" / "link.py").symlink_to(outside)
     (repo / "mcp" / "latin.py").write_bytes(b"x = '\xe9'\n")
-    (repo / "configs" / "eval").mkdir(parents=True)
+    for pipe in ("mcp/pipe.py", "reward_fn/pipe.py", "configs/eval/pipe.toml", "reward_rubric/pipe.yaml"):
+        (repo / pipe).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(repo / pipe)
     with (repo / "configs" / "eval" / "big.toml").open("wb") as file:
         file.truncate(100_000_000)
     (repo / "pyproject.toml").write_bytes(b"\xff")
+    (repo / ".env").write_bytes(b"NAME=\xff\n")
     bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
     for before, name in zip("abcdefgh", "bcdefghi", strict=True):
         bomb += f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
@@ -277,12 +281,16 @@ def test_hostile_files_are_findings(repo: Path, tmp_path: Path) -> None:
     assert {
         ("OSM002", "mcp/link.py", None),
         ("OSM001", "mcp/latin.py", 1),
+        ("OSM001", "mcp/pipe.py", None),
+        ("OSM001", "reward_fn/pipe.py", None),
+        ("OSM501", "configs/eval/pipe.toml", None),
         ("OSM501", "configs/eval/big.toml", None),
         ("OSM005", "pyproject.toml", 1),
+        ("OSM006", ".env", None),
         ("OSM408", "test_data.jsonl", 4),
         ("OSM402", "test_data.jsonl", 5),
     } <= places
-    assert found(done)["OSM210"]["file"] == "rubric_configs.yaml"
+    assert {file for code, file, _ in places if code == "OSM210"} == {"rubric_configs.yaml", "reward_rubric/pipe.yaml"}
     assert "OSM009" not in found(done)
     assert len(done.stdout) < 50_000
     assert monotonic() - started < 60
@@ -294,8 +302,11 @@ def test_links_in_place_of_the_repositorys_own_folders(tmp_path: Path) -> None:
     repo.mkdir()
     (repo / "mcp").symlink_to(other / "mcp")
     (repo / "reward_fn").symlink_to(tmp_path / "nowhere")
+    (repo / "configs").mkdir()
+    (repo / "configs" / "eval").symlink_to(tmp_path / "other")
     done = validate(repo, "--json")
-    assert {(one["code"], one["file"]) for one in done.json["findings"]} >= {("OSM002", "mcp"), ("OSM002", "reward_fn")}
+    links = {one["file"] for one in done.json["findings"] if one["code"] == "OSM002"}
+    assert links == {"mcp", "reward_fn", "configs/eval"}
 
 
 def test_keys_are_never_shown(repo: Path) -> None:

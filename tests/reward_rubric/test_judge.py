@@ -534,7 +534,8 @@ def test_a_redirect_takes_every_call_elsewhere(monkeypatch: pytest.MonkeyPatch) 
     with ScriptedEndpoint([judgement(1)] * 3).run_in_thread() as endpoint:
         redirect_judges("org/local-judge", endpoint.url)
         assert evaluate_rubric("r", "s", {"provider": "anthropic", "model": "claude", "api_key": "sk-anthropic"}) == 1.0
-        redirect_judges(None, endpoint.url, "judge-key-1")
+        monkeypatch.delenv("OSMOSIS_JUDGE_MODEL")
+        monkeypatch.setenv("OSMOSIS_JUDGE_API_KEY", "judge-key-1")
         assert evaluate_rubric("r", "s", {"provider": "gemini", "model": "g", "api_key_env": "NOT_SET"}) == 1.0
         models = [request.model for request in endpoint.requests]
         keys = [request.headers["authorization"] for request in endpoint.requests]
@@ -554,5 +555,5 @@ def test_a_redirect_to_a_model_takes_that_models_key(monkeypatch: pytest.MonkeyP
     assert (target.name, target.api_key, target.base_url) == ("anthropic/claude-x", "theirs", None)
     monkeypatch.setenv("OSMOSIS_JUDGE_API_KEY", "the-judge's")
     assert find_target(judge).api_key == "the-judge's"
-    redirect_judges()
+    monkeypatch.delenv("OSMOSIS_JUDGE_MODEL")
     assert find_target(judge).name == "openai/m"

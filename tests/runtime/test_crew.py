@@ -297,6 +297,59 @@ async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
         assert (await Heard(crew).run("a")).job == "a"
 
 
+async def test_with_a_worker_for_each_job_the_next_one_is_started_ahead() -> None:
+    next_came = anyio.Event()
+
+    async def first(worker: ScriptedWorker) -> None:
+        worker.send(frames.Ready())
+        await worker.next()
+        # Its job isn't done before another worker is there, for which there is no job yet.
+        await next_came.wait()
+        worker.done("a")
+        await worker.serve()
+
+    async def second(worker: ScriptedWorker) -> None:
+        next_came.set()
+        await worker.serve()
+
+    spawner = ScriptedSpawner(first, second, then=well)
+    async with crew_of(spawner, alone=1) as crew:
+        heard = Heard(crew)
+        for name in "abc":
+            await heard.run(name)
+    assert sorted(worker.jobs for worker in spawner.workers if worker.jobs) == [["a"], ["b"], ["c"]]
+
+
+async def test_a_worker_started_ahead_that_cannot_load_costs_no_job() -> None:
+    spawner = ScriptedSpawner(well, cannot_load, then=well)
+    async with crew_of(spawner, alone=1) as crew:
+        heard = Heard(crew)
+        for name in "ab":
+            assert (await heard.run(name)).job == name
+
+
+async def test_jobs_with_a_worker_each_do_not_wait_for_one_that_is_kept_ahead() -> None:
+    all_here = anyio.Event()
+
+    async def waits(worker: ScriptedWorker) -> None:
+        worker.send(frames.Ready())
+        order = await worker.next()
+        assert isinstance(order, frames.RolloutJob)
+        if sum(bool(other.jobs) for other in spawner.workers) == 3:
+            all_here.set()
+        await all_here.wait()
+        worker.done(order.id)
+        await worker.serve()
+
+    spawner = ScriptedSpawner(then=waits)
+    async with crew_of(spawner, alone=3) as crew:
+        heard = Heard(crew)
+        await crew.ready()
+        async with anyio.create_task_group() as group:
+            for name in "abc":
+                group.start_soon(heard.run, name)
+
+
 async def test_jobs_fail_when_workers_can_no_longer_be_started() -> None:
     async def dies(worker: ScriptedWorker) -> int:
         worker.send(frames.Ready())

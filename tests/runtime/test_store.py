@@ -183,7 +183,7 @@ def test_records_come_back_equal(shared_store: RunStore, row: Row, rollout: Roll
     assert found.finished_at - found.started_at == pytest.approx(rollout.duration_ms / 1000, abs=1e-3)
     (listed,) = shared_store.iter_rollouts(run)
     assert listed.rollout == msgspec.structs.replace(rollout, messages=[], turns=[], tool_calls=[], samples=[])
-    assert list(shared_store.iter_for_scoring(run)) == [(rollout, row)]
+    assert list(shared_store.iter_for_scoring(run)) == [(rollout, row, [])]
     (outcome,) = shared_store.outcomes(run)
     assert outcome == Outcome(
         **{name: getattr(rollout, name) for name in Outcome.__struct_fields__ if name not in ("calls", "scores")},
@@ -500,14 +500,14 @@ def test_only_rollouts_that_lack_a_score_are_scored_again(store: RunStore) -> No
     score(store, run, "policy.1.0", Score("a", 1.0), Score("b", 1.0), code={"a": "old", "b": "new"})
     score(store, run, "policy.2.0", Score("a", 1.0), code={"a": "new"})
 
-    def lacking(without: dict[str, str | None]) -> list[int]:
-        return [inputs.row.index for inputs in store.iter_for_scoring(run, without=without)]
+    def lacking(without: dict[str, str | None]) -> dict[int, list[str]]:
+        return {inputs.row.index: inputs.missing for inputs in store.iter_for_scoring(run, without=without)}
 
-    assert lacking({"a": "new", "b": "new"}) == [1, 2, 3]
-    assert lacking({"a": None}) == [3]
-    assert lacking({"a": "new"}) == [1, 3]
-    assert lacking({"c": None}) == [0, 1, 2, 3]
-    assert lacking({}) == []
+    assert lacking({"a": "new", "b": "new"}) == {1: ["a"], 2: ["b"], 3: ["a", "b"]}
+    assert lacking({"a": None}) == {3: ["a"]}
+    assert lacking({"a": "new"}) == {1: ["a"], 3: ["a"]}
+    assert lacking({"c": None}) == {index: ["c"] for index in range(4)}
+    assert lacking({}) == {}
 
 
 def test_paired_scores_join_runs_on_the_rows_they_share(store: RunStore) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from osmosis_ai.records import Failure, Row, ToolCall, Turn, Usage
-from osmosis_ai.runtime.frames import CallDone, RolloutDone, RolloutJob, SampleDone, TurnDone
+from osmosis_ai.runtime.frames import CallDone, Paused, RolloutDone, RolloutJob, SampleDone, TurnDone
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder, opening_messages, total_cost, total_usage
 
 ROW = Row(3, "row", "Be good.", "Add.", "7", {"level": 1})
@@ -75,6 +77,29 @@ def test_a_rollout_that_is_given_up_keeps_what_it_has(builder: TrajectoryBuilder
     assert rollout.messages[-1] == {"role": "tool", "tool_call_id": "0.0", "content": "first"}
     assert rollout.usage.total_tokens == 15
     assert builder.abandon(Failure("worker", "died")).finish_reason == "error"
+
+
+@pytest.mark.parametrize("origin", ["worker", "timeout"])
+def test_a_call_that_was_running_when_the_rollout_failed_is_on_record(origin: Any, builder: TrajectoryBuilder) -> None:
+    builder.add(calling(0, "first", "second"))
+    builder.add(result("0.0", "first"))
+    rollout = builder.abandon(Failure(origin, "lost"))
+    found = [(call.turn, call.id, call.name, call.arguments, call.error) for call in rollout.tool_calls]
+    assert found == [(0, "0.0", "first", "{}", None), (0, "0.1", "second", "{}", origin)]
+
+
+def test_a_call_that_was_not_begun_is_no_call(builder: TrajectoryBuilder) -> None:
+    builder.add(calling(0, "first"))
+    assert builder.finish(RolloutDone("j", "max_tokens_total", 1.0)).tool_calls == []
+
+
+def test_the_time_that_a_person_thinks_does_not_count(builder: TrajectoryBuilder) -> None:
+    builder.add(Paused("j", "request", 0, []))
+    before = builder.elapsed_ms
+    assert builder.elapsed_ms == before
+    assert builder.abandon(Failure("worker", "died")).duration_ms == round(before, 3)
+    builder.resume()
+    assert builder.elapsed_ms > before
 
 
 def test_a_rollout_that_begins_anew_has_nothing_of_before(builder: TrajectoryBuilder) -> None:

@@ -53,6 +53,16 @@ def test_each_result_stands_with_its_own_call() -> None:
     assert "── assistant, turn 3, stop, 1 + 2 tokens, 3.0 s\ndone" in text
 
 
+def test_a_call_that_ended_the_rollout_says_so() -> None:
+    text = shown(
+        [*OPENING, calls("add", "dies"), result("c0", "3")],
+        turns=[Turn(0, "tool_calls", Usage(), 1.0)],
+        tool_calls=[ToolCall(0, "c0", "add", "{}", 1.0), ToolCall(0, "c1", "dies", "{}", 2.0, error="worker")],
+    )
+    assert "── result of add, 1.0 ms\n3" in text
+    assert "── no result of dies, 2.0 ms, error: worker" in text
+
+
 def test_a_call_without_a_result_and_a_result_without_a_call_are_shown() -> None:
     text = shown([*OPENING, calls("add"), result("other", "stray")], turns=[Turn(0, "tool_calls", Usage(), 1.0)])
     assert "→ add {}" in text

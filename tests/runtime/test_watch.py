@@ -5,23 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import anyio
-import pathspec
 import pytest
 
 from osmosis_ai.runtime.watch import (
     FileHashes,
+    GitIgnore,
     Stale,
     Watched,
     classify,
     counts,
     from_root,
-    read_gitignore,
     repository_files,
     settled,
     watch_files,
 )
 
-IGNORED = pathspec.GitIgnoreSpec.from_lines(["*.log", "/build/", "!kept.log", ".env"])
+RULES = "*.log\n/build/\n!kept.log\n.env\n"
 WATCHED = Watched(
     dataset="data/rows.jsonl",
     agent_dir="mcp",
@@ -34,8 +33,9 @@ WATCHED = Watched(
     "path",
     ["mcp/main.py", "test_data.jsonl", ".env", "sub/.env", "kept.log", "mcp/build/x.py", "mcp/data.json", "a b/ü.py"],
 )
-def test_a_change_that_counts(path: str) -> None:
-    assert counts(path, IGNORED)
+def test_a_change_that_counts(path: str, tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text(RULES, encoding="utf-8")
+    assert counts(path, GitIgnore(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,9 @@ def test_a_change_that_counts(path: str) -> None:
         ".gitignore",
     ],
 )
-def test_a_change_that_does_not_count(path: str) -> None:
-    assert not counts(path, IGNORED)
+def test_a_change_that_does_not_count(path: str, tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text(RULES, encoding="utf-8")
+    assert not counts(path, GitIgnore(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -130,11 +131,17 @@ def test_a_renamed_folder_is_a_change_of_its_files(tmp_path: Path) -> None:
 
 
 def test_the_rules_of_gitignore(tmp_path: Path) -> None:
-    assert not read_gitignore(tmp_path).match_file("a.log")
+    rules = GitIgnore(tmp_path)
+    assert not rules.ignores("a.log")
     (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n# a comment\n/mcp/out/\n", encoding="utf-8")
-    rules = read_gitignore(tmp_path)
-    found = [path for path in ("a.log", "x/a.log", "keep.log", "mcp/out/a", "out/a") if rules.match_file(path)]
+    found = [path for path in ("a.log", "x/a.log", "keep.log", "mcp/out/a", "out/a") if rules.ignores(path)]
     assert found == ["a.log", "x/a.log", "mcp/out/a"]
+    # Each folder has rules of its own, and they are those of now.
+    (tmp_path / "mcp").mkdir()
+    (tmp_path / "mcp" / ".gitignore").write_text("/cache/\n!a.log\n", encoding="utf-8")
+    (tmp_path / ".gitignore").write_text("*.log\n", encoding="utf-8")
+    paths = ("a.log", "mcp/a.log", "mcp/b.log", "mcp/cache/x", "cache/x", "mcp/deep/cache/x", "mcp/out/a")
+    assert [path for path in paths if rules.ignores(path)] == ["a.log", "mcp/b.log", "mcp/cache/x"]
 
 
 def test_the_files_of_a_folder(tmp_path: Path) -> None:

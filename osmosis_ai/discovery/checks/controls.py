@@ -18,7 +18,15 @@ from osmosis_ai.discovery.checks.findings import Finding, finding
 from osmosis_ai.discovery.checks.probes import WRONG, Probe
 from osmosis_ai.records import FunctionRef, Record, Score
 
-__all__ = ["ControlReport", "ControlledFunction", "FormReport", "Trial", "judge", "judge_together"]
+__all__ = [
+    "ControlReport",
+    "ControlledFunction",
+    "FormReport",
+    "Trial",
+    "judge",
+    "judge_together",
+    "tells_rows_apart",
+]
 
 SLOW_MS = 100.0
 TOLERATED_SHARE = 0.2
@@ -36,7 +44,10 @@ class Trial(NamedTuple):
 
 
 class ControlledFunction(NamedTuple):
-    """A reward function under control: what is known of it from its source."""
+    """A reward function under control.
+
+    `reads_ground_truth` is known from its source, or from what it scored (`tells_rows_apart`).
+    """
 
     ref: FunctionRef
     reads_ground_truth: bool
@@ -365,6 +376,26 @@ class _Judgement:
 
     def _highest(self, chosen: Callable[[Probe], bool]) -> float | None:
         return max((value for probe, value in self._scored if chosen(probe)), default=None)
+
+
+def tells_rows_apart(trials: Sequence[Trial]) -> bool:
+    """Whether the same answer scores more on the row that it is right for, and never more on another one.
+
+    Then a function looks at the ground truth, wherever in its helpers it does.
+
+    Args:
+        trials: What was tried.
+    """
+    right: dict[str, float] = {}
+    for probe, score, _ in trials:
+        if probe.kind == "right" and score.value is not None:
+            right[probe.answer] = max(score.value, right.get(probe.answer, score.value))
+    differences = [
+        right[probe.answer] - score.value
+        for probe, score, _ in trials
+        if probe.kind == "another row's" and score.value is not None and probe.answer in right
+    ]
+    return max(differences, default=0.0) > _CLOSE and min(differences) >= -_CLOSE
 
 
 def judge_together(

@@ -68,6 +68,7 @@ CODES: dict[str, Code] = {
     "OSM003": _error("there is nothing to check"),
     "OSM004": _warning("no pyproject.toml"),
     "OSM005": _error("pyproject.toml can't be read"),
+    "OSM006": _error(".env can't be read"),
     "OSM009": _error("a check could not run"),
     # mcp/
     "OSM101": _error("no main.py"),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from osmosis_ai.discovery.checks.findings import Finding, finding
+from osmosis_ai.discovery.checks.secrets import kind_of_value, secret_finding
 from osmosis_ai.discovery.source import (
     UnreadableError,
     dotted_name,
@@ -50,6 +51,8 @@ def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Findi
         said: set[str] = set()
         for rubric in rubrics:
             info = rubric.model_info
+            if (kind := kind_of_value("api_key", info.get("api_key") or "")) is not None:
+                yield secret_finding(kind, shown, rubric.line, "api_key")
             variable = info.get("api_key_env") or key_variable(str(info.get("provider")))
             if not info.get("api_key") and not info.get("api_base") and not environ.get(variable):
                 if variable not in said:

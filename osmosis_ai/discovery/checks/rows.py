@@ -24,6 +24,9 @@ MAX_REMEMBERED = 1_000_000
 MAX_COLUMNS = 1000
 OUTLIER_FACTOR = 10
 OUTLIER_TOKENS = 2000
+TOO_LONG_TOKENS = 2_000_000
+"""However long the others are: hardly any model takes so much."""
+
 CHARACTERS_PER_TOKEN = 4
 """The usual rule of thumb for English text."""
 
@@ -216,7 +219,7 @@ class _Rows:
 
     def _check_lengths(self) -> Iterator[Finding]:
         usual = median(self._lengths)
-        limit = max(OUTLIER_TOKENS, OUTLIER_FACTOR * usual)
+        limit = min(max(OUTLIER_TOKENS, OUTLIER_FACTOR * usual), TOO_LONG_TOKENS)
         outliers = _Noted()
         for index, length in zip(self._indexes, self._lengths, strict=True):
             if length > limit:

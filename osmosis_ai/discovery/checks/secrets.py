@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from osmosis_ai.discovery.checks.findings import Finding, finding
-from osmosis_ai.discovery.source import MAX_FILE_BYTES, UnreadableError, decoded, parse_file, python_files
+from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, read_file
 from osmosis_ai.discovery.source import relative_to_root as shown
 
-__all__ = ["check_secrets", "kind_of_secret", "secret_finding"]
+__all__ = ["check_secrets", "kind_of_secret", "kind_of_value", "secret_finding"]
 
 MIN_LENGTH = 20
 MIN_ENTROPY = 3.5
@@ -47,11 +47,9 @@ def check_secrets(folder: Path, root: Path) -> Iterator[Finding]:
     """
     for path in python_files(folder, root, []):
         try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                continue
-            text = decoded(path.read_bytes())
+            text = read_file(path)
             lines = _named_constants(parse_file(path))
-        except (UnreadableError, OSError):
+        except UnreadableError:
             continue  # the scan reports it
         said: set[int] = set()
         for number, line in enumerate(text.splitlines(), 1):
@@ -60,9 +58,9 @@ def check_secrets(folder: Path, root: Path) -> Iterator[Finding]:
                 said.add(number)
                 yield secret_finding(kind, shown(path, root), number)
         for name, value, number in lines:
-            if number not in said and _looks_random(value):
+            if number not in said and (kind := kind_of_value(name, value)) is not None:
                 said.add(number)
-                yield secret_finding(f"a key, in {name}", shown(path, root), number)
+                yield secret_finding(kind, shown(path, root), number)
 
 
 def kind_of_secret(text: str) -> str | None:
@@ -72,6 +70,11 @@ def kind_of_secret(text: str) -> str | None:
             if kind == "a private key" or (not _PLACEHOLDER.search(found[0]) and _entropy(found[0]) > 3):
                 return kind
     return None
+
+
+def kind_of_value(name: str, value: str) -> str | None:
+    """What kind of key a value is that is called like a secret; None if it looks like none, or like a placeholder."""
+    return kind_of_secret(value) or (f"a key, in {name}" if _looks_random(value) else None)
 
 
 def secret_finding(kind: str, file: str, line: int | None, subject: str | None = None) -> Finding:

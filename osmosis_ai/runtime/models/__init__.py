@@ -16,7 +16,7 @@ from osmosis_ai.runtime.models.retry import AdaptiveLimiter, OnWait, RetryingMod
 if TYPE_CHECKING:
     from osmosis_ai.runtime.models.cache import ReplyCache
 
-__all__ = ["ChatModel", "ModelHost", "create_model"]
+__all__ = ["ChatModel", "ModelHost", "create_model", "import_model"]
 
 DEFAULT_CONCURRENCY = 1000
 PROBE_TOKENS = 16
@@ -195,6 +195,25 @@ def create_model(
         inner = LiteLLMModel(spec)
     limiter = AdaptiveLimiter(concurrency)
     return ModelHost(spec, RetryingModel(inner, policy or RetryPolicy(), limiter, on_wait), limiter, cache)
+
+
+def import_model(spec: ModelSpec) -> None:
+    """Import what a model needs, for processes that are forked from this one. No connection and no thread is begun.
+
+    Args:
+        spec: Which model.
+
+    Raises:
+        ModelStartError: There is no such offline model.
+    """
+    if spec.engine == "offline":
+        _offline_model(spec.model)
+    elif spec.engine == "openai_compatible":
+        from osmosis_ai.runtime.models import openai_compatible as openai_compatible
+    else:
+        from osmosis_ai.runtime.models.litellm_model import price_known
+
+        price_known(spec.model)
 
 
 def _offline_model(name: str) -> ChatModel | None:

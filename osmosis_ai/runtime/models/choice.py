@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ __all__ = ["OFFLINE_MODELS", "ModelChoice", "choose_model"]
 DEFAULT_MODEL = "openai/gpt-5-mini"
 CHAT_PATH = "/chat/completions"
 OWN_PARAMS = frozenset({"messages", "model", "n", "stream", "tools"})
+LOCAL_ADDRESS = re.compile(r"[\w.-]+(:\d+)?(/[\w./-]*)?$")
 OPENAI_HOST = "api.openai.com"
 
 OFFLINE_MODELS = {
@@ -86,7 +88,7 @@ def choose_model(
         return ModelChoice(spec("openai_compatible", name, key))
     if not name:
         name = DEFAULT_MODEL if environ.get("OPENAI_API_KEY") else "offline/planner"
-    if name.startswith("offline/"):
+    if name.partition("/")[0] == "offline":
         if name not in OFFLINE_MODELS:
             raise UsageError(f"There is no model {name!r}. The offline ones are {', '.join(OFFLINE_MODELS)}.")
         return ModelChoice(spec("offline", name, None), OFFLINE_MODELS[name])
@@ -106,6 +108,8 @@ def _check_base_url(text: str) -> str:
     if url.query or url.fragment:
         raise UsageError(f"--base-url holds a query or fragment. {shape} Pass a key with --api-key or OSMOSIS_API_KEY.")
     if url.scheme not in ("http", "https") or not host or any(character.isspace() for character in text.strip()):
+        if LOCAL_ADDRESS.match(text.strip()):
+            shape = f"Write --base-url http://{text.strip()}"
         raise UsageError(f"--base-url {text!r} is not an http or https address. {shape}")
     path = url.path.rstrip("/").removesuffix(CHAT_PATH).rstrip("/")
     return f"{url.scheme}://{url.netloc}{path}"

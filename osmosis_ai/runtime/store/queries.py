@@ -95,10 +95,11 @@ class StoredScore(Record, frozen=True):
 
 
 class ScoringInput(NamedTuple):
-    """What a scorer needs."""
+    """What a scorer needs. `missing` are the functions asked for whose score is missing or out of date."""
 
     rollout: Rollout
     row: Row
+    missing: list[str]
 
 
 class ScoredRollout(NamedTuple):
@@ -171,19 +172,17 @@ _ROLLOUTS = f"SELECT {_ROLLOUT}, {_LIST} FROM rollouts {_PAGE} {_ORDER}"
 _ROLLOUTS_WITH_TRAJECTORY = f"""
     SELECT {_ROLLOUT}, {_LIST}, data FROM rollouts JOIN trajectories ON rollout = pk {_PAGE} {_ORDER}
 """
+_MISSING = """
+    FROM json_each(:without) AS wanted WHERE NOT EXISTS (
+        SELECT 1 FROM scores
+        WHERE scores.rollout = pk AND function = wanted.key AND (wanted.value IS NULL OR code_hash = wanted.value)
+    )
+"""
 _SCORING_INPUTS = f"""
-    SELECT {_ROLLOUT}, trajectories.data, rows.data
+    SELECT {_ROLLOUT}, trajectories.data, rows.data, (SELECT json_group_array(wanted.key) {_MISSING})
     FROM rollouts JOIN trajectories ON rollout = pk
          JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id
-    {_PAGE} AND (
-        :without IS NULL OR EXISTS (
-            SELECT 1 FROM json_each(:without) AS wanted WHERE NOT EXISTS (
-                SELECT 1 FROM scores
-                WHERE scores.rollout = pk AND function = wanted.key
-                      AND (wanted.value IS NULL OR code_hash = wanted.value)
-            )
-        )
-    )
+    {_PAGE} AND (:without IS NULL OR EXISTS (SELECT 1 {_MISSING}))
     {_ORDER}
 """
 _SCORES = f"""
@@ -423,7 +422,8 @@ class Queries:
 
         def decode(columns: Sequence[Any]) -> ScoringInput:
             rollout = decode_rollout(columns[1:18], columns[18])
-            return ScoringInput(rollout, decode_row(rollout.row_index, rollout.row_id, columns[19]))
+            row = decode_row(rollout.row_index, rollout.row_id, columns[19])
+            return ScoringInput(rollout, row, json.loads(columns[20]))
 
         wanted = None if without is None else json.dumps(dict(without))
         return self._stream(_SCORING_INPUTS, decode, run_id, _TRAJECTORY_CHUNK, without=wanted)

@@ -168,3 +168,13 @@ def test_choosing_imports_nothing_heavy() -> None:
         "print({'aiohttp', 'litellm', 'fastmcp', 'mcp', 'pydantic', 'openai'} & sys.modules.keys())"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_an_address_without_a_scheme_is_shown_with_one() -> None:
+    with pytest.raises(UsageError, match=r"Write --base-url http://gpu-7:8000/v1$"):
+        choose("m", "gpu-7:8000/v1")
+
+
+def test_a_family_of_models_is_no_model() -> None:
+    with pytest.raises(UsageError, match="offline/planner, offline/oracle, offline/empty"):
+        choose("offline")

@@ -83,9 +83,9 @@ def holds_the_interpreter() -> str:
 def leaks() -> str:
     """Take memory until somebody objects."""
     leave_trace("leaks")
-    while True:
-        KEPT.append(b"x" * (16 << 20))
-        time.sleep(0.005)
+    # In one go and with the interpreter held, so that no time limit can come first, however busy the machine is.
+    KEPT.append(b"x" * (2 << 30))
+    time.sleep(3600)
 
 
 @mcp.tool
@@ -95,6 +95,15 @@ def leaves_children() -> str:
     subprocess.Popen(["sleep", "3600"])
     subprocess.Popen(["sleep", "3600"], start_new_session=True)
     return "left two"
+
+
+@mcp.tool
+def detaches() -> str:
+    """Start a process that is nobody's child, in a session of its own."""
+    leave_trace("detaches")
+    detach = "import subprocess; subprocess.Popen(['sleep', '3600'], start_new_session=True)"
+    subprocess.run([sys.executable, "-c", detach], check=True)
+    return "detached one"
 
 
 @mcp.tool

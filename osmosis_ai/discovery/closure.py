@@ -1,0 +1,72 @@
+"""Which of a repository's files a module is made of, read from its imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from osmosis_ai.discovery.source import UnreadableError, parse_file
+
+__all__ = ["module_files"]
+
+
+def module_files(file: Path, root: Path) -> set[Path]:
+    """A module's file and every file in the repository that it imports, imports inside functions included.
+
+    Names are looked for where an import finds them: in the root, and in the importing file's own folder. Modules that
+    are imported by a name worked out at run time aren't seen.
+
+    Args:
+        file: The module's file.
+        root: The repository's root.
+
+    Returns:
+        Paths without symbolic links, all of them in the root.
+    """
+    root = root.resolve()
+    found: set[Path] = set()
+    waiting = [file.resolve()]
+    while waiting:
+        path = waiting.pop()
+        if path in found or not path.is_relative_to(root):
+            continue
+        found.add(path)
+        try:
+            tree = parse_file(path)
+        except UnreadableError:
+            continue  # whoever imports it says so
+        for folder, parts in _imports(tree, path, root):
+            waiting += _files(folder, parts)
+    return found
+
+
+def _imports(tree: ast.Module, file: Path, root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Where each import looks, and the parts of the dotted name it looks for there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [name.name.split(".") for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            before = node.module.split(".") if node.module else []
+            # What is imported from a package may be a module of it.
+            names = [[*before, name.name] for name in node.names]
+        else:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folders = [file.parents[node.level - 1]] if node.level <= len(file.parents) else []
+        else:
+            folders = [root, file.parent]
+        for folder in folders:
+            for name in names:
+                yield folder, name
+
+
+def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
+    """The files that importing a dotted name runs: those of its packages, and its own."""
+    for part in parts:
+        yield from (path.resolve() for path in (folder / "__init__.py", folder / f"{part}.py") if path.is_file())
+        folder = folder / part
+        if not folder.is_dir():
+            return
+    if (folder / "__init__.py").is_file():
+        yield (folder / "__init__.py").resolve()

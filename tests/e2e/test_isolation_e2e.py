@@ -1,0 +1,71 @@
+"""What rollouts share: a worker, or nothing at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import ADDING, write_repo
+from running import run_whole
+
+from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
+
+COUNTING = '''
+from fastmcp import FastMCP
+
+mcp = FastMCP("counting")
+CALLS = []
+
+
+@mcp.tool
+def count() -> int:
+    """Count the calls of this process."""
+    CALLS.append(1)
+    return len(CALLS)
+'''
+
+
+@pytest.mark.parametrize(("isolation", "counts"), [("session", [1, 2, 3, 4]), ("rollout", [1, 1, 1, 1])])
+def test_isolation_decides_whether_globals_start_fresh(isolation: str, counts: list[int], tmp_path: Path) -> None:
+    rows = [{"system_prompt": "s", "user_prompt": "u", "ground_truth": str(count)} for count in counts]
+    root = write_repo(tmp_path / "repo", main=COUNTING, rows=rows)
+
+    def script(request: Request) -> Reply:
+        return tool_call("count") if request.turn == 0 else text(request.messages[-1]["content"])
+
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "1", "--batch-size", "1"]
+        done = run_whole("test", *model, "--isolation", isolation, "--json", "-q", cwd=root)
+        assert [result["reward"] for result in done.json["results"]] == [1.0] * 4, done.stdout
+
+
+LOOKING = """
+import os
+import sys
+from pathlib import Path
+
+
+def look() -> None:
+    with Path("forked").open("a") as file:
+        file.write(f"{'litellm' in sys.modules}\\n")
+
+
+os.register_at_fork(after_in_child=look)
+"""
+
+
+def test_what_the_model_needs_is_imported_once_and_not_for_each_rollout(tmp_path: Path) -> None:
+    """Also when only `.env` says which model it is, so that the fork server could not know."""
+    root = write_repo(tmp_path / "repo", main=LOOKING + ADDING)
+
+    def script(request: Request) -> Reply:
+        return tool_call("add", a=1, b=2) if request.turn == 0 else text("3")
+
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        env = f"OSMOSIS_MODEL=openai/scripted\nOPENAI_API_KEY=sk-1\nOPENAI_API_BASE={endpoint.url}\n"
+        (root / ".env").write_text(env, encoding="utf-8")
+        done = run_whole("test", "--isolation", "rollout", "--json", "-q", cwd=root)
+        assert [result["error"] for result in done.json["results"]] == [None] * 3
+    forked = (root / "forked").read_text(encoding="utf-8").split()
+    assert len(forked) >= 3
+    assert set(forked) == {"True"}
