@@ -14,7 +14,17 @@
     ├── ProviderRequestError       a judge could not be asked, or gave no usable reply; also a RuntimeError
     │   └── ModelNotFoundError     the provider has no such model
     ├── WorkerError                a worker process died, or could not be started
-    └── StoreError                 the run store can't be read or written
+    ├── StoreError                 the run store can't be read or written
+    └── OsmosisRolloutError        an agent loop, or its talk with a trainer
+        ├── OsmosisTransportError  the trainer can't be reached, or dropped the connection
+        ├── OsmosisServerError     the trainer answered 5xx, or with something that can't be used
+        ├── OsmosisValidationError the trainer answered 4xx
+        ├── OsmosisTimeoutError    the trainer didn't answer in time
+        ├── MessagesRewrittenError a loop changed messages it had sent
+        ├── AgentLoopNotFoundError there is no such agent loop
+        ├── AgentLoopError         an agent loop that doesn't pass validation
+        └── ToolExecutionError     a loop's tool failed
+            └── ToolArgumentError  the model's arguments of a tool call can't be read
 
 What happens inside a rollout is data, not an exception that travels: see `records.Failure`.
 """
@@ -22,19 +32,29 @@ What happens inside a rollout is data, not an exception that travels: see `recor
 from __future__ import annotations
 
 __all__ = [
+    "AgentLoopError",
+    "AgentLoopNotFoundError",
     "DatasetError",
     "FunctionError",
+    "MessagesRewrittenError",
     "MissingAPIKeyError",
     "ModelError",
     "ModelNotFoundError",
     "ModelStartError",
     "OsmosisError",
+    "OsmosisRolloutError",
+    "OsmosisServerError",
+    "OsmosisTimeoutError",
+    "OsmosisTransportError",
+    "OsmosisValidationError",
     "ProviderRequestError",
     "RepositoryError",
     "ScoreError",
     "StartError",
     "StoreError",
+    "ToolArgumentError",
     "ToolError",
+    "ToolExecutionError",
     "UsageError",
     "WorkerError",
 ]
@@ -149,3 +169,86 @@ class WorkerError(OsmosisError):
 
 class StoreError(OsmosisError):
     """The run store can't be read or written."""
+
+
+class OsmosisRolloutError(OsmosisError):
+    """Something went wrong in an agent loop's rollout, or between it and the trainer."""
+
+
+class OsmosisTransportError(OsmosisRolloutError):
+    """The trainer can't be reached, or dropped the connection."""
+
+
+class OsmosisServerError(OsmosisRolloutError):
+    """The trainer answered 5xx, or with something that can't be used.
+
+    Args:
+        message: What happened, without any key.
+        status_code: The HTTP status.
+    """
+
+    def __init__(self, message: str, status_code: int = 500) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class OsmosisValidationError(OsmosisRolloutError):
+    """The trainer refused a request with 4xx: sending it again doesn't help.
+
+    Args:
+        message: What happened, without any key.
+        status_code: The HTTP status.
+    """
+
+    def __init__(self, message: str, status_code: int = 400) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+
+
+class OsmosisTimeoutError(OsmosisRolloutError):
+    """The trainer didn't answer in time."""
+
+
+class MessagesRewrittenError(OsmosisRolloutError):
+    """A loop changed or left out messages it had already sent; `index` is the first one that differs."""
+
+    def __init__(self, message: str, *, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class AgentLoopNotFoundError(OsmosisRolloutError):
+    """There is no agent loop of this name.
+
+    Args:
+        name: What was asked for.
+        available: The names there are.
+    """
+
+    def __init__(self, name: str, available: list[str] | None = None) -> None:
+        self.name = name
+        self.available = list(available or ())
+        super().__init__(f"there is no agent loop {name!r}; there is {', '.join(self.available) or 'none'}")
+
+
+class AgentLoopError(OsmosisRolloutError):
+    """An agent loop doesn't pass validation; the message lists what is wrong."""
+
+
+class ToolExecutionError(OsmosisRolloutError):
+    """A loop's tool failed.
+
+    Args:
+        message: What happened.
+        tool_call_id: The id of the tool call, when known.
+        tool_name: The tool, when known.
+    """
+
+    def __init__(self, message: str, tool_call_id: str | None = None, tool_name: str | None = None) -> None:
+        super().__init__(message)
+        self.tool_call_id = tool_call_id
+        self.tool_name = tool_name
+
+
+class ToolArgumentError(ToolExecutionError):
+    """The arguments of a tool call can't be read."""

@@ -16,7 +16,7 @@ Message: TypeAlias = dict[str, Any]
 Tool: TypeAlias = dict[str, Any]
 """One tool as the model sees it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
-Origin: TypeAlias = Literal["model", "tool", "reward", "rubric", "timeout", "worker", "dataset"]
+Origin: TypeAlias = Literal["model", "tool", "agent", "reward", "rubric", "timeout", "worker", "dataset"]
 FinishReason: TypeAlias = Literal["stop", "length", "max_turns", "max_tokens_total", "timeout", "error"]
 
 
@@ -125,7 +125,8 @@ class Rollout(Record, frozen=True):
 
     `failure` is None when the rollout ended without error, whatever its score. `messages` is the whole trajectory,
     system and user message included; a rollout that failed keeps what it had. `samples` are completions that tools
-    asked the rollout's model for; they count in `usage` and `cost_usd`, but aren't part of the conversation.
+    asked the rollout's model for; they count in `usage` and `cost_usd`, but aren't part of the conversation. `agent` is
+    what a repository's own agent loop has said about it, None for the built-in loop.
     """
 
     id: str
@@ -142,6 +143,7 @@ class Rollout(Record, frozen=True):
     tool_calls: list[ToolCall] = []
     samples: list[Turn] = []
     cost_usd: float | None = None
+    agent: AgentReport | None = None
 
 
 class JudgeCall(Record, frozen=True):
@@ -174,6 +176,19 @@ class Score(Record, frozen=True):
     duration_ms: float = 0.0
     explanation: str | None = None
     judge_calls: list[JudgeCall] = []
+
+
+class AgentReport(Record, frozen=True):
+    """What a repository's own agent loop said at the end of a rollout.
+
+    `name` is the loop's. `finish_reason` is in its own words, where `Rollout.finish_reason` has the nearest of ours.
+    `score` is the reward it gave itself, under its name; None when it gave none. `metrics` are its own measurements.
+    """
+
+    name: str
+    finish_reason: str = "stop"
+    score: Score | None = None
+    metrics: dict[str, Any] = {}
 
 
 class CallOutcome(Record, frozen=True):

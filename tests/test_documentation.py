@@ -358,6 +358,7 @@ OPTION_TABLES = {
     },
     "cache": ["## osmosis cache"],
     "cache clear": ["## osmosis cache"],
+    "serve": ["## osmosis serve"],
 }
 """The tables in docs/cli.md that a command's options are in, by the headings above them."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from osmosis_ai.cli import cache, eval, eval_rubric, init, preview, runs, test, validate
+from osmosis_ai.cli import cache, eval, eval_rubric, init, not_offered, preview, runs, serve, test, validate
 from osmosis_ai.errors import OsmosisError
 
 __all__ = ["app", "run"]
@@ -34,6 +34,8 @@ app.command("validate")(validate.validate)
 app.command("init")(init.init)
 app.add_typer(runs.app, name="runs")
 app.add_typer(cache.app, name="cache")
+app.command("serve")(serve.serve)
+not_offered.add_commands(app, not_offered.COMMANDS)
 
 
 @app.callback(invoke_without_command=True)

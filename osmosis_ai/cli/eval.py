@@ -8,12 +8,14 @@ import msgspec
 import typer
 
 from osmosis_ai.cli.eval_rubric import eval_rubric
+from osmosis_ai.cli.not_offered import EVAL_COMMANDS, add_commands
 from osmosis_ai.cli.options import SCORING, RunOptions, run_options, takes
 
 __all__ = ["app"]
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 app.command("rubric")(eval_rubric)
+add_commands(app, EVAL_COMMANDS, "osmosis eval")
 
 
 @app.callback()

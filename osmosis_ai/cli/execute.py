@@ -27,9 +27,9 @@ from osmosis_ai.runtime.judges import check_judges
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.orphans import end_strays
-from osmosis_ai.runtime.planning import Prepared, RunRequest, check_output, find_tools, prepare
+from osmosis_ai.runtime.planning import Prepared, RunRequest, check_output, find_agent, prepare
 from osmosis_ai.runtime.pool import Pool, PoolOptions, SteppingPool, default_workers, open_pool
-from osmosis_ai.runtime.report import Report, build_report, results_object, run_summary
+from osmosis_ai.runtime.report import Report, build_report, results_object, run_summary, score_names
 from osmosis_ai.runtime.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run import Run, RunPlan
 from osmosis_ai.runtime.store import Completed, RunStore
@@ -96,7 +96,7 @@ def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], in
     environ = load_env_files(cwd)
     output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
     try:
-        _, repository = find_tools(request.mcp, cwd)
+        _, repository = find_agent(request.mcp, request.agent, cwd)
         environ |= load_env_files(repository.root)
         keys = [key for key in (request.api_key, request.baseline_api_key) if key]
         masker = Masker.from_environment(os.environ, keys)
@@ -190,8 +190,11 @@ def _introduce(start: Start, plan: RunPlan, pool: Pool) -> None:
     policies = " against ".join(spec.name for spec in plan.policies.values())
     runs = f" × {plan.n}" if plan.n > 1 else ""
     output.say(f"{policies} on {counted(plan.total_rows, 'row')}{runs} of {plan.dataset}")
+    if plan.agent is not None:
+        output.say(f"agent: {plan.agent} ({pool.loaded.agent})")
     output.say(f"tools: {tools}")
-    output.say(f"scored with: {', '.join(pool.loaded.functions) or 'nothing'}")
+    nothing = "nothing" if plan.agent is None else "what the agent loop itself says"
+    output.say(f"scored with: {', '.join(pool.loaded.functions) or nothing}")
 
 
 class _Execution:
@@ -255,7 +258,8 @@ class _Execution:
 
     async def _finish(self, store: RunStore, pool: Pool, run: Run, wall_ms: float) -> _Finished:
         plan = self._plan
-        report = build_report(plan, pool.loaded.functions, store.outcomes(run.id))
+        names = score_names(pool.loaded, [total.function for total in store.function_totals(run.id)])
+        report = build_report(plan, names, store.outcomes(run.id))
         unfinished = self._interrupted or run.out_of_budget
         await store.mark(run.id, "interrupted" if unfinished else "finished", run_summary(report))
         if run.out_of_budget:
@@ -280,6 +284,12 @@ class _Execution:
         if self._interrupted:
             return INTERRUPTED
         if not report.whole:
+            return FAILED
+        if self._plan.command == "eval" and not report.functions:
+            self._output.warn(
+                "nothing was scored: there is no reward function, and the agent loop gave no reward; "
+                "name a function with --eval-fn MODULE:FUNCTION"
+            )
             return FAILED
         if self._fail_under is not None:
             low = [name for name, statistics in report.functions.items() if statistics.mean < self._fail_under]

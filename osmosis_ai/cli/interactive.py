@@ -24,7 +24,7 @@ from osmosis_ai.runtime.debugger import Debugger, Ended, RefusedError
 from osmosis_ai.runtime.frames import Paused
 from osmosis_ai.runtime.planning import RunRequest
 from osmosis_ai.runtime.pool import SteppingPool
-from osmosis_ai.runtime.report import build_report, results_object, run_summary
+from osmosis_ai.runtime.report import build_report, results_object, run_summary, score_names
 from osmosis_ai.runtime.resume import run_config, run_identity
 from osmosis_ai.runtime.run import POLICY, RunPlan
 from osmosis_ai.runtime.store import RunStore
@@ -132,7 +132,8 @@ class _Session:
     async def _finish(self, store: RunStore, pool: SteppingPool, plan: RunPlan, run_id: str) -> int:
         outcomes = list(store.outcomes(run_id))
         plan = msgspec.structs.replace(plan, total_rows=len(outcomes))
-        report = build_report(plan, pool.loaded.functions, outcomes)
+        names = score_names(pool.loaded, {name for outcome in outcomes for name in outcome.scores})
+        report = build_report(plan, names, outcomes)
         if outcomes:
             await store.mark(run_id, "interrupted" if self._interrupted else "finished", run_summary(report))
             self._output.say(f"run {run_id}")

@@ -33,6 +33,8 @@ class RunOptions(Record, frozen=True):
     """The shared options as given. Times in seconds."""
 
     mcp: str | None
+    agent: str | None
+    allow_rewrites: bool
     dataset: str | None
     limit: int | None
     offset: int
@@ -74,6 +76,8 @@ class RunOptions(Record, frozen=True):
         return RunRequest(
             command=command,
             mcp=self.mcp,
+            agent=self.agent,
+            allow_rewrites=self.allow_rewrites,
             dataset=self.dataset,
             model=self.model,
             base_url=self.base_url,
@@ -108,6 +112,25 @@ def run_options(
             rich_help_panel=_AGENT,
         ),
     ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--module",
+            "--agent",
+            metavar="MODULE:ATTR",
+            help="An agent loop of your own, instead of --mcp: a RolloutAgentLoop, as in server:agent_loop.",
+            rich_help_panel=_AGENT,
+        ),
+    ] = None,
+    allow_rewrites: Annotated[
+        bool,
+        typer.Option(
+            "--allow-rewrites",
+            help="With -m: the loop may change messages that it has sent to the model.",
+            rich_help_panel=_AGENT,
+        ),
+    ] = False,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -300,6 +323,8 @@ def run_options(
             params[name] = value
     return RunOptions(
         mcp=mcp,
+        agent=agent,
+        allow_rewrites=allow_rewrites,
         dataset=dataset,
         limit=limit,
         offset=offset,

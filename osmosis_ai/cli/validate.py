@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,6 +37,19 @@ def validate(
             help="A form of right answers to try besides the usual ones, as in 'Result: {answer}' (repeatable).",
         ),
     ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--module",
+            "--agent",
+            metavar="MODULE:ATTR",
+            help="Check this agent loop instead, as `osmosis serve` does before it serves one.",
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="With -m: show each tool's description and schema.")
+    ] = False,
     static: Annotated[bool, typer.Option("--static", help="Read source only; run no user code.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on warnings too.")] = False,
     timeout: Annotated[
@@ -55,6 +69,7 @@ def validate(
     from osmosis_ai.environment import load_env_files
     from osmosis_ai.runtime.masking import Masker
     from osmosis_ai.runtime.validation import ValidationOptions
+    from osmosis_ai.runtime.validation import validate as check
 
     form = "json" if json else form
     if form not in FORMATS:
@@ -76,8 +91,11 @@ def validate(
             load_env_files(folder)
     output = Output(Masker.from_environment(os.environ).text)
     options = ValidationOptions(static=static, dataset=data, forms=forms, load_seconds=timeout)
-    validation = _run(root, options, output)
-    _report(validation, form, root, cwd, output, static=static)
+    if agent is not None:
+        validation = _run_agent(agent, root, options, output)
+    else:
+        validation = _run(lambda: check(root, options, os.environ), output, workers=not static)
+    _report(validation, form, root, cwd, output, static=static, agent=agent is not None, verbose=verbose)
     counted = validation.findings if strict else [one for one in validation.findings if one.severity == "error"]
     raise typer.Exit(FAILED if counted else 0)
 
@@ -89,29 +107,50 @@ def _dataset(given: str, cwd: Path) -> str:
     return str(path)
 
 
-def _run(root: Path, options: ValidationOptions, output: Output) -> Validation:
+def _run_agent(agent: str, root: Path, options: ValidationOptions, output: Output) -> Validation:
+    from osmosis_ai.discovery.agents import resolve_agent
+    from osmosis_ai.runtime.validation import validate_agent
+
+    if options.static:
+        raise UsageError("-m runs the agent loop's module, which --static forbids; leave one of them out")
+    source = resolve_agent(agent, root)
+    return _run(lambda: validate_agent(source, options), output, workers=True)
+
+
+def _run(validation: Callable[[], Coroutine[Any, Any, Validation]], output: Output, *, workers: bool) -> Validation:
     from osmosis_ai.runtime.orphans import end_strays
-    from osmosis_ai.runtime.validation import validate as run
 
     try:
-        return asyncio.run(run(root, options, os.environ))
+        return asyncio.run(validation())
     except KeyboardInterrupt:
         output.say("interrupted")
         raise typer.Exit(INTERRUPTED) from None
     finally:
-        if not options.static:
+        if workers:
             end_strays()
 
 
-def _report(validation: Validation, form: str, root: Path, cwd: Path, output: Output, *, static: bool) -> None:
+def _report(
+    validation: Validation,
+    form: str,
+    root: Path,
+    cwd: Path,
+    output: Output,
+    *,
+    static: bool,
+    agent: bool,
+    verbose: bool,
+) -> None:
     import msgspec
 
-    from osmosis_ai.cli.validate_output import print_annotations, print_validation
+    from osmosis_ai.cli.validate_output import print_agent, print_annotations, print_validation
 
     if form == "json":
         values = {"components": validation.components, "findings": validation.findings}
         output.line(msgspec.json.encode(values).decode("utf-8"))
     elif form == "github":
         print_annotations(validation, Path(os.path.relpath(root, cwd)), output)
+    elif agent:
+        print_agent(validation, output, verbose=verbose)
     else:
         print_validation(validation, output, static=static)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -38,6 +39,33 @@ def print_validation(validation: Validation, output: Output, *, static: bool) ->
         _print_findings(list(findings), output)
     output.result("")
     output.result(_sum(validation, static))
+
+
+def print_agent(validation: Validation, output: Output, *, verbose: bool) -> None:
+    """Print what was found about an agent loop: its tools, the findings, the sum.
+
+    Args:
+        validation: What was found.
+        output: Where to print.
+        verbose: Whether to show each tool's description and schema.
+    """
+    loop, *tools = validation.components
+    output.result(Text.assemble("agent ", (output.mask(loop.name), "bold"), f", {loop.file}:{loop.line}"))
+    table = _table(f"tools ({len(tools)})", "name", "parameters")
+    for tool in tools:
+        table.add_row(output.mask(tool.name), output.mask(", ".join(tool.parameters)))
+    output.result(table if tools else Text("tools: none"))
+    for schema in validation.tools if verbose else []:
+        function = schema.get("function") or {}
+        output.result("")
+        output.result(Text(output.mask(f"{function.get('name')}: {function.get('description') or 'no description'}")))
+        parameters = msgspec.json.format(msgspec.json.encode(function.get("parameters")), indent=2)
+        output.result(Text(output.mask(parameters.decode("utf-8"))))
+    if validation.findings:
+        output.result("")
+        _print_findings(validation.findings, output)
+    output.result("")
+    output.result(_sum(validation, static=False))
 
 
 def print_annotations(validation: Validation, prefix: Path, output: Output) -> None:

@@ -29,7 +29,7 @@ from osmosis_ai.records import Record, Rollout, Score
 from osmosis_ai.reward_rubric.redirect import redirect_judges
 from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.orphans import end_strays
-from osmosis_ai.runtime.planning import RunRequest, check_output, find_dataset, find_tools, prepare
+from osmosis_ai.runtime.planning import RunRequest, check_output, find_agent, find_dataset, prepare
 from osmosis_ai.runtime.pool import Pool
 from osmosis_ai.runtime.report import results_object
 from osmosis_ai.runtime.run import RunListener, RunPlan
@@ -108,7 +108,7 @@ def watch(request: RunRequest, options: RunOptions) -> int:
             raise UsageError(
                 "--watch needs worker processes: code can't be loaded anew into this one; drop --workers 0"
             )
-        _, repository = find_tools(request.mcp, cwd)
+        _, repository = find_agent(request.mcp, request.agent, cwd)
         while watcher is None or watcher.restarts:
             loaded = load_env_files(cwd, repository.root, again=loaded)
             keys = [key for key in (request.api_key, request.baseline_api_key) if key]
@@ -304,7 +304,7 @@ class _Watcher:
     def _learn(self) -> None:
         """Remember what the files hold that results may depend on."""
         watched = self.session.watched()
-        for folder in ("reward_fn", "reward_rubric", "configs", watched.mcp_dir):
+        for folder in ("reward_fn", "reward_rubric", "configs", watched.agent_dir):
             if folder is not None:
                 self._hashes.learn(repository_files(self._root, folder))
         self._hashes.learn(

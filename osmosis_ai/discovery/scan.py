@@ -37,7 +37,11 @@ __all__ = [
     "Component",
     "Problem",
     "ScanResult",
+    "bound_names",
     "discovered_refs",
+    "find_module",
+    "is_installed",
+    "near",
     "resolve_function",
     "scan_functions",
     "scan_tools",
@@ -46,14 +50,14 @@ __all__ = [
 
 
 class Component(Record, frozen=True):
-    """One function or tool found in source.
+    """One function, tool or agent loop.
 
     `file` is relative to the repository's root, with forward slashes; `line` is that of the `def`. `module` is the
     import path from the root. `name` is the function's, or the tool's if it was given one. `parameters` are names in
     order, `*args` and `**kwargs` with their stars.
     """
 
-    kind: Literal["reward", "rubric", "tool"]
+    kind: Literal["reward", "rubric", "tool", "agent"]
     name: str
     file: str
     line: int
@@ -146,18 +150,18 @@ def resolve_function(spec: str, components: Sequence[Component], root: Path, cwd
             return _ref(component, root)
     if module.endswith(".py"):
         raise FunctionError(_malformed(spec, module, attribute))
-    found = [(base, _find_module(module, base)) for base in dict.fromkeys((root, cwd))]
+    found = [(base, find_module(module, base)) for base in dict.fromkeys((root, cwd))]
     for base, module_spec in found:
         if module_spec is not None and module_spec.origin is not None:
             return _in_file(spec, module, attribute, base, Path(module_spec.origin))
-    if _is_installed(module, [base for base, _ in found]):
+    if is_installed(module, [base for base, _ in found]):
         return FunctionRef(f"{module}:{attribute}", module, attribute, str(root))
     if any(module_spec is not None for _, module_spec in found):
         message = f"{spec}: {module} is a folder, and the function is in a file of it. {_discovered(components)}"
         raise FunctionError(message)
     places = " or ".join(str(base) for base, _ in found)
-    near = _near(module, [component.module for component in components])
-    raise FunctionError(f"{spec}: there is no module {module} in {places}{near} {_discovered(components)}")
+    close = near(module, [component.module for component in components])
+    raise FunctionError(f"{spec}: there is no module {module} in {places}{close} {_discovered(components)}")
 
 
 # Resolving
@@ -172,8 +176,8 @@ def _by_name(name: str, components: Sequence[Component], root: Path) -> Function
     if candidates:
         listed = ", ".join(f"{component.module}:{component.name}" for component in candidates)
         raise FunctionError(f"{name}: {len(candidates)} functions have this name: {listed}. Write one of these instead")
-    near = _near(name, [component.name for component in components])
-    raise FunctionError(f"{name}: no discovered function has this name{near} {_discovered(components)}")
+    close = near(name, [component.name for component in components])
+    raise FunctionError(f"{name}: no discovered function has this name{close} {_discovered(components)}")
 
 
 def _malformed(spec: str, module: str, attribute: str) -> str:
@@ -185,7 +189,7 @@ def _malformed(spec: str, module: str, attribute: str) -> str:
     return f"{spec!r} names no function; write MODULE:FUNCTION, for example reward_fn.compute_reward:my_reward"
 
 
-def _find_module(module: str, base: Path) -> ModuleSpec | None:
+def find_module(module: str, base: Path) -> ModuleSpec | None:
     """Look a module up in a folder by Python's own rules, without importing its parents."""
     PathFinder.invalidate_caches()
     places = [str(base)]
@@ -199,10 +203,11 @@ def _find_module(module: str, base: Path) -> ModuleSpec | None:
     return spec
 
 
-def _is_installed(module: str, bases: Iterable[Path]) -> bool:
+def is_installed(module: str, bases: Iterable[Path]) -> bool:
+    """Whether a module's package is installed, and none of the folders has one of its own in its place."""
     top = module.partition(".")[0]
     for base in bases:
-        own = _find_module(top, base)
+        own = find_module(top, base)
         if own is not None and own.origin is not None:
             return False
     try:
@@ -227,12 +232,12 @@ def _in_file(spec: str, module: str, attribute: str, base: Path, file: Path) -> 
         node = functions[attribute]
         kind = decorated_as(node, aliases_of(tree)) or "reward"
         return FunctionRef(name, module, attribute, str(base), kind=kind, file=shown, line=node.lineno)
-    bound = _bound_names(tree)
-    if attribute in bound or _binds_names_dynamically(tree):
-        return FunctionRef(name, module, attribute, str(base), file=shown, line=bound.get(attribute))
+    bound = bound_names(tree)
+    if bound is None or attribute in bound:
+        return FunctionRef(name, module, attribute, str(base), file=shown, line=(bound or {}).get(attribute))
     listed = ", ".join(functions) if functions else "none"
-    near = _near(attribute, functions)
-    raise FunctionError(f"{spec}: there is no {attribute} in {shown}{near} Its functions: {listed}")
+    close = near(attribute, functions)
+    raise FunctionError(f"{spec}: there is no {attribute} in {shown}{close} Its functions: {listed}")
 
 
 def _ref(component: Component, root: Path) -> FunctionRef:
@@ -247,7 +252,8 @@ def _ref(component: Component, root: Path) -> FunctionRef:
     )
 
 
-def _near(name: str, names: Iterable[str]) -> str:
+def near(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence about a name that isn't there: one that is nearly the same, or a full stop."""
     close = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {close[0]}?" if close else "."
 
@@ -312,8 +318,11 @@ def _component(
     return Component(kind, name, file, node.lineno, module, is_async, tuple(parameters))
 
 
-def _bound_names(tree: ast.Module) -> dict[str, int]:
-    """The names a module binds when it is imported, other than functions, with their lines."""
+def bound_names(tree: ast.Module) -> dict[str, int] | None:
+    """The names a module binds when it is imported, other than functions, with their lines; None when source can't tell
+    them all."""
+    if _binds_names_dynamically(tree):
+        return None
     names: dict[str, int] = {}
     for node in statements(tree):
         if isinstance(node, ast.ClassDef):

@@ -19,7 +19,7 @@ from osmosis_ai.errors import RepositoryError
 from osmosis_ai.imports import SourceLoader, uncached_imports
 from osmosis_ai.tracebacks import describe, locate
 
-__all__ = ["import_fastmcp", "load_server", "prepare_path"]
+__all__ = ["import_failure", "import_fastmcp", "load_server", "prepare_path"]
 
 _USUAL_NAMES = ("mcp", "server", "app")
 
@@ -105,11 +105,19 @@ def _import_main(entry: Path, root: Path, shown: str) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as exc:  # whatever the user's code raises, SystemExit too, is the repository's failure
         sys.modules.pop("main", None)
-        raise RepositoryError(_import_failure(exc, entry, root, shown)) from exc
+        raise RepositoryError(import_failure(exc, entry, root, shown)) from exc
     return module
 
 
-def _import_failure(exc: BaseException, entry: Path, root: Path, shown: str) -> str:
+def import_failure(exc: BaseException, entry: Path, root: Path, shown: str) -> str:
+    """Why a module of the repository can't be imported: place, exception, line of source, and what to do.
+
+    Args:
+        exc: What its import raised.
+        entry: The module's file.
+        root: The repository's root folder.
+        shown: The file as it is shown when no line is known.
+    """
     place = locate(exc, root)
     message = f"{place or shown}: {describe(exc)}"
     if place is not None and place.text:

@@ -1,94 +1,193 @@
-"""One rollout: model ⇄ tools until it stops.
+"""The built-in agent loop, model ⇄ tools until it stops, and the context it runs in.
 
-The loop knows only its context. The worker turns a job into a context, so that what a rollout does and where it runs
-are told apart.
+It is a `RolloutAgentLoop` like those that repositories bring along. Imports pydantic: for workers only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
 
 import anyio
 
 from osmosis_ai.records import Completion, FinishReason, Message, Tool
+from osmosis_ai.rollout.core.base import (
+    ChatClient,
+    CompletionsResult,
+    RolloutAgentLoop,
+    RolloutContext,
+    RolloutResult,
+)
+from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest
+from osmosis_ai.runtime.clocks import elapsed_ms
+from osmosis_ai.runtime.frames import Limits, RolloutJob
+from osmosis_ai.runtime.stepping import Stepper
+from osmosis_ai.runtime.trajectory import opening_messages
 
-__all__ = ["AgentLoop", "McpAgentLoop", "RolloutContext"]
+__all__ = ["McpAgentLoop", "McpContext", "SteppedContext", "SteppedMcpContext", "result_of", "row_request"]
 
 
-class RolloutContext:
-    """What a loop may use.
+class McpContext(RolloutContext):
+    """A context that also runs the repository's tools.
 
     Args:
-        messages: The conversation before the first model call.
+        request: What is asked for.
         tools: The tools the model may call.
-        max_turns: The most model calls.
-        max_tokens_total: The most tokens over all turns, None for no bound.
-        chat: Asks the model for the next message.
+        llm: The model.
         call_tool: Runs one tool call (as the model wrote it) and gives the tool message; it never raises for what the
             tool does.
+        max_tokens_total: The most tokens over all turns, None for no bound.
+        counted: Which of a reply's tokens count: `total_tokens`, or `completion_tokens` as the rollout protocol has it.
+        debug_dir, allow_rewrites: As for `RolloutContext`.
     """
 
     def __init__(
         self,
+        request: RolloutRequest,
+        tools: Sequence[Tool],
+        llm: ChatClient,
         *,
-        messages: list[Message],
-        tools: list[Tool],
-        max_turns: int,
-        max_tokens_total: int | None,
-        chat: Callable[[list[Message]], Awaitable[Completion]],
         call_tool: Callable[[dict[str, Any]], Awaitable[Message]],
+        max_tokens_total: int | None,
+        counted: str = "total_tokens",
+        debug_dir: Path | str | None = None,
+        allow_rewrites: bool = True,
     ) -> None:
-        self.messages = messages
-        self.tools = tools
-        self.max_turns = max_turns
-        self.max_tokens_total = max_tokens_total
-        self.chat = chat
+        # Whatever is asked for: the loop below only ever appends, so nobody has to see to it.
+        super().__init__(request, tools, llm, debug_dir=debug_dir, allow_rewrites=True)
         self.call_tool = call_tool
+        self.max_tokens_total = max_tokens_total
+        self.counted = counted
 
     async def call_tools(self, calls: list[dict[str, Any]]) -> list[Message]:
         """Run one turn's tool calls concurrently and give their messages in call order."""
         if len(calls) == 1:
-            return [await self.call_tool(calls[0])]
+            return [await self._measured(calls[0])]
         results: list[Message] = [{} for _ in calls]
 
         async def one(position: int) -> None:
-            results[position] = await self.call_tool(calls[position])
+            results[position] = await self._measured(calls[position])
 
         async with anyio.create_task_group() as group:
             for position in range(len(calls)):
                 group.start_soon(one, position)
         return results
 
+    async def _measured(self, call: dict[str, Any]) -> Message:
+        started = monotonic()
+        message = await self.call_tool(call)
+        self.record_tool_call(elapsed_ms(started))
+        return message
 
-class AgentLoop(Protocol):
-    """Runs one rollout in a context and says why it ended."""
 
-    async def run(self, context: RolloutContext) -> FinishReason: ...
+def row_request(
+    job: RolloutJob, limits: Limits, *, params: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None
+) -> RolloutRequest:
+    """What a trainer would ask for a dataset's row.
+
+    Args:
+        job: The row.
+        limits: The run's limits.
+        params: The run's sampling parameters.
+        metadata: What is known of the row.
+    """
+    # Not validated: what a row holds may be more than the protocol lets through.
+    request = RolloutRequest.model_construct(
+        rollout_id=job.id,
+        server_url="http://localhost",
+        messages=opening_messages(job.row),
+        completion_params=params or {},
+        max_turns=limits.max_turns,
+        metadata=metadata or {},
+    )
+    if limits.max_tokens_total is not None:
+        request.max_tokens_total = limits.max_tokens_total
+    return request
 
 
-class McpAgentLoop:
-    """The built-in loop over a repository's MCP tools."""
+def result_of(completion: Completion) -> CompletionsResult:
+    """A model's reply as a loop gets it."""
+    usage = completion.usage
+    return CompletionsResult(
+        completion.message,
+        completion.token_ids,
+        completion.logprobs,
+        {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.total_tokens,
+        },
+        completion.finish_reason,
+    )
 
-    async def run(self, context: RolloutContext) -> FinishReason:
+
+class SteppedContext(RolloutContext):
+    """A context that pauses before each request.
+
+    Args:
+        stepper: Where it pauses.
+        arguments: As for `RolloutContext`.
+        options: As for `RolloutContext`.
+    """
+
+    def __init__(self, stepper: Stepper, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._stepper = stepper
+        self._requests = 0
+
+    async def chat(self, messages: list[Message], **params: Any) -> CompletionsResult:
+        # Before anything else: what a person changes, they change in the loop's own list.
+        await self._stepper.before_request(self._requests, messages)
+        self._requests += 1
+        return await super().chat(messages, **params)
+
+
+class SteppedMcpContext(SteppedContext, McpContext):
+    """An `McpContext` that also pauses, before each request and after each turn's tool calls."""
+
+    async def call_tools(self, calls: list[dict[str, Any]]) -> list[Message]:
+        return await self._stepper.after_results(await super().call_tools(calls))
+
+
+class McpAgentLoop(RolloutAgentLoop):
+    """The built-in loop over a repository's MCP tools.
+
+    Args:
+        tools: The tools, as the model sees them.
+    """
+
+    name = "mcp"
+
+    def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        self._tools = tools
+
+    def get_tools(self, request: RolloutRequest) -> list[OpenAIFunctionToolSchema]:
+        return [OpenAIFunctionToolSchema.model_validate(tool) for tool in self._tools]
+
+    async def run(self, ctx: RolloutContext) -> RolloutResult:
         """Ask the model, run the tool calls of its reply, append the results, until a reply has none.
 
-        Args:
-            context: The rollout's context.
+        It ends with `stop` or `length` as the model ended its last message, `max_turns`, or `max_tokens_total`.
 
-        Returns:
-            `stop` or `length` as the model ended its last message, `max_turns`, or `max_tokens_total`.
+        Args:
+            ctx: An `McpContext`.
         """
-        messages = list(context.messages)
+        assert isinstance(ctx, McpContext)
+        messages = list(ctx.request.messages)
+        return ctx.complete(messages, await self._converse(ctx, messages))
+
+    async def _converse(self, ctx: McpContext, messages: list[Message]) -> FinishReason:
         tokens = 0
-        for _ in range(context.max_turns):
-            completion = await context.chat(messages)
-            messages.append(completion.message)
-            calls = completion.message.get("tool_calls")
+        for _ in range(ctx.request.max_turns):
+            reply = await ctx.chat(messages, **ctx.request.completion_params)
+            messages.append(reply.message)
+            calls = reply.message.get("tool_calls")
             if not calls:
-                return "length" if completion.finish_reason == "length" else "stop"
-            tokens += completion.usage.total_tokens
-            if context.max_tokens_total is not None and tokens >= context.max_tokens_total:
+                return "length" if reply.finish_reason == "length" else "stop"
+            tokens += reply.usage.get(ctx.counted) or 0
+            if ctx.max_tokens_total is not None and tokens >= ctx.max_tokens_total:
                 return "max_tokens_total"
-            messages.extend(await context.call_tools(calls))
+            messages.extend(await ctx.call_tools(calls))
         return "max_turns"

@@ -36,7 +36,16 @@ MAX_SHARED_LOSSES = 2
 MAX_LOSSES = 5
 MAX_FAILED_STARTS = 3
 
-DoneT = TypeVar("DoneT", frames.RolloutDone, frames.ScoresDone, frames.BatchDone, frames.Probed)
+DoneT = TypeVar(
+    "DoneT",
+    frames.RolloutDone,
+    frames.ScoresDone,
+    frames.BatchDone,
+    frames.Probed,
+    frames.ServeDone,
+    frames.ToolsDone,
+    frames.Inspected,
+)
 
 
 class JobFailedError(OsmosisError):
@@ -531,8 +540,12 @@ def _blocked(how: str) -> Failure:
 
 
 def _note_user_code(inside: set[str], event: Progress) -> None:
-    """Keep track of the tool calls and scores that are running on a job's behalf."""
-    if isinstance(event, frames.TurnDone):
+    """Keep track of the tool calls, scores and loop's code that are running on a job's behalf."""
+    if isinstance(event, frames.Acting):
+        inside.add("agent")
+    elif isinstance(event, frames.Asked):
+        inside.clear()
+    elif isinstance(event, frames.TurnDone):
         inside.clear()
         inside.update(call["id"] for call in event.message.get("tool_calls") or ())
     elif isinstance(event, frames.CallDone):

@@ -239,7 +239,8 @@ class Debugger:
             rollout = await self.pool.rollout(job, listen)
             await self._store.save_rollout(self._run_id, rollout, job.row)
             self._recorded[job.row.index] = job.run_index + 1
-            events.put(Ended(rollout, await self._scores(rollout, job.row)))
+            own = [rollout.agent.score] if rollout.agent is not None and rollout.agent.score is not None else []
+            events.put(Ended(rollout, [*own, *await self._scores(rollout, job.row)]))
         finally:
             events.put(None)
 

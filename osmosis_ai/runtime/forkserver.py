@@ -12,6 +12,8 @@ __all__ = ["available", "preloads", "start", "start_early"]
 PRELOAD = "osmosis_ai.runtime.preload"
 LITELLM = "osmosis_ai.runtime.preload_litellm"
 ENDPOINTS = "osmosis_ai.runtime.models.openai_compatible"
+NO_RUNS = (["rubric"], ["submit"], ["list"], ["info"], ["stop"])
+"""Subcommands of `eval`."""
 
 
 def available() -> bool:
@@ -45,7 +47,7 @@ def start_early(arguments: Sequence[str]) -> None:
         arguments: The command line without the command's own name.
     """
     text = " ".join(arguments).replace("=", " ")
-    runs = arguments[:1] and arguments[0] in {"test", "eval"} and arguments[1:2] != ["rubric"]
+    runs = arguments[:1] and arguments[0] in {"test", "eval", "serve"} and arguments[1:2] not in NO_RUNS
     if runs and "--workers 0" not in text and not {"--help", "-h"} & set(arguments) and available():
         start(preloads(arguments, os.environ))
 

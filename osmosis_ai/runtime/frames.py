@@ -10,8 +10,10 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.records import (
+    AgentReport,
     Failure,
     FinishReason,
     FunctionRef,
@@ -39,10 +41,12 @@ class Limits(Record, frozen=True):
 
 
 class WorkerSpec(Record, frozen=True):
-    """What a worker loads: the repository's tools (`mcp`), its functions, or both; and the models it may ask.
+    """What a worker loads: the repository's tools (`mcp`) or its agent loop, its functions, or both; and the models it
+    may ask.
 
     `required` are the functions without which nothing may run; one of the others that can't be loaded is left out.
-    `cache` is the file of stored model replies, None for none.
+    `cache` is the file of stored model replies, None for none. With `allow_rewrites` an agent loop may change messages
+    that it has sent. `debug_dir` is where its `log_event` writes, None for nowhere.
     """
 
     root: str
@@ -53,6 +57,9 @@ class WorkerSpec(Record, frozen=True):
     required: frozenset[str] = frozenset()
     batch_size: int = 8
     cache: str | None = None
+    agent: AgentSource | None = None
+    allow_rewrites: bool = False
+    debug_dir: str | None = None
 
 
 # From the run to a worker: jobs, and orders about them.
@@ -94,6 +101,38 @@ class ProbeJob(Record, frozen=True, tag=True):
     price: bool = False
 
 
+class TrainerReply(Record, frozen=True):
+    """What a trainer answered to a request. `asked` is a hash of that request, `reply` a CompletionsResult."""
+
+    asked: str
+    reply: dict[str, Any]
+
+
+class ServeJob(Record, frozen=True, tag=True):
+    """Run the agent loop for a trainer.
+
+    `request` is a RolloutRequest, JSON-able. `replies` is what the trainer has answered to an earlier attempt, whose
+    worker was lost: the rollout takes the same course again without asking again.
+    """
+
+    id: str
+    request: dict[str, Any]
+    replies: list[TrainerReply] = []
+
+
+class ToolsJob(Record, frozen=True, tag=True):
+    """Ask the agent loop for the tools of a RolloutRequest."""
+
+    id: str
+    request: dict[str, Any]
+
+
+class InspectJob(Record, frozen=True, tag=True):
+    """Validate the agent loop."""
+
+    id: str
+
+
 class Cancel(Record, frozen=True, tag=True):
     """Stop a running job. Its last event still comes."""
 
@@ -118,7 +157,7 @@ class Stop(Record, frozen=True, tag=True):
     """Close everything properly and end."""
 
 
-Job = RolloutJob | ScoreJob | ScoreBatch | ProbeJob
+Job = RolloutJob | ScoreJob | ScoreBatch | ProbeJob | ServeJob | ToolsJob | InspectJob
 Order = Job | Cancel | Resume | Stop
 
 
@@ -129,7 +168,8 @@ class Ready(Record, frozen=True, tag=True):
     """The worker has loaded everything.
 
     `problems` are functions that could not be loaded while others could. `tool_sources` and `function_sources` are the
-    repository's files that each side imported, with a hash of their content.
+    repository's files that each side imported, with a hash of their content. `agent` is the name of the repository's
+    own agent loop.
     """
 
     tools: list[Tool] = []
@@ -137,6 +177,7 @@ class Ready(Record, frozen=True, tag=True):
     problems: list[Failure] = []
     tool_sources: dict[str, str] = {}
     function_sources: dict[str, str] = {}
+    agent: str | None = None
 
 
 class NotReady(Record, frozen=True, tag=True):
@@ -208,13 +249,73 @@ class Reworded(Record, frozen=True, tag=True):
     messages: list[Message]
 
 
+class Acting(Record, frozen=True, tag=True):
+    """Code of the repository's agent loop runs from now on."""
+
+    job: str
+
+
+class Asked(Record, frozen=True, tag=True):
+    """The agent loop waits for the model: for the continuation of the first `kept` messages and these.
+
+    `calls` are the tool calls whose results are among them.
+    """
+
+    job: str
+    kept: int = 0
+    messages: list[Message] = []
+    calls: list[ToolCall] = []
+
+
+class Replied(Record, frozen=True, tag=True):
+    """The trainer has answered."""
+
+    job: str
+    reply: TrainerReply
+
+
 class RolloutDone(Record, frozen=True, tag=True):
-    """The rollout ended; its trajectory came with the events before."""
+    """The rollout ended; its trajectory came with the events before, unless the agent loop gives another one here."""
 
     job: str
     finish_reason: FinishReason
     duration_ms: float
     failure: Failure | None = None
+    messages: list[Message] | None = None
+    agent: AgentReport | None = None
+
+
+class ServeDone(Record, frozen=True, tag=True):
+    """A trainer's rollout ended; `response` is the RolloutResponse."""
+
+    job: str
+    response: dict[str, Any]
+
+
+class ToolsDone(Record, frozen=True, tag=True):
+    """The tools for a request, or why the loop can't give them."""
+
+    job: str
+    tools: list[dict[str, Any]] = []
+    error: str | None = None
+
+
+class LoopFinding(Record, frozen=True):
+    """What validation says about an agent loop. `subject` is the tool or attribute concerned."""
+
+    code: str
+    message: str
+    subject: str | None = None
+    warning: bool = False
+
+
+class Inspected(Record, frozen=True, tag=True):
+    """What validation has found."""
+
+    job: str
+    name: str | None
+    tools: list[dict[str, Any]] = []
+    findings: list[LoopFinding] = []
 
 
 class ScoringStarted(Record, frozen=True, tag=True):
@@ -268,8 +369,8 @@ class Beat(Record, frozen=True, tag=True):
     """The worker's watchdog thread still runs."""
 
 
-Progress = TurnDone | SampleDone | CallDone | ScoringStarted | Paused | Called | Reworded
-Done = RolloutDone | ScoresDone | BatchDone | Probed
+Progress = TurnDone | SampleDone | CallDone | ScoringStarted | Paused | Called | Reworded | Acting | Asked | Replied
+Done = RolloutDone | ScoresDone | BatchDone | Probed | ServeDone | ToolsDone | Inspected
 Event = Ready | NotReady | Imported | Progress | Done | Retiring | Dying | Stuck | Beat
 
 encode = msgspec.json.Encoder().encode

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.dataset import Dataset, open_dataset
+from osmosis_ai.discovery.agents import AgentSource, resolve_agent
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
 from osmosis_ai.discovery.rubrics import resolve_rubrics
 from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function, scan_functions
@@ -16,7 +18,7 @@ from osmosis_ai.runtime.frames import Limits, WorkerSpec
 from osmosis_ai.runtime.models.choice import ModelChoice, choose_model
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
 
-__all__ = ["Prepared", "RunRequest", "prepare"]
+__all__ = ["Prepared", "RunRequest", "find_agent", "prepare"]
 
 
 class RunRequest(Record, frozen=True):
@@ -24,6 +26,8 @@ class RunRequest(Record, frozen=True):
 
     command: str
     mcp: str | None = None
+    agent: str | None = None
+    allow_rewrites: bool = False
     dataset: str | None = None
     model: str | None = None
     base_url: str | None = None
@@ -67,11 +71,13 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
     Raises:
         StartError: Something asked for doesn't exist or can't be used.
     """
-    mcp, repository = find_tools(request.mcp, cwd)
+    agent, repository = find_agent(request.mcp, request.agent, cwd)
     dataset = find_dataset(request.dataset, repository, cwd)
     functions, problems = find_functions(request.eval_fns, repository, cwd)
     functions = [*functions, *resolve_rubrics(request.rubrics, repository, cwd)]
-    if request.command == "eval" and not functions:
+    own = agent if isinstance(agent, AgentSource) else None
+    # An agent loop may give its rollouts rewards of its own.
+    if request.command == "eval" and not functions and own is None:
         for problem in problems:
             raise FunctionError(str(problem))
         raise UsageError(
@@ -87,7 +93,8 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
         policies={policy: choice.spec for policy, choice in choices.items()},
         functions=functions,
         limits=request.limits,
-        mcp_dir=None if repository.mcp_dir is None else str(repository.mcp_dir),
+        agent=None if own is None else own.name,
+        agent_dir=None if repository.mcp_dir is None else str(repository.mcp_dir),
         offset=request.offset,
         limit=request.limit,
         n=request.n,
@@ -99,7 +106,10 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
     worker = WorkerSpec(
         root=plan.root,
         limits=plan.limits,
-        mcp=mcp,
+        mcp=None if isinstance(agent, AgentSource) else agent,
+        agent=own,
+        allow_rewrites=request.allow_rewrites,
+        debug_dir=environ.get("ROLLOUT_DEBUG_DIR") or None,
         policies=plan.policies,
         functions=functions,
         # Rubrics score only when they are asked for.
@@ -111,12 +121,24 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
     return Prepared(plan, worker, banners, problems)
 
 
-def find_tools(mcp: str | None, cwd: Path) -> tuple[McpSource, Repository]:
-    """The MCP source asked for, `./mcp` by default, and the repository it belongs to."""
+def find_agent(mcp: str | None, agent: str | None, cwd: Path) -> tuple[McpSource | AgentSource, Repository]:
+    """The agent loop or the MCP source asked for, `./mcp` by default, and the repository it belongs to.
+
+    A loop's repository is the working directory, and its `mcp_dir` the folder of the loop's package, if it has one.
+    """
+    if agent is not None:
+        if mcp is not None:
+            raise UsageError("-m and --mcp name an agent each: an agent loop brings its own tools; give one of them")
+        repository = find_repository(None, cwd)
+        source = resolve_agent(agent, repository.root)
+        # The tools in mcp/, if there are any, are no part of this agent.
+        folder = None if source.folder is None else repository.root / source.folder
+        return source, dataclasses.replace(repository, mcp_dir=folder)
     if mcp is None and not (cwd / "mcp").is_dir():
         raise UsageError(
             f"no agent: there is no mcp folder in {cwd}; run from the repository's root, "
-            "or name its tools with --mcp DIR (a folder with main.py, a URL or an mcp.json file)"
+            "or name its tools with --mcp DIR (a folder with main.py, a URL or an mcp.json file), "
+            "or an agent loop with -m MODULE:ATTRIBUTE"
         )
     return parse_mcp_source(mcp or "mcp", cwd), find_repository(mcp or "mcp", cwd)
 

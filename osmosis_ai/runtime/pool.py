@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
@@ -17,16 +17,21 @@ from osmosis_ai.errors import ModelStartError
 from osmosis_ai.records import Failure, FunctionRef, Record, Rollout, Score
 from osmosis_ai.runtime.crew import Crew, JobFailedError
 from osmosis_ai.runtime.frames import (
+    Acting,
+    Asked,
     BatchDone,
     CallDone,
     Called,
     Event,
     Imported,
+    Inspected,
+    InspectJob,
     Paused,
     Probed,
     ProbeJob,
     Progress,
     Ready,
+    Replied,
     Resume,
     Reworded,
     RolloutDone,
@@ -36,6 +41,11 @@ from osmosis_ai.runtime.frames import (
     ScoreJob,
     ScoresDone,
     ScoringStarted,
+    ServeDone,
+    ServeJob,
+    ToolsDone,
+    ToolsJob,
+    TrainerReply,
     TurnDone,
     WorkerSpec,
 )
@@ -265,7 +275,7 @@ class InlinePool:
         elif isinstance(event, Imported):
             sides = {"tool_sources": event.sources, "function_sources": event.sources}
             self.loaded = msgspec.structs.replace(self.loaded, **sides)
-        elif isinstance(event, (TurnDone, CallDone, SampleDone, Paused, Called, Reworded)):
+        elif isinstance(event, (TurnDone, CallDone, SampleDone, Paused, Called, Reworded, Acting, Asked)):
             self._rollouts.add(event)
         elif isinstance(event, (RolloutDone, ScoresDone, Probed)):
             self._done[event.job] = event
@@ -298,15 +308,18 @@ class ProcessPool:
 
         share = math.ceil(spec.batch_size / options.workers)
         tools = msgspec.structs.replace(spec, functions=[], batch_size=share)
-        functions = msgspec.structs.replace(spec, mcp=None, policies={})
-        longest_call = min(spec.limits.tool_timeout, spec.limits.timeout) + FREEZE_GRACE_SECONDS
+        functions = msgspec.structs.replace(spec, mcp=None, agent=None, policies={})
+        # Of an agent loop's code all that is bounded is the whole rollout.
+        longest_call = spec.limits.timeout if spec.agent else min(spec.limits.tool_timeout, spec.limits.timeout)
+        longest_call += FREEZE_GRACE_SECONDS
         longest_score = spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
         load = options.load_seconds
         agents = scorers = None
-        if spec.mcp and options.isolation == "rollout":
+        has_agent = spec.mcp is not None or spec.agent is not None
+        if has_agent and options.isolation == "rollout":
             spawner = TemplateSpawner(boot(tools))
             agents = Crew(spawner, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)
-        elif spec.mcp:
+        elif has_agent:
             workers = ForkServerSpawner(boot(tools))
             agents = Crew(workers, options.workers, memory, longest_call, share, load_limit=load)
         if spec.functions:
@@ -320,7 +333,12 @@ class ProcessPool:
             agent = await agents.ready() if agents else Ready()
             scorer = await scorers.ready() if scorers else Ready()
             pool._loaded = Ready(
-                agent.tools, scorer.functions, scorer.problems, agent.tool_sources, scorer.function_sources
+                agent.tools,
+                scorer.functions,
+                scorer.problems,
+                agent.tool_sources,
+                scorer.function_sources,
+                agent.agent,
             )
             yield pool
 
@@ -388,6 +406,39 @@ class ProcessPool:
             with suppress(JobFailedError):
                 return (await self._scorers.run(batch, BatchDone, _ignore, _nothing)).scores
         return [await self.score(job) for job in jobs]
+
+    async def serve(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Run a trainer's rollout.
+
+        Args:
+            request: The RolloutRequest, JSON-able.
+
+        Returns:
+            The RolloutResponse.
+
+        Raises:
+            JobFailedError: The rollout took its worker down.
+        """
+        assert self._agents is not None
+        replies: list[TrainerReply] = []
+
+        def listen(event: Progress) -> None:
+            # The job has this very list: in another worker it goes on from there.
+            if isinstance(event, Replied):
+                replies.append(event.reply)
+
+        job = ServeJob(uuid4().hex, request, replies)
+        return (await self._agents.run(job, ServeDone, listen, _nothing)).response
+
+    async def tools(self, request: dict[str, Any]) -> ToolsDone:
+        """Ask the agent loop for the tools of a request; raises JobFailedError when that takes its worker down."""
+        assert self._agents is not None
+        return await self._agents.run(ToolsJob(uuid4().hex, request), ToolsDone, _ignore, _nothing)
+
+    async def inspect(self) -> Inspected:
+        """Validate the agent loop; raises JobFailedError when that took its worker down."""
+        assert self._agents is not None
+        return await self._agents.run(InspectJob(uuid4().hex), Inspected, _ignore, _nothing)
 
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()

@@ -266,7 +266,7 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
 
     def emit(event: Event) -> None:
         # What was printed is complete before the record is, whatever becomes of this process then.
-        if isinstance(event, (frames.RolloutDone, frames.ScoresDone)):
+        if isinstance(event, (frames.RolloutDone, frames.ScoresDone, frames.ServeDone)):
             finish(worker_label())
         outbox.send(event)
 

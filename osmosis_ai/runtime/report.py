@@ -9,6 +9,7 @@ from typing import Any
 
 from osmosis_ai.records import CallOutcome, Failure, JudgeCall, Outcome, Record, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
+from osmosis_ai.runtime.frames import Ready
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "build_report",
     "results_object",
     "run_summary",
+    "score_names",
 ]
 
 
@@ -185,6 +187,7 @@ def results_object(
         "params": plan.policies[POLICY].params,
         "dataset": plan.dataset,
         "run_id": run_id,
+        **({} if plan.agent is None else {"agent": plan.agent}),
     }
     functions = {name: _function_object(statistics) for name, statistics in report.functions.items()}
     if plan.command == "test":
@@ -234,6 +237,17 @@ def _spent(totals: Totals) -> dict[str, Any]:
         "total_tokens": totals.usage.total_tokens,
         "cost_usd": totals.cost_usd,
     }
+
+
+def score_names(loaded: Ready, scored: Iterable[str]) -> list[str]:
+    """Under which names scores are reported: the functions, and the agent loop when it has given rewards of its own.
+
+    Args:
+        loaded: What the workers have loaded.
+        scored: The names under which there are scores.
+    """
+    own = [name for name in scored if name == loaded.agent and name not in loaded.functions]
+    return [*own, *loaded.functions]
 
 
 def run_summary(report: Report) -> dict[str, Any]:

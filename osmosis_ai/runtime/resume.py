@@ -24,7 +24,7 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
     def model(policy: str, value: Callable[[ModelSpec], Any]) -> Any:
         return value(plan.policies[policy]) if policy in plan.policies else None
 
-    return {
+    identity = {
         "dataset": dataset_sha256,
         "rows": [plan.offset, plan.limit],
         "model": model(POLICY, lambda spec: spec.name),
@@ -39,13 +39,15 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
         "n": plan.n,
         "tool code": combined_hash(_all_tool_sources(plan, tool_sources)),
     }
+    # Not for the built-in loop: runs of it that were stored before there were others can go on.
+    return identity if plan.agent is None else {**identity, "agent": plan.agent}
 
 
 def _all_tool_sources(plan: RunPlan, imported: dict[str, str]) -> dict[str, str]:
-    """What was imported, and every module in the tools' folder: an import inside a function comes later."""
-    if plan.mcp_dir is None:
+    """What was imported, and every module in the agent's folder: an import inside a function comes later."""
+    if plan.agent_dir is None:
         return imported
-    return imported | python_files(Path(plan.mcp_dir), Path(plan.root))
+    return imported | python_files(Path(plan.agent_dir), Path(plan.root))
 
 
 def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
@@ -64,6 +66,7 @@ def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
         "planned": plan.total_rollouts,
         "functions": loaded.functions,
         "tools": loaded.tools,
+        "agent": plan.agent,
     }
 
 

@@ -29,7 +29,11 @@ MAX_BATCH = 32
 
 
 class RunPlan(Record, frozen=True):
-    """Everything that decides what a run does. `policies` has `policy`, and `baseline` when one is compared."""
+    """Everything that decides what a run does. `policies` has `policy`, and `baseline` when one is compared.
+
+    `agent` is the repository's own agent loop as it was asked for, None for the built-in one; `agent_dir` is the folder
+    of the agent's code, the tools' or the loop's, where it has one.
+    """
 
     command: str
     root: str
@@ -38,7 +42,8 @@ class RunPlan(Record, frozen=True):
     policies: dict[str, ModelSpec]
     functions: list[FunctionRef]
     limits: Limits
-    mcp_dir: str | None = None
+    agent: str | None = None
+    agent_dir: str | None = None
     offset: int = 0
     limit: int | None = None
     n: int = 1

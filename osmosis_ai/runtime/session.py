@@ -26,7 +26,7 @@ from osmosis_ai.runtime.frames import Ready, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.judges import check_judges
 from osmosis_ai.runtime.planning import Prepared, RunRequest, prepare
 from osmosis_ai.runtime.pool import InFlight, Pool, PoolOptions, open_pool
-from osmosis_ai.runtime.report import Report, build_report, run_summary
+from osmosis_ai.runtime.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.resume import run_config, run_identity
 from osmosis_ai.runtime.run import POLICY, Run, RunListener, RunPlan
 from osmosis_ai.runtime.sources import file_hash, function_code
@@ -180,7 +180,10 @@ class _TwoPools:
         agents, scorers = self._kept
         functions = scorers.pool.loaded if scorers is not None else Ready()
         sources = {**self._data, **scorers.sources()} if scorers is not None else {}
-        return Ready(agents.pool.loaded.tools, functions.functions, functions.problems, agents.sources(), sources)
+        loaded = agents.pool.loaded
+        return Ready(
+            loaded.tools, functions.functions, functions.problems, agents.sources(), sources, agent=loaded.agent
+        )
 
     @property
     def mixed(self) -> bool:
@@ -261,8 +264,8 @@ class WatchSession:
         self.root = repository.root.resolve()
         self.store = store
         self._request = request
-        mcp_dir = repository.mcp_dir
-        self._mcp_dir = from_root(self.root, mcp_dir.resolve()) if mcp_dir is not None else None
+        agent_dir = repository.mcp_dir
+        self._agent_dir = from_root(self.root, agent_dir.resolve()) if agent_dir is not None else None
         self._dataset = from_root(self.root, dataset.resolve())
         files = rubric_files(request.rubrics, repository, cwd)
         self._rubric_files = frozenset(from_root(self.root, file.resolve()) for file in files)
@@ -307,7 +310,7 @@ class WatchSession:
         loaded = pool.loaded if pool is not None else Ready()
         return Watched(
             dataset=self._dataset,
-            mcp_dir=self._mcp_dir,
+            agent_dir=self._agent_dir,
             tool_sources=frozenset(loaded.tool_sources),
             function_sources=frozenset(loaded.function_sources),
             rubric_files=self._rubric_files,
@@ -403,7 +406,7 @@ class WatchSession:
         if stale.dataset or summary is None:
             summary, rows = await anyio.to_thread.run_sync(_read_dataset, prepared.plan)
         tools = msgspec.structs.replace(prepared.worker, functions=[])
-        functions = msgspec.structs.replace(prepared.worker, mcp=None, policies={})
+        functions = msgspec.structs.replace(prepared.worker, mcp=None, agent=None, policies={})
         agents, scorers, data = self._agents, self._scorers, self._function_data
         fresh: list[_KeptPool] = []
         try:
@@ -419,7 +422,10 @@ class WatchSession:
             for kept in fresh:
                 await kept.opened()
             problems = prepared.problems if not self._request.eval_fns else []
-            _refuse_broken(problems, agents.pool.loaded, scorers.pool.loaded if scorers is not None else Ready())
+            own = prepared.worker.agent is not None
+            if not own and not agents.pool.loaded.tools:
+                raise RepositoryError("mcp/main.py: the server has no tools")
+            _refuse_broken(problems, scorers.pool.loaded if scorers is not None else Ready())
         except BaseException:
             for kept in fresh:
                 kept.abandon()
@@ -483,7 +489,7 @@ class WatchSession:
         return Completed(here, completed.failed | {key for key in here if key in bad})
 
     def _tool_content(self, loaded: Ready) -> dict[str, str]:
-        data = self._data_files(self._mcp_dir) if self._mcp_dir is not None else {}
+        data = self._data_files(self._agent_dir) if self._agent_dir is not None else {}
         return {**data, **loaded.tool_sources}
 
     async def _conclude(
@@ -492,8 +498,9 @@ class WatchSession:
         assert self._run_id is not None
         # What was imported only as the code ran is part of it from now on.
         self._run_key["tools"] = self._tool_content(loaded)
-        self._outcomes = self._present(self.store.outcomes(self._run_id), loaded.functions)
-        report = build_report(plan, loaded.functions, self._outcomes)
+        names = score_names(loaded, {total.function for total in self.store.function_totals(self._run_id)})
+        self._outcomes = self._present(self.store.outcomes(self._run_id), names)
+        report = build_report(plan, names, self._outcomes)
         await self.store.mark(self._run_id, "running", run_summary(report))
         verdicts = {}
         passed: list[Flip] = []
@@ -558,14 +565,12 @@ def _excerpt(prompt: str) -> str:
     return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]}…"
 
 
-def _refuse_broken(problems: Iterable[Problem], tools: Ready, functions: Ready) -> None:
+def _refuse_broken(problems: Iterable[Problem], functions: Ready) -> None:
     """What loads, but not as a whole, is a mistake in the making: the last good code stays."""
     for problem in problems:
         raise FunctionError(str(problem))
     for failure in functions.problems:
         raise FunctionError(failure.message)
-    if not tools.tools:
-        raise RepositoryError("mcp/main.py: the server has no tools")
 
 
 def _verdict(outcome: Outcome, threshold: float) -> _Verdict:

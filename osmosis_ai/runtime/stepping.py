@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Any
 
 import msgspec
 
 from osmosis_ai.records import Completion, Message, ToolCall, Turn
-from osmosis_ai.runtime.agent_loop import RolloutContext
 from osmosis_ai.runtime.clocks import Clocks
 from osmosis_ai.runtime.frames import CallDone, Called, Event, Paused, Resume, Reworded
 
-__all__ = ["SteppedContext", "Stepper"]
+__all__ = ["Stepper"]
 
 
 class Stepper:
@@ -109,19 +107,3 @@ class Stepper:
             finally:
                 self.paused_seconds += monotonic() - started
         return order.replaced
-
-
-class SteppedContext(RolloutContext):
-    """A context that also pauses after a turn's tool calls.
-
-    Args:
-        stepper: Where it pauses.
-        options: As for `RolloutContext`.
-    """
-
-    def __init__(self, stepper: Stepper, **options: Any) -> None:
-        super().__init__(**options)
-        self._stepper = stepper
-
-    async def call_tools(self, calls: list[dict[str, Any]]) -> list[Message]:
-        return await self._stepper.after_results(await super().call_tools(calls))

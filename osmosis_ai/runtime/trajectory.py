@@ -5,9 +5,13 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
-from osmosis_ai.records import Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
+import msgspec
+
+from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
 from osmosis_ai.runtime.clocks import elapsed_ms
 from osmosis_ai.runtime.frames import (
+    Acting,
+    Asked,
     CallDone,
     Paused,
     Progress,
@@ -68,6 +72,7 @@ class TrajectoryBuilder:
         self._turns: list[Turn] = []
         self._calls: list[ToolCall] = []
         self._samples: list[Turn] = []
+        self._acting = False
 
     @property
     def open_tools(self) -> list[str]:
@@ -84,6 +89,8 @@ class TrajectoryBuilder:
         """What the rollout is waiting for, in words."""
         if self._open_calls:
             return "tool " + ", ".join(sorted(set(self.open_tools)))
+        if self._acting:
+            return "the agent loop"
         return f"the model (turn {len(self._turns) + 1})"
 
     def add(self, event: Progress) -> None:
@@ -101,6 +108,13 @@ class TrajectoryBuilder:
                 self._calls = [call for call in self._calls if (call.turn, call.id) != edited]
             self._calls.append(event.call)
             self._results[event.call.id] = event.message
+        elif isinstance(event, Asked):
+            self._messages[event.kept :] = event.messages
+            self._calls.extend(event.calls)
+            self._open_calls.clear()
+            self._acting = False
+        elif isinstance(event, Acting):
+            self._acting = True
         elif isinstance(event, SampleDone):
             self._samples.append(event.turn)
         elif isinstance(event, Reworded):
@@ -117,14 +131,21 @@ class TrajectoryBuilder:
 
     def finish(self, done: RolloutDone) -> Rollout:
         """The finished rollout."""
-        return self._build(done.finish_reason, done.duration_ms, done.failure)
+        rollout = self._build(done.finish_reason, done.duration_ms, done.failure, done.agent)
+        return rollout if done.messages is None else msgspec.structs.replace(rollout, messages=done.messages)
 
     def abandon(self, failure: Failure) -> Rollout:
         """The rollout as far as it came, when its worker can't finish it."""
         finish_reason: FinishReason = "timeout" if failure.origin == "timeout" else "error"
         return self._build(finish_reason, self.elapsed_ms, failure)
 
-    def _build(self, finish_reason: FinishReason, duration_ms: float, failure: Failure | None) -> Rollout:
+    def _build(
+        self,
+        finish_reason: FinishReason,
+        duration_ms: float,
+        failure: Failure | None,
+        agent: AgentReport | None = None,
+    ) -> Rollout:
         calls = [*self._calls, *self._cut_off(failure)]
         self._flush_results()
         job = self.job
@@ -144,6 +165,7 @@ class TrajectoryBuilder:
             tool_calls=calls,
             samples=self._samples,
             cost_usd=total_cost(model_calls),
+            agent=agent,
         )
 
     def _cut_off(self, failure: Failure | None) -> list[ToolCall]:
@@ -159,7 +181,8 @@ class TrajectoryBuilder:
 
     def _flush_results(self) -> None:
         """Append the last turn's results in the order of its calls, whatever order they came in."""
-        for call in self._messages[-1].get("tool_calls") or ():
+        # An agent loop's own messages may have any form; it hands in its results with them.
+        for call in self._messages[-1].get("tool_calls") or () if self._results else ():
             result = self._results.pop(call["id"], None)
             if result is not None:
                 self._messages.append(result)

@@ -16,6 +16,7 @@ import msgspec
 
 from osmosis_ai import tracebacks
 from osmosis_ai.dataset import RowProblem, open_dataset
+from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.checks import Finding, finding
 from osmosis_ai.discovery.checks.controls import (
     ControlledFunction,
@@ -44,11 +45,12 @@ from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.discovery.scan import Component, Problem, scan_functions, scan_tools
 from osmosis_ai.environment import read_env_file
 from osmosis_ai.errors import DatasetError, OsmosisError, RepositoryError, StartError, UsageError
-from osmosis_ai.records import FunctionRef, Record, Row, Score
-from osmosis_ai.runtime.frames import Limits, Ready, ScoreJob, WorkerSpec
-from osmosis_ai.runtime.pool import Pool, PoolOptions, open_pool
+from osmosis_ai.records import FunctionRef, Record, Row, Score, Tool
+from osmosis_ai.runtime.crew import JobFailedError
+from osmosis_ai.runtime.frames import Limits, LoopFinding, Ready, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.pool import Pool, PoolOptions, ProcessPool, open_pool
 
-__all__ = ["Validation", "ValidationOptions", "validate"]
+__all__ = ["Validation", "ValidationOptions", "validate", "validate_agent"]
 
 CALL_SECONDS = 10.0
 """How long a reward function may take for one answer."""
@@ -81,11 +83,15 @@ class ValidationOptions(Record, frozen=True):
 
 
 class Validation(Record, frozen=True):
-    """What was found: tools and functions, problems in order of file and line, and what the controls say."""
+    """What was found: tools and functions, problems in order of file and line, and what the controls say.
+
+    `tools` are an agent loop's, as the model sees them.
+    """
 
     components: list[Component]
     findings: list[Finding]
     controls: list[ControlReport]
+    tools: list[Tool] = []
 
 
 async def validate(root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> Validation:
@@ -97,6 +103,47 @@ async def validate(root: Path, options: ValidationOptions, environ: Mapping[str,
         environ: Variables, `.env` included.
     """
     return await _Validation(root, options, environ).run()
+
+
+async def validate_agent(source: AgentSource, options: ValidationOptions) -> Validation:
+    """Check an agent loop, in a worker.
+
+    Args:
+        source: The loop.
+        options: How long it may take to load.
+    """
+    spec = WorkerSpec(source.root, Limits(), agent=source, batch_size=1)
+    file, line = source.file or source.module, source.line
+    tools: list[Tool] = []
+    name = source.attribute
+    try:
+        async with ProcessPool.open(spec, PoolOptions(workers=1, load_seconds=options.load_seconds)) as pool:
+            inspected = await pool.inspect()
+        tools, name = inspected.tools, inspected.name or name
+        found = inspected.findings
+    except StartError as error:
+        found = [LoopFinding(_why_not_loaded(str(error)), str(error), source.attribute)]
+    except JobFailedError as failed:
+        found = [LoopFinding("GET_TOOLS_EXCEPTION", f"get_tools: {failed.failure.message}", "get_tools")]
+    components = [Component("agent", name, file, line or 1, source.module)]
+    for tool in tools:
+        function = tool.get("function") or {}
+        parameters = tuple((function.get("parameters") or {}).get("properties") or ())
+        components.append(
+            Component("tool", str(function.get("name")), file, line or 1, source.module, False, parameters)
+        )
+    findings = [
+        Finding(one.code, "warning" if one.warning else "error", file, line, one.subject, one.message, "")
+        for one in found
+    ]
+    return Validation(components, findings, [], tools)
+
+
+def _why_not_loaded(message: str) -> str:
+    # It is raised in a worker, from which only texts arrive.
+    if "is an agent loop without a name" in message:
+        return "MISSING_NAME"
+    return "CANNOT_BE_CREATED" if "can't be made without arguments" in message else "CANNOT_BE_LOADED"
 
 
 class _Validation:

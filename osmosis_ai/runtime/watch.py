@@ -52,7 +52,7 @@ class Watched(Record, frozen=True):
     """
 
     dataset: str
-    mcp_dir: str | None
+    agent_dir: str | None
     tool_sources: frozenset[str]
     function_sources: frozenset[str]
     rubric_files: frozenset[str] = frozenset()
@@ -105,7 +105,7 @@ def classify(path: str, watched: Watched) -> Stale:
     folder = path.partition("/")[0]
     if path.rpartition("/")[2] == ".env" or folder == "configs":
         return Stale(everything=True)
-    tools = path in watched.tool_sources or (watched.mcp_dir is not None and path.startswith(f"{watched.mcp_dir}/"))
+    tools = path in watched.tool_sources or (watched.agent_dir is not None and path.startswith(f"{watched.agent_dir}/"))
     functions = folder in {"reward_fn", "reward_rubric"} or path in watched.function_sources | watched.rubric_files
     return Stale(tools=tools, functions=functions, dataset=path == watched.dataset)
 

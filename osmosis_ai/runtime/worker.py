@@ -15,23 +15,24 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
 from osmosis_ai import tracebacks
 from osmosis_ai.discovery.repository import McpSource
-from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, StartError
+from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.records import Completion, Failure, FinishReason, Message, Score, Tool, ToolCall, Turn
 from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput, load_scorer
-from osmosis_ai.runtime.agent_loop import McpAgentLoop, RolloutContext
 from osmosis_ai.runtime.clocks import Clock, Clocks, elapsed_ms
 from osmosis_ai.runtime.frames import (
+    Acting,
     BatchDone,
     CallDone,
     Event,
     Imported,
+    InspectJob,
     Job,
     Probed,
     ProbeJob,
@@ -45,20 +46,30 @@ from osmosis_ai.runtime.frames import (
     ScoreJob,
     ScoresDone,
     ScoringStarted,
+    ServeDone,
+    ServeJob,
+    ToolsDone,
+    ToolsJob,
     TurnDone,
     WorkerSpec,
 )
 from osmosis_ai.runtime.models import ChatModel, ModelHost, create_model
 from osmosis_ai.runtime.sources import imported_sources
-from osmosis_ai.runtime.stepping import SteppedContext, Stepper
-from osmosis_ai.runtime.trajectory import opening_messages
+from osmosis_ai.runtime.stepping import Stepper
 
 if TYPE_CHECKING:
+    from osmosis_ai.rollout.client import TrainerPool
+    from osmosis_ai.rollout.core.base import CompletionsResult
+    from osmosis_ai.rollout.core.schemas import RolloutRequest
+    from osmosis_ai.runtime.agent_loop import McpContext
+    from osmosis_ai.runtime.agents import LoadedAgent
     from osmosis_ai.runtime.models.cache import ReplyCache
 
 __all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "load_repository"]
 
 SCORE_GRACE_SECONDS = 1.0
+LOOK_SECONDS = 30.0
+"""How long an agent loop may take to say which tools it has."""
 
 current_job: ContextVar[str | None] = ContextVar("current_job", default=None)
 """The job on whose behalf code runs; tasks and threads that the job starts inherit it."""
@@ -73,15 +84,19 @@ def label_of(job: Job) -> str:
         return f"row {job.row.index} run {job.run_index}"
     if isinstance(job, ScoreJob):
         return f"row {job.row_index} scores"
+    if isinstance(job, (ServeJob, ToolsJob)):
+        return f"rollout {job.request.get('rollout_id')}"
     return "scores" if isinstance(job, ScoreBatch) else "probe"
 
 
 @dataclass(frozen=True)
 class LoadedRepository:
-    """User code, imported: the server (or how to reach one), the functions, and what could not be loaded."""
+    """User code, imported: the server (or how to reach one) or the agent loop, the functions, and what could not be
+    loaded."""
 
     spec: WorkerSpec
     server: Any
+    agent: LoadedAgent | None
     scorers: dict[str, Scorer]
     problems: list[Failure]
     tool_sources: dict[str, str]
@@ -99,13 +114,18 @@ def load_repository(spec: WorkerSpec) -> LoadedRepository:
     """
     root = Path(spec.root)
     os.chdir(root)
-    server, tool_sources = None, {}
+    server, agent, tool_sources = None, None, {}
     if spec.mcp is not None:
         server = _load_tools(spec.mcp, root)
         tool_sources = imported_sources(root)
+    elif spec.agent is not None:
+        from osmosis_ai.runtime.agents import load_agent
+
+        agent = load_agent(spec.agent)
+        tool_sources = imported_sources(root)
     scorers, problems = _load_functions(spec)
     function_sources = imported_sources(root) if spec.functions else {}
-    return LoadedRepository(spec, server, scorers, problems, tool_sources, function_sources)
+    return LoadedRepository(spec, server, agent, scorers, problems, tool_sources, function_sources)
 
 
 class Worker:
@@ -121,6 +141,8 @@ class Worker:
         self.clocks = Clocks()
         self._emit = emit
         self._host: Any = None
+        self._agent = loaded.agent
+        self._trainer_pool: TrainerPool | None = None
         self._models: dict[str, ModelHost] = {}
         self._scorers = loaded.scorers
         self._scopes: dict[str, anyio.CancelScope] = {}
@@ -142,7 +164,7 @@ class Worker:
         """
         worker = cls(loaded, emit)
         async with AsyncExitStack() as stack:
-            tools: list[Tool] = []
+            tools: list[Tool] = [] if loaded.agent is None else loaded.agent.tools
             if loaded.server is not None:
                 from osmosis_ai.mcp_tools.host import ToolHost
 
@@ -150,6 +172,7 @@ class Worker:
                     ToolHost(loaded.server, root=Path(worker.spec.root), limit=worker._tool_clock)
                 )
                 tools = worker._host.tools
+            stack.push_async_callback(worker._close_trainers)
             cache = _open_cache(worker.spec)
             if cache is not None:
                 stack.push_async_callback(cache.aclose)
@@ -163,6 +186,7 @@ class Worker:
                     problems=loaded.problems,
                     tool_sources=loaded.tool_sources,
                     function_sources=loaded.function_sources,
+                    agent=None if loaded.agent is None else loaded.agent.name,
                 )
             )
             yield worker
@@ -174,13 +198,17 @@ class Worker:
             self._scopes[job.id] = scope
             try:
                 if isinstance(job, RolloutJob):
-                    await self._rollout(job)
+                    await (self._rollout(job) if self._agent is None else self._agent_rollout(job, self._agent))
                 elif isinstance(job, ScoreJob):
                     await self._score(job)
                 elif isinstance(job, ScoreBatch):
                     await self._score_batch(job)
-                else:
+                elif isinstance(job, ProbeJob):
                     await self._probe(job)
+                elif isinstance(job, ServeJob):
+                    await self._serve(job)
+                else:
+                    self._look_at_agent(job)
             finally:
                 del self._scopes[job.id]
                 self._steppers.pop(job.id, None)
@@ -253,28 +281,30 @@ class Worker:
             self._emit(Retiring("a function that ran out of time may still hold a thread"))
 
     async def _rollout(self, job: RolloutJob) -> None:
+        from osmosis_ai.runtime.agent_loop import McpAgentLoop, McpContext, SteppedMcpContext, row_request
+
         limits = self.spec.limits
         rollout = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
-        make_context: Callable[..., RolloutContext] = RolloutContext
+        make_context: Callable[..., McpContext] = McpContext
         if job.stepping:
-            rollout.stepper = self._steppers[job.id] = Stepper(job.id, self._emit, self.clocks, rollout.call_by_hand)
-            make_context = partial(SteppedContext, rollout.stepper)
+            stepper = Stepper(job.id, self._emit, self.clocks, rollout.call_by_hand)
+            rollout.stepper = self._steppers[job.id] = stepper
+            make_context = partial(SteppedMcpContext, stepper)
         started = monotonic()
         reason: FinishReason = "error"
         failure: Failure | None = None
         async with self._host.session(meta=_call_meta(job), sampling_handler=rollout.sample) as session:
             rollout.session = session
             context = make_context(
-                messages=opening_messages(job.row),
-                tools=self._host.tools,
-                max_turns=limits.max_turns,
-                max_tokens_total=limits.max_tokens_total,
-                chat=rollout.chat,
+                row_request(job, limits),
+                self._host.tools,
+                rollout,
                 call_tool=rollout.call_tool,
+                max_tokens_total=limits.max_tokens_total,
             )
             with self.clocks.limit(limits.timeout, job.id) as clock:
                 try:
-                    reason = await McpAgentLoop().run(context)
+                    reason = cast(FinishReason, (await McpAgentLoop().run(context)).finish_reason)
                 except ModelError as error:
                     failure = Failure("model", str(error), kind=error.kind)
                 except Exception as error:  # noqa: BLE001 - whatever goes wrong in one rollout is that rollout's record
@@ -293,6 +323,121 @@ class Worker:
         if not session.clean:
             self._emit(Retiring(f"a tool of row {job.row.index} still holds a thread"))
 
+    async def _agent_rollout(self, job: RolloutJob, agent: LoadedAgent) -> None:
+        from osmosis_ai.runtime.agents import AgentRollout, Ending
+
+        spec, limits = self.spec, self.spec.limits
+        edges = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
+        if job.stepping:
+            edges.stepper = self._steppers[job.id] = Stepper(job.id, self._emit, self.clocks, _no_call_by_hand)
+        rollout = AgentRollout(
+            agent,
+            job,
+            edges.complete,
+            self._emit,
+            limits,
+            Path(spec.root),
+            params=spec.policies[job.policy].params,
+            allow_rewrites=spec.allow_rewrites,
+            debug_dir=spec.debug_dir,
+            stepper=edges.stepper,
+        )
+        started = monotonic()
+        ending = Ending("timeout", _timed_out(limits.timeout))
+        with self.clocks.limit(limits.timeout, job.id):
+            ending = await rollout.run(self._retire_held)
+        if edges.stepper is not None:
+            started += edges.stepper.paused_seconds
+        self._emit(RolloutDone(job.id, ending.finish_reason, elapsed_ms(started), *ending[1:]))
+
+    async def _serve(self, job: ServeJob) -> None:
+        from osmosis_ai.rollout.core.schemas import RolloutRequest
+        from osmosis_ai.rollout.runner import error_response, run_loop
+        from osmosis_ai.runtime.agent_loop import McpAgentLoop
+        from osmosis_ai.runtime.agents import ReplayedChat, sendable
+
+        self._emit(Acting(job.id))
+        request = RolloutRequest.model_validate(job.request)
+        seconds = self.spec.limits.timeout
+        chat = ReplayedChat(self._trainers.client(request), job.id, self._emit, job.replies)
+        response = error_response(request, f"the rollout did not end within {seconds:g} s")
+        run = partial(
+            run_loop,
+            request=request,
+            llm=chat,
+            debug_dir=self.spec.debug_dir,
+            allow_rewrites=self.spec.allow_rewrites,
+            held=self._retire_held,
+        )
+        async with AsyncExitStack() as stack:
+            session = None
+            if self._host is not None:
+                meta = {"rollout_id": request.rollout_id, "metadata": request.metadata}
+                session = await stack.enter_async_context(self._host.session(meta=meta))
+            with self.clocks.limit(seconds, job.id) as clock:
+                if self._agent is not None:
+                    response = await run(self._agent.loop)
+                else:
+                    response = await run(McpAgentLoop(self._host.tools), make_context=self._served(request, session))
+            if clock.cancelled_caught:
+                response.final_messages = chat.conversation
+            self._emit(ServeDone(job.id, sendable(response)))
+        if session is not None and not session.clean:
+            self._emit(Retiring("a tool still holds a thread"))
+
+    @property
+    def _trainers(self) -> TrainerPool:
+        if self._trainer_pool is None:
+            from osmosis_ai.rollout.client import TrainerPool
+
+            self._trainer_pool = TrainerPool()
+        return self._trainer_pool
+
+    async def _close_trainers(self) -> None:
+        if self._trainer_pool is not None:
+            await self._trainer_pool.aclose()
+
+    def _served(self, request: RolloutRequest, session: Any) -> Callable[..., McpContext]:
+        """Makes the built-in loop's context for a trainer's rollout."""
+        from osmosis_ai.mcp_tools.conversion import truncate
+        from osmosis_ai.runtime.agent_loop import McpContext
+
+        limits = self.spec.limits
+
+        async def call_tool(call: dict[str, Any]) -> Message:
+            # As the trainer gave it, so nothing about its form is sure.
+            function = call.get("function") or {}
+            name, arguments = str(function.get("name")), function.get("arguments") or "{}"
+            outcome = await session.call(name, arguments, timeout=limits.tool_timeout)
+            text, _ = truncate(outcome.text, limits.max_tool_output)
+            return {"role": "tool", "tool_call_id": call.get("id"), "content": text}
+
+        return partial(
+            McpContext, call_tool=call_tool, max_tokens_total=request.max_tokens_total, counted="completion_tokens"
+        )
+
+    def _look_at_agent(self, job: ToolsJob | InspectJob) -> None:
+        from osmosis_ai.rollout.core.schemas import RolloutRequest
+        from osmosis_ai.rollout.runner import tool_dicts, tools_of
+        from osmosis_ai.runtime.agents import inspect_agent
+
+        self._emit(Acting(job.id))
+        assert self._agent is not None
+        # What it may take is kept to by the watchdog: nothing here lets go of the event loop.
+        with self.clocks.limit(min(LOOK_SECONDS, self.spec.limits.timeout), job.id):
+            if isinstance(job, InspectJob):
+                self._emit(inspect_agent(self._agent, job.id))
+                return
+            try:
+                tools = tool_dicts(tools_of(self._agent.loop, RolloutRequest.model_validate(job.request)))
+            except OsmosisRolloutError as error:
+                self._emit(ToolsDone(job.id, error=str(error)))
+            else:
+                self._emit(ToolsDone(job.id, tools))
+
+    def _retire_held(self) -> None:
+        self._emit(Retiring("an agent loop that was cancelled goes on"))
+
 
 class _RolloutRun:
     """One rollout's edges: the model it asks and the session its tool calls go to, with an event for each."""
@@ -304,17 +449,23 @@ class _RolloutRun:
         self._job = job
         self._model = model
         self._params = worker.spec.policies[job.policy].params
-        self._tools = worker._host.tools
+        self._tools = [] if worker._host is None else worker._host.tools
         self._turns = 0
         self.session: Any = None
         self.stepper: Stepper | None = None
 
-    async def chat(self, messages: list[Message]) -> Completion:
-        if self.stepper is not None:
-            await self.stepper.before_request(self._turns, messages)
+    async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
+        """Ask the run's model on behalf of the built-in loop."""
+        from osmosis_ai.runtime.agent_loop import result_of
+
+        return result_of(await self.complete(messages, self._tools, params))
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+        """Ask the run's model, with parameters over the run's, and record the turn."""
+        params = {**self._params, **params} if params else self._params
         started = monotonic()
-        completion = await self._model.complete(messages, self._tools, self._params)
-        turn = self._turn(self._turns, completion, started)
+        completion = await self._model.complete(messages, tools, params)
+        turn = self._turn(self._turns, completion, started, params)
         if self.stepper is not None:
             turn, completion = await self.stepper.after_reply(turn, completion)
         self._emit(TurnDone(self._job.id, turn, completion.message))
@@ -324,7 +475,7 @@ class _RolloutRun:
     async def sample(self, messages: list[Message], params: dict[str, Any]) -> Message:
         started = monotonic()
         completion = await self._model.complete(messages, [], {**self._params, **params})
-        self._emit(SampleDone(self._job.id, self._turn(self._turns - 1, completion, started)))
+        self._emit(SampleDone(self._job.id, self._turn(self._turns - 1, completion, started, self._params)))
         return completion.message
 
     async def call_tool(self, call: dict[str, Any]) -> Message:
@@ -357,14 +508,14 @@ class _RolloutRun:
         )
         return record, text
 
-    def _turn(self, index: int, completion: Completion, started: float) -> Turn:
+    def _turn(self, index: int, completion: Completion, started: float, params: dict[str, Any]) -> Turn:
         return Turn(
             index=index,
             finish_reason=completion.finish_reason,
             usage=completion.usage,
             duration_ms=elapsed_ms(started),
             model=completion.model,
-            params=self._params,
+            params=params,
             logprobs=completion.logprobs,
             token_ids=completion.token_ids,
             attempts=completion.attempts,
@@ -412,6 +563,11 @@ def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]
                 raise
             problems.append(Failure(ref.kind, str(error), kind="load", file=ref.file, line=ref.line))
     return scorers, problems
+
+
+async def _no_call_by_hand(name: str, arguments: str) -> tuple[ToolCall, str]:
+    call = ToolCall(0, "by hand", name, arguments, 0.0, error="unknown_tool")
+    return call, "Error: an agent loop runs its tools itself; they can't be called by hand"
 
 
 def _call_meta(job: RolloutJob) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 from aiohttp import web
@@ -304,6 +304,9 @@ def by_turn(*replies: Reply) -> Script:
     return lambda request: replies[min(request.turn, last)]
 
 
+_Endpoint = TypeVar("_Endpoint", bound="ScriptedEndpoint")
+
+
 class ScriptedEndpoint:
     """An OpenAI-compatible server on 127.0.0.1 that answers `POST /v1/chat/completions` and `GET /v1/models`.
 
@@ -370,7 +373,7 @@ class ScriptedEndpoint:
             if not self._arrived.wait_for(lambda: len(self.requests) >= count, timeout):
                 raise TimeoutError(f"{len(self.requests)} of {count} requests arrived within {timeout:g} s")
 
-    async def __aenter__(self) -> ScriptedEndpoint:
+    async def __aenter__(self: _Endpoint) -> _Endpoint:
         await self._stack.enter_async_context(self._serve())
         return self
 
@@ -394,7 +397,7 @@ class ScriptedEndpoint:
             await runner.cleanup()
 
     @contextlib.contextmanager
-    def run_in_thread(self) -> Iterator[ScriptedEndpoint]:
+    def run_in_thread(self: _Endpoint) -> Iterator[_Endpoint]:
         """Serve from a thread of its own, for tests that aren't async or drive a command.
 
         Raises:
@@ -424,7 +427,7 @@ class ScriptedEndpoint:
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         # From the stream: `http.read()` refuses bodies over 1 MiB.
         request = Request(http.method, http.path, http.headers, await http.content.read())
-        reply = self._reply_to(request)
+        reply = self.reply_to(request)
         if isinstance(reply.hold, Gate):
             await self._unless_closing(reply.hold.wait())
         elif reply.hold is not None:
@@ -457,7 +460,8 @@ class ScriptedEndpoint:
             http.transport.close()
         return reply or web.Response()
 
-    def _reply_to(self, request: Request) -> Reply:
+    def reply_to(self, request: Request) -> Reply:
+        """What a request gets; a subclass may serve further paths."""
         path = request.path.rstrip("/")
         if path not in {"/v1/chat/completions", "/v1/models"}:
             return status(404, body={"error": {"message": f"no such path: {request.path}"}})
@@ -468,12 +472,9 @@ class ScriptedEndpoint:
             with self._arrived:
                 self.requests.append(request)
                 self._arrived.notify_all()
-        if self._api_key is not None:
-            sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if sent != self._api_key:
-                # Real endpoints echo the key they refuse; clients must cope with that.
-                message = f"Incorrect API key provided: {sent}" if sent else "You didn't provide an API key."
-                return status(401, body={"error": {"message": message, "code": "invalid_api_key"}})
+        refusal = self.refusal(request)
+        if refusal is not None:
+            return refusal
         if not is_chat:
             served = self._models or ("scripted",)
             return raw_json({"object": "list", "data": [{"id": name, "object": "model"} for name in served]})
@@ -486,6 +487,15 @@ class ScriptedEndpoint:
             return self._script(request)
         exhausted = {"error": {"message": f"the script has no reply left for request {len(self.requests)}"}}
         return next(self._replies, None) or status(400, body=exhausted)
+
+    def refusal(self, request: Request) -> Reply | None:
+        """The reply to a request without the right key; None when it has it, or none is asked for."""
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._api_key is None or sent == self._api_key:
+            return None
+        # Real endpoints echo the key they refuse; clients must cope with that.
+        message = f"Incorrect API key provided: {sent}" if sent else "You didn't provide an API key."
+        return status(401, body={"error": {"message": message, "code": "invalid_api_key"}})
 
 
 def _reply_from(item: Mapping[str, Any]) -> Reply:

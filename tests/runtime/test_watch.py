@@ -23,7 +23,7 @@ from osmosis_ai.runtime.watch import (
 RULES = "*.log\n/build/\n!kept.log\n.env\n"
 WATCHED = Watched(
     dataset="data/rows.jsonl",
-    mcp_dir="mcp",
+    agent_dir="mcp",
     tool_sources=frozenset({"mcp/main.py", "shared/table.py", "reward_fn/rules.py"}),
     function_sources=frozenset({"reward_fn/rewards.py", "shared/table.py", "shared/words.py"}),
 )

@@ -152,7 +152,7 @@ class RunStore(Queries):
         await self._writer.write(write, f"resuming run {run_id}")
 
     async def save_rollout(self, run_id: str, rollout: Rollout, row: Row, *, replace: bool = False) -> None:
-        """Record a rollout and, the first time, its row.
+        """Record a rollout, the reward that its agent loop gave it, and, the first time, its row.
 
         Args:
             run_id: The run.
@@ -166,6 +166,7 @@ class RunStore(Queries):
         """
         encoder = self._encoder
         columns, trajectory, row_data = encoder.rollout(rollout), encoder.trajectory(rollout), encoder.row(row)
+        own = encoder.score(rollout.agent.score) if rollout.agent is not None and rollout.agent.score else None
         finished_at = time.time()
         started_at = finished_at - rollout.duration_ms / 1000
 
@@ -180,6 +181,8 @@ class RunStore(Queries):
             db.execute(_INSERT_ROW, (run, row.id, row.index, pack(row_data)))
             pk = db.execute(_INSERT_ROLLOUT, (*columns, run, started_at, finished_at, attempt, pk)).lastrowid
             db.execute(_INSERT_TRAJECTORY, (pk, pack(trajectory)))
+            if own is not None:
+                db.execute(_INSERT_SCORE, (*own, None, pk))
 
         await self._writer.write(write, f"saving rollout {rollout.id}")
 

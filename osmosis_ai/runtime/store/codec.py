@@ -9,7 +9,19 @@ from typing import Any
 import msgspec
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.records import CallOutcome, Failure, JudgeCall, Message, Rollout, Row, Score, ToolCall, Turn, Usage
+from osmosis_ai.records import (
+    AgentReport,
+    CallOutcome,
+    Failure,
+    JudgeCall,
+    Message,
+    Rollout,
+    Row,
+    Score,
+    ToolCall,
+    Turn,
+    Usage,
+)
 from osmosis_ai.runtime.masking import Masker
 
 __all__ = ["Encoder", "decode_calls", "decode_object", "decode_rollout", "decode_row", "decode_score", "pack"]
@@ -17,13 +29,14 @@ __all__ = ["Encoder", "decode_calls", "decode_object", "decode_rollout", "decode
 _COMPRESS_FROM = 1024  # bytes
 
 
-class _Trajectory(msgspec.Struct, frozen=True):
+class _Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     """The part of a rollout that lists and statistics don't need."""
 
     messages: list[Message]
     turns: list[Turn]
     tool_calls: list[ToolCall]
     samples: list[Turn]
+    agent: AgentReport | None = None
 
 
 class _RowContent(msgspec.Struct, frozen=True):
@@ -79,7 +92,7 @@ class Encoder:
 
     def trajectory(self, rollout: Rollout) -> bytes:
         """A rollout's trajectory as JSON; to be packed."""
-        content = _Trajectory(rollout.messages, rollout.turns, rollout.tool_calls, rollout.samples)
+        content = _Trajectory(rollout.messages, rollout.turns, rollout.tool_calls, rollout.samples, rollout.agent)
         return self._json(content)
 
     def row(self, row: Row) -> bytes:
@@ -136,6 +149,7 @@ def decode_rollout(columns: Sequence[Any], data: bytes | None) -> Rollout:
         tool_calls=trajectory.tool_calls,
         samples=trajectory.samples,
         cost_usd=cost_usd,
+        agent=trajectory.agent,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from osmosis_ai.errors import StoreError
+from osmosis_ai.folders import private_folder
 
 __all__ = [
     "MIGRATIONS",
@@ -21,7 +22,6 @@ __all__ = [
     "migrate",
     "open_reader",
     "open_writer",
-    "private_folder",
     "store_error",
 ]
 
@@ -268,13 +268,3 @@ def configure(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA journal_size_limit = 67108864")
-
-
-def private_folder(folder: Path) -> None:
-    """Make the folder this package keeps its files in, one that git ignores by itself; raises OSError."""
-    folder.mkdir(exist_ok=True)
-    try:
-        with (folder / ".gitignore").open("x", encoding="utf-8") as file:
-            file.write("*\n")
-    except FileExistsError:
-        return

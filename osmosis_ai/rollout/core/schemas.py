@@ -1,0 +1,245 @@
+"""What crosses the wire between a trainer and an agent loop: the remote rollout protocol's messages."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
+from yarl import URL
+
+__all__ = [
+    "MAX_METADATA_BYTES",
+    "CompletionsChoice",
+    "CompletionsRequest",
+    "CompletionsResponse",
+    "CompletionsUsage",
+    "InitResponse",
+    "OpenAIFunctionParametersSchema",
+    "OpenAIFunctionPropertySchema",
+    "OpenAIFunctionSchema",
+    "OpenAIFunctionToolSchema",
+    "RolloutMetrics",
+    "RolloutRequest",
+    "RolloutResponse",
+    "RolloutStatus",
+]
+
+MAX_METADATA_BYTES = 1024 * 1024
+
+
+class RolloutStatus(str, Enum):
+    """How a rollout ended."""
+
+    COMPLETED = "COMPLETED"
+    ERROR = "ERROR"
+
+
+class _Schema(BaseModel):
+    """A piece of a tool's schema: JSON Schema keys that have no field here are kept, absent ones stay absent."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in handler(self).items() if value is not None or name not in fields}
+
+
+class OpenAIFunctionPropertySchema(_Schema):
+    """One parameter of a tool."""
+
+    type: str | list[str] | None = None
+    description: str | None = None
+    enum: list[Any] | None = None
+
+
+class OpenAIFunctionParametersSchema(_Schema):
+    """The parameters of a tool: a JSON Schema of an object."""
+
+    type: str = "object"
+    properties: dict[str, OpenAIFunctionPropertySchema | bool] = Field(default_factory=dict)
+    required: list[str] = Field(default_factory=list)
+
+
+class OpenAIFunctionSchema(_Schema):
+    """A tool's name, description and parameters."""
+
+    name: str
+    description: str | None = None
+    parameters: OpenAIFunctionParametersSchema | None = None
+    strict: bool | None = None
+
+
+class OpenAIFunctionToolSchema(_Schema):
+    """One tool as the model sees it, in the OpenAI format."""
+
+    type: str = "function"
+    function: OpenAIFunctionSchema
+
+
+class RolloutRequest(BaseModel):
+    """What a trainer asks for: one rollout.
+
+    Attributes:
+        rollout_id: The trainer's name of the rollout, 1 to 256 characters.
+        server_url: The trainer's http(s) address, without a slash at its end; model calls and the result go there.
+        messages: The conversation before the first model call.
+        completion_params: Sampling parameters for `ctx.chat`.
+        tool_server_url: Where the rollout's tools are, for loops that use remote ones.
+        max_turns: The most model calls; the loop keeps to it.
+        max_tokens_total: The most completion tokens over all turns; the loop keeps to it.
+        metadata: Anything about the row, at most 1 MiB as JSON.
+        api_key: The bearer key for the trainer. Never shown.
+        idempotency_key: What tells repeated requests; `rollout_id` when absent.
+    """
+
+    # The trainer may know fields that this version doesn't.
+    model_config = ConfigDict(extra="ignore")
+
+    rollout_id: str = Field(min_length=1, max_length=256)
+    server_url: str
+    messages: list[dict[str, Any]]
+    completion_params: dict[str, Any] = Field(default_factory=dict)
+    tool_server_url: str | None = None
+    max_turns: int = Field(default=10, ge=1)
+    max_tokens_total: int = Field(default=8192, ge=1)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    api_key: str | None = Field(default=None, repr=False)
+    idempotency_key: str | None = None
+
+    @field_validator("completion_params", "metadata", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @field_validator("server_url")
+    @classmethod
+    def _is_http(cls, value: str) -> str:
+        # Messages don't repeat the value: an address may hold a password.
+        if any(character <= " " or character == "\x7f" for character in value):
+            raise ValueError("must not hold spaces or control characters")
+        parts = None
+        try:
+            parts = urlsplit(value)
+            # Reading the port checks it.
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            # What the client makes of it: some host names only it refuses.
+            usable = usable and bool(URL(value).raw_host)
+        except ValueError:
+            # Also UnicodeError, from a host name that isn't one.
+            usable = False
+        if parts is None or not usable:
+            raise ValueError("must be an http:// or https:// address with a host")
+        if "@" in parts.netloc:
+            raise ValueError("must not hold a user name or password: the key is `api_key`")
+        if "?" in value or "#" in value:
+            raise ValueError("must not have a query or a fragment: paths are appended to it")
+        return value.rstrip("/")
+
+    @field_validator("metadata")
+    @classmethod
+    def _is_small(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"can't be written as JSON: {error}") from error
+        if size > MAX_METADATA_BYTES:
+            raise ValueError(f"has {size} bytes as JSON, at most {MAX_METADATA_BYTES} are allowed")
+        return value
+
+
+class InitResponse(BaseModel):
+    """The answer to a RolloutRequest: the rollout was accepted, and these are its tools."""
+
+    rollout_id: str
+    tools: list[OpenAIFunctionToolSchema] = Field(default_factory=list)
+
+
+class RolloutMetrics(BaseModel):
+    """What a rollout took. Latencies in milliseconds.
+
+    `max_context_tokens` is the most tokens any one model call had, prompt and reply together.
+    """
+
+    total_latency_ms: float = 0.0
+    llm_latency_ms: float = 0.0
+    tool_latency_ms: float = 0.0
+    num_llm_calls: int = 0
+    num_tool_calls: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+    max_context_tokens: int = 0
+
+
+class RolloutResponse(BaseModel):
+    """A finished rollout, as it is sent to the trainer."""
+
+    rollout_id: str
+    status: RolloutStatus
+    final_messages: list[dict[str, Any]] = Field(default_factory=list)
+    finish_reason: str | None = None
+    error_message: str | None = None
+    reward: float | None = None
+    metrics: RolloutMetrics | None = None
+    extra_fields: dict[str, Any] = Field(default_factory=dict)
+
+
+class CompletionsRequest(BaseModel):
+    """One generation, asked of the trainer; further sampling parameters are sent as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str = "default"
+    messages: list[dict[str, Any]]
+    rollout_id: str
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 512
+    stop: list[str] | str | None = None
+    logprobs: bool = True
+
+
+class CompletionsUsage(BaseModel):
+    """Tokens of one generation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+
+
+class CompletionsChoice(BaseModel):
+    """One reply of a generation."""
+
+    model_config = ConfigDict(extra="allow")
+
+    index: int = 0
+    message: dict[str, Any]
+    finish_reason: str | None = None
+
+
+class CompletionsResponse(BaseModel):
+    """The trainer's reply to a CompletionsRequest; only `choices` has to be there."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str | None = None
+    object: str | None = None
+    created: int | None = None
+    model: str | None = None
+    choices: list[CompletionsChoice] = Field(min_length=1)
+    usage: CompletionsUsage | None = None
+    token_ids: Any = None
+    logprobs: Any = None
+    prompt_token_ids: Any = None

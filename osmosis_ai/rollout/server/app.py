@@ -1,0 +1,253 @@
+"""The remote rollout protocol as an ASGI application."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import anyio
+import msgspec
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.rollout.core.base import RolloutAgentLoop
+from osmosis_ai.rollout.core.schemas import RolloutRequest
+from osmosis_ai.rollout.runner import InProcessRunner, RolloutRunner
+from osmosis_ai.rollout.server.rollouts import Rollouts, StoppingError
+from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
+
+__all__ = ["API_KEY_VARIABLE", "DEBUG_DIR_VARIABLE", "MAX_BODY_BYTES", "build_app", "create_app", "debug_folder"]
+
+logger = logging.getLogger(__name__)
+
+API_KEY_VARIABLE = "OSMOSIS_ROLLOUT_API_KEY"
+DEBUG_DIR_VARIABLE = "ROLLOUT_DEBUG_DIR"
+MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_DRAINED_BYTES = 32 * 1024 * 1024
+BODY_TIMEOUT = 60.0
+"""Seconds a client has for sending a request's body."""
+
+
+class _RefusedError(Exception):
+    """A request that isn't served: the status and the detail of its answer."""
+
+    def __init__(self, status_code: int, detail: object, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status_code = status_code
+        self.detail = detail
+        self.headers = headers
+
+
+def create_app(
+    agent_loop: RolloutAgentLoop | type[RolloutAgentLoop],
+    *,
+    max_concurrent: int | None = None,
+    record_ttl_seconds: float | None = None,
+    request_timeout_seconds: float | None = None,
+    shutdown_grace_seconds: float | None = None,
+    api_key: str | None = None,
+    debug_dir: str | Path | None = None,
+    undelivered_dir: str | Path | None = None,
+    allow_rewrites: bool = False,
+) -> Starlette:
+    """An ASGI application that offers an agent loop to a trainer; any ASGI server runs it (`uvicorn server:app`).
+
+    The loop runs in the importing process, on the server's event loop: one that blocks, blocks the server.
+    `osmosis serve` runs it in worker processes. Making the application neither checks nor starts the loop.
+
+    Args:
+        agent_loop: The agent loop, or its class.
+        max_concurrent: How many rollouts run at a time; more wait. 100 when neither given nor in the environment.
+        record_ttl_seconds: How long a finished rollout is remembered, so that a repeated request starts nothing. 3600
+            when neither given nor in the environment.
+        request_timeout_seconds: How long one rollout may run. 1800 when neither given nor in the environment.
+        shutdown_grace_seconds: How long running rollouts may go on when the server stops. 30 when neither given nor in
+            the environment.
+        api_key: The key that trainers have to send; `OSMOSIS_ROLLOUT_API_KEY` when not given. Without either, anyone
+            who reaches the server can start rollouts.
+        debug_dir: A folder for the files of `ctx.log_event`, in a folder named after the time; `ROLLOUT_DEBUG_DIR` when
+            not given, none without either.
+        undelivered_dir: A folder for results that the trainer doesn't take; `.osmosis/undelivered` when not given.
+        allow_rewrites: Whether a loop may change messages it has sent.
+
+    Raises:
+        UsageError: A setting can't be used.
+        ValueError: The key is empty.
+    """
+    settings = server_settings(
+        max_concurrent_rollouts=max_concurrent,
+        record_ttl_seconds=record_ttl_seconds,
+        request_timeout_seconds=request_timeout_seconds,
+        shutdown_grace_seconds=shutdown_grace_seconds,
+    )
+    client = client_settings()
+    runner = InProcessRunner(
+        agent_loop,
+        timeout=settings.request_timeout_seconds,
+        debug_dir=debug_folder(debug_dir),
+        allow_rewrites=allow_rewrites,
+        client=client,
+    )
+    return build_app(
+        runner,
+        settings=settings,
+        client=client,
+        api_key=os.environ.get(API_KEY_VARIABLE) or None if api_key is None else api_key,
+        undelivered=Path(undelivered_dir) if undelivered_dir is not None else None,
+        notice=(
+            f"the agent loop {runner.name!r} runs in this server's own process: where it blocks, the server does. "
+            "`osmosis serve` runs it in workers."
+        ),
+    )
+
+
+def build_app(
+    runner: RolloutRunner,
+    *,
+    settings: ServerSettings,
+    client: ClientSettings,
+    api_key: str | None = None,
+    undelivered: Path | None = None,
+    notice: str | None = None,
+) -> Starlette:
+    """The application for a runner.
+
+    Args:
+        runner: Runs the rollouts; started and closed with the application.
+        settings: Limits and times. How long a rollout may run is the runner's to watch.
+        client: How results are delivered.
+        api_key: The key that trainers have to send, None for no check.
+        undelivered: The folder for results that the trainer doesn't take.
+        notice: Logged as a warning when the application starts.
+
+    Raises:
+        ValueError: The key is empty.
+    """
+    if api_key is not None and not api_key.strip():
+        raise ValueError("the API key is empty: give one, or None for a server that asks for none")
+    rollouts = Rollouts(runner, settings, client, undelivered or Path(".osmosis", "undelivered").absolute())
+    key = None if api_key is None else api_key.encode()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with rollouts.serving():
+            if notice:
+                logger.warning(notice)
+            yield
+
+    async def init(http: Request) -> Response:
+        # The key comes first: without it not even the body is read.
+        _authorize(http, key)
+        request = _parse(await _body(http))
+        try:
+            return Response(await rollouts.accept(request), 202, media_type="application/json")
+        except StoppingError as error:
+            raise _RefusedError(503, str(error)) from error
+        except OsmosisError as error:
+            raise _RefusedError(500, str(error)) from error
+
+    async def health(_: Request) -> Response:
+        return _health(rollouts, runner.name)
+
+    async def platform_health(http: Request) -> Response:
+        if key is None:
+            raise _RefusedError(404, "this server has no key to check")
+        _authorize(http, key)
+        return _health(rollouts, runner.name)
+
+    return Starlette(
+        routes=[
+            Route("/v1/rollout/init", init, methods=["POST"]),
+            Route("/health", health),
+            Route("/platform/health", platform_health),
+        ],
+        exception_handlers={HTTPException: _refused, _RefusedError: _refused},
+        lifespan=lifespan,
+    )
+
+
+def debug_folder(debug_dir: str | Path | None) -> Path | None:
+    """The folder for one server's debug files, named after the time; None when nobody asks for them.
+
+    Args:
+        debug_dir: The folder above it; `ROLLOUT_DEBUG_DIR` when None.
+    """
+    above = debug_dir or os.environ.get(DEBUG_DIR_VARIABLE)
+    return Path(above).absolute() / time.strftime("%Y%m%d_%H%M%S") if above else None
+
+
+def _authorize(http: Request, key: bytes | None) -> None:
+    if key is None:
+        return
+    scheme, _, sent = http.headers.get("authorization", "").partition(" ")
+    # Compared even when the scheme is wrong, so that the time tells nothing. Header bytes arrive as latin-1.
+    is_right = hmac.compare_digest(sent.strip().encode("latin-1"), key)
+    if scheme.lower() != "bearer" or not is_right:
+        raise _RefusedError(
+            401,
+            "the API key is missing or wrong: send it as `Authorization: Bearer <key>`",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+async def _body(http: Request) -> bytes:
+    announced = http.headers.get("content-length", "")
+    size = int(announced) if announced.isascii() and announced.isdigit() else 0
+    chunks: list[bytes] = []
+    received = 0
+    try:
+        with anyio.fail_after(BODY_TIMEOUT):
+            async for chunk in http.stream():
+                received += len(chunk)
+                size = max(size, received)
+                if size <= MAX_BODY_BYTES:
+                    chunks.append(chunk)
+                else:
+                    chunks.clear()
+                    # Read on for a while: most clients read the answer only when they have sent everything.
+                    if received > MAX_DRAINED_BYTES:
+                        break
+    except TimeoutError as error:
+        raise _RefusedError(408, f"the body didn't arrive within {BODY_TIMEOUT:g} s") from error
+    except ClientDisconnect as error:
+        # Nobody reads this answer; what matters is that nothing was started.
+        raise _RefusedError(400, "the client went away before it had sent the whole body") from error
+    if size > MAX_BODY_BYTES:
+        raise _RefusedError(413, f"the body is over {MAX_BODY_BYTES} bytes", headers={"Connection": "close"})
+    return b"".join(chunks)
+
+
+def _parse(body: bytes) -> RolloutRequest:
+    try:
+        return RolloutRequest.model_validate_json(body)
+    except ValidationError as error:
+        # Without the input: it may hold the trainer's key.
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        if found[0]["type"] == "json_invalid":
+            raise _RefusedError(400, f"the body is no JSON: {found[0]['msg']}") from error
+        raise _RefusedError(422, found) from error
+
+
+def _health(rollouts: Rollouts, name: str) -> Response:
+    status = {"status": "stopping" if rollouts.is_stopping else "healthy", "agent_loop": name}
+    return _json({**status, **msgspec.to_builtins(rollouts.figures)})
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    # The two kinds that this handler is registered for: our own, and Starlette's for unknown paths and methods.
+    assert isinstance(error, (_RefusedError, HTTPException))
+    return _json({"detail": error.detail}, error.status_code, error.headers)
+
+
+def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")

@@ -1,0 +1,280 @@
+"""The rollouts of a server: accepted once, queued, run, and their results delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import anyio.abc
+import msgspec
+
+from osmosis_ai.errors import OsmosisError, OsmosisRolloutError
+from osmosis_ai.folders import private_folder
+from osmosis_ai.records import Record
+from osmosis_ai.rollout.client import TrainerPool, encode
+from osmosis_ai.rollout.core.base import file_stem
+from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
+from osmosis_ai.rollout.runner import RolloutRunner, error_response
+from osmosis_ai.rollout.settings import ClientSettings, ServerSettings
+
+__all__ = ["Figures", "Rollouts", "StoppingError"]
+
+logger = logging.getLogger(__name__)
+
+
+class StoppingError(OsmosisError):
+    """The server takes no rollouts any more."""
+
+
+class Figures(Record, frozen=True):
+    """What a server has to do and has done, in rollouts."""
+
+    active_rollouts: int
+    queued_rollouts: int
+    completed_rollouts: int
+    undelivered_rollouts: int
+
+
+class _Entry:
+    """One accepted rollout; once it is finished, only what a repeated request needs is left of it."""
+
+    __slots__ = ("answer", "answered", "phase", "refusal", "scope")
+
+    def __init__(self) -> None:
+        self.answered = anyio.Event()
+        self.answer: bytes | None = None
+        self.refusal: OsmosisError | None = None
+        self.phase: Literal["asked", "queued", "running", "delivering", "finished"] = "asked"
+        self.scope = anyio.CancelScope()
+
+
+class Rollouts:
+    """Accepts rollouts, runs as many at a time as allowed, and delivers their results.
+
+    Args:
+        runner: Runs them.
+        settings: Limits and times.
+        client: Timeouts and retries of deliveries.
+        undelivered: The folder for results that no trainer takes.
+    """
+
+    def __init__(
+        self, runner: RolloutRunner, settings: ServerSettings, client: ClientSettings, undelivered: Path
+    ) -> None:
+        self._runner = runner
+        self._settings = settings
+        self._client_settings = client
+        self._undelivered = undelivered
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._open: set[_Entry] = set()
+        self._group: anyio.abc.TaskGroup | None = None
+        self._pool = TrainerPool(client)
+        self._completed = 0
+        self._kept = 0
+        self._stopping = False
+
+    @property
+    def figures(self) -> Figures:
+        """The figures of this moment."""
+        phases = [entry.phase for entry in self._open]
+        return Figures(phases.count("running"), phases.count("queued"), self._completed, self._kept)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no new rollouts are taken."""
+        return self._stopping
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """The time during which rollouts are taken.
+
+        At its end no new ones are, those that wait end at once, those that run get their grace, and every one of them
+        is reported to its trainer.
+
+        Raises:
+            StartError: The runner can't start.
+        """
+        self._slots = anyio.Semaphore(self._settings.max_concurrent_rollouts)
+        self._changed = anyio.Condition()
+        await self._runner.start()
+        try:
+            async with self._pool, anyio.create_task_group() as self._group:
+                try:
+                    yield
+                finally:
+                    await self._stop()
+        finally:
+            self._group = None
+            with anyio.CancelScope(shield=True):
+                await self._runner.aclose()
+
+    async def accept(self, request: RolloutRequest) -> bytes:
+        """Take a rollout, or recognise one that was taken before.
+
+        Returns:
+            The encoded InitResponse, which is the same for every request with the same idempotency key.
+
+        Raises:
+            StoppingError: The server is stopping.
+            OsmosisError: The loop can't say which tools it has; nothing was started.
+        """
+        # The two kinds of key can't be taken for each other.
+        key = ("key", request.idempotency_key) if request.idempotency_key else ("rollout", request.rollout_id)
+        entry = self._entries.get(key)
+        if entry is None:
+            if self._stopping:
+                raise StoppingError("the server takes no new rollouts: it is stopping")
+            if self._group is None:
+                raise StoppingError("the application is not started: its ASGI lifespan has to be run")
+            # Nothing is awaited between looking and noting, so that of many equal requests one starts the rollout.
+            entry = self._entries[key] = _Entry()
+            self._open.add(entry)
+            # Not in the request's own task: its client may go away meanwhile.
+            self._group.start_soon(self._serve, key, entry, request)
+        await entry.answered.wait()
+        if entry.answer is None:
+            raise entry.refusal or StoppingError("the server stopped before the rollout began")
+        return entry.answer
+
+    async def _serve(self, key: tuple[str, str], entry: _Entry, request: RolloutRequest) -> None:
+        response = None
+        try:
+            with entry.scope:
+                if not await self._answer(entry, request):
+                    return
+                response = await self._run(entry, request)
+        finally:
+            if entry.answer is None:
+                # Nothing was started, so the same request may be tried again.
+                self._entries.pop(key, None)
+                self._open.discard(entry)
+                entry.answered.set()
+        if entry.answer is None:
+            return
+        if response is None:
+            response = error_response(request, "the server was stopped before the rollout had ended")
+        # A scope of its own: a rollout that was stopped is reported all the same.
+        entry.scope = anyio.CancelScope()
+        entry.phase = "delivering"
+        await self._notify()
+        await self._deliver(entry.scope, request, response)
+        entry.phase = "finished"
+        self._open.discard(entry)
+        self._completed += 1
+        asyncio.get_running_loop().call_later(self._settings.record_ttl_seconds, self._entries.pop, key, None)
+        await self._notify()
+
+    async def _answer(self, entry: _Entry, request: RolloutRequest) -> bool:
+        try:
+            tools = await self._runner.tools(request)
+            entry.answer = encode({"rollout_id": request.rollout_id, "tools": tools})
+        except OsmosisError as error:
+            entry.refusal = error
+        except Exception as error:
+            # A fault of the runner costs this rollout, not the others.
+            logger.exception("rollout %r: asking for its tools failed", request.rollout_id)
+            entry.refusal = OsmosisRolloutError(f"the loop's tools can't be had: {type(error).__name__}")
+        if entry.answer is None:
+            logger.error("rollout %r was refused: %s", request.rollout_id, entry.refusal)
+            return False
+        entry.phase = "queued"
+        entry.answered.set()
+        return True
+
+    async def _run(self, entry: _Entry, request: RolloutRequest) -> RolloutResponse:
+        async with self._slots:
+            entry.phase = "running"
+            started = time.monotonic()
+            try:
+                response = await self._runner.run(request)
+            except Exception as error:
+                # As above; and a rollout that was accepted always ends with a result.
+                logger.exception("rollout %r: running it failed", request.rollout_id)
+                response = error_response(request, f"the rollout could not be run: {type(error).__name__}: {error}")
+        logger.info(
+            "rollout %r: %s (%s) in %.1f s",
+            request.rollout_id,
+            response.status.value,
+            response.error_message or response.finish_reason,
+            time.monotonic() - started,
+        )
+        return response
+
+    async def _deliver(self, scope: anyio.CancelScope, request: RolloutRequest, response: RolloutResponse) -> None:
+        reason: str | None = "the server was stopped before the trainer had taken it"
+        try:
+            with scope:
+                await self._pool.client(request).complete_rollout(response)
+                reason = None
+        except OsmosisRolloutError as error:
+            reason = str(error)
+        except Exception as error:
+            # As above: whatever it is, the result is kept, and the other rollouts go on.
+            logger.exception("rollout %r: delivering its result failed", request.rollout_id)
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            if reason is not None:
+                self._keep(request, response, reason)
+
+    def _keep(self, request: RolloutRequest, response: RolloutResponse, reason: str) -> None:
+        self._kept += 1
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        file = self._undelivered / f"{stamp}-{file_stem(request.rollout_id)}-{secrets.token_hex(3)}.json"
+        # Written in the form of the callback's body, so that it can be sent as it is; never with the trainer's key.
+        content: dict[str, Any] = {
+            "server_url": request.server_url,
+            "reason": reason,
+            "response": response.model_dump(),
+        }
+        try:
+            if self._undelivered.parent.name == ".osmosis":
+                private_folder(self._undelivered.parent)
+            self._undelivered.mkdir(parents=True, exist_ok=True)
+            encoded = msgspec.json.format(encode(content), indent=2) + b"\n"
+            if request.api_key:
+                encoded = encoded.replace(encode(request.api_key)[1:-1], b"***")
+            temporary = file.with_suffix(".tmp")
+            temporary.write_bytes(encoded)
+            temporary.replace(file)
+        except (OSError, OsmosisRolloutError) as error:
+            logger.error(
+                "rollout %r: its result can't be delivered (%s) nor kept (%s): it is lost",
+                request.rollout_id,
+                reason,
+                error,
+            )
+        else:
+            logger.error("rollout %r: its result can't be delivered (%s); kept in %s", request.rollout_id, reason, file)
+
+    async def _stop(self) -> None:
+        self._stopping = True
+        self._cancel("asked", "queued")
+        logger.info("stopping: %d rollouts are still running", self.figures.active_rollouts)
+        await self._until_none("running", seconds=self._settings.shutdown_grace_seconds)
+        self._cancel("asked", "queued", "running")
+        await self._until_none(
+            "asked", "queued", "running", "delivering", seconds=self._settings.delivery_grace_seconds
+        )
+        self._cancel("delivering")
+
+    def _cancel(self, *phases: str) -> None:
+        for entry in self._open:
+            if entry.phase in phases:
+                entry.scope.cancel()
+
+    async def _until_none(self, *phases: str, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            async with self._changed:
+                while any(entry.phase in phases for entry in self._open):
+                    await self._changed.wait()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,176 @@
+"""Serving an application from a script or a command: the socket, the key, the words it starts with."""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from osmosis_ai.errors import UsageError
+from osmosis_ai.rollout.core.base import RolloutAgentLoop
+from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, create_app
+from osmosis_ai.rollout.validator import validate_agent_loop
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+__all__ = ["address_of", "choose_api_key", "is_loopback", "open_socket", "run_server", "serve_agent_loop"]
+
+BACKLOG = 2048
+CLOSE_TIMEOUT = 10
+"""Seconds that open connections have to end when the server stops, before its rollouts are stopped."""
+
+
+def serve_agent_loop(
+    agent_loop: RolloutAgentLoop | type[RolloutAgentLoop],
+    host: str = "127.0.0.1",
+    port: int = 9000,
+    *,
+    validate: bool = True,
+    log_level: str = "info",
+    api_key: str | None = None,
+    local_debug: bool = False,
+    skip_register: bool = True,
+    max_concurrent: int | None = None,
+    record_ttl_seconds: float | None = None,
+    request_timeout_seconds: float | None = None,
+    shutdown_grace_seconds: float | None = None,
+    debug_dir: str | Path | None = None,
+    undelivered_dir: str | Path | None = None,
+    allow_rewrites: bool = False,
+) -> None:
+    """Serve an agent loop until the process is told to stop. It runs in this process; `osmosis serve` uses workers.
+
+    Args:
+        agent_loop: The agent loop, or its class.
+        host: The address to listen at; `0.0.0.0` makes the server reachable from other machines.
+        port: The port, 0 for a free one.
+        validate: Check the loop first.
+        log_level: Of uvicorn: `debug`, `info`, `warning`, `error`.
+        api_key: The key that trainers have to send; `OSMOSIS_ROLLOUT_API_KEY` when not given. Without either, one is
+            made and printed.
+        local_debug: Serve without a key, on loopback only.
+        skip_register: Registration with the platform is not offered yet; nothing is registered either way.
+        max_concurrent, record_ttl_seconds, request_timeout_seconds, shutdown_grace_seconds, debug_dir,
+        undelivered_dir, allow_rewrites: As for `create_app`.
+
+    Raises:
+        AgentLoopError: The loop isn't valid.
+        UsageError: The address can't be used, or a setting.
+    """
+    if validate:
+        validate_agent_loop(agent_loop).raise_if_invalid()
+    key, is_new = choose_api_key(api_key, local=local_debug, host=host)
+    app = create_app(
+        agent_loop,
+        max_concurrent=max_concurrent,
+        record_ttl_seconds=record_ttl_seconds,
+        request_timeout_seconds=request_timeout_seconds,
+        shutdown_grace_seconds=shutdown_grace_seconds,
+        api_key=key,
+        debug_dir=debug_dir,
+        undelivered_dir=undelivered_dir,
+        allow_rewrites=allow_rewrites,
+    )
+    listener = open_socket(host, port)
+    print(f"serving the agent loop at {address_of(listener)}", file=sys.stderr)
+    if is_new:
+        print(f"API key (made for this start; set {API_KEY_VARIABLE} for one that stays): {key}", file=sys.stderr)
+    run_server(app, listener, log_level=log_level)
+
+
+def choose_api_key(given: str | None, *, local: bool, host: str) -> tuple[str | None, bool]:
+    """The key a server asks for, and whether it was made just now, so that it has to be shown once.
+
+    Args:
+        given: The user's; `OSMOSIS_ROLLOUT_API_KEY` when None.
+        local: Whether there shall be none.
+        host: Where the server listens.
+
+    Raises:
+        UsageError: There shall be none, but the host isn't loopback; or the key is empty.
+    """
+    if local:
+        if not is_loopback(host):
+            raise UsageError(f"without a key the server listens on loopback only, not on {host}: use 127.0.0.1")
+        return None, False
+    if given is not None and not given.strip():
+        raise UsageError("the API key is empty")
+    found = given or os.environ.get(API_KEY_VARIABLE)
+    return (found, False) if found else (secrets.token_urlsafe(32), True)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server at this address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a port that is taken is known before anything starts.
+
+    Raises:
+        UsageError: The address can't be used.
+    """
+    if not 0 <= port <= 65535:
+        # getaddrinfo would take the rest of a division for it.
+        raise UsageError(f"can't listen on port {port} of {host}: ports go from 0 to 65535")
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        # The protocol is named, because asyncio sends small answers at once (TCP_NODELAY) only where it is: an answer
+        # of two writes would wait 40 ms for the client's delayed acknowledgement.
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+        try:
+            if os.name == "posix":
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"can't listen on port {port} of {host}: {reason}; choose another port or host") from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """The URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info") -> None:
+    """Serve an application until SIGINT or SIGTERM, then stop it gracefully.
+
+    Args:
+        app: The application.
+        listener: From `open_socket`.
+        log_level: Of uvicorn.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        log_level=log_level,
+        access_log=log_level in ("debug", "trace"),
+        lifespan="on",
+        ws="none",
+        timeout_graceful_shutdown=CLOSE_TIMEOUT,
+    )
+    config.load()
+    # Everything imported stays to the end: the collector needn't look through it again and again, while requests wait.
+    gc.collect()
+    gc.freeze()
+    uvicorn.Server(config).run([listener])

@@ -1,0 +1,303 @@
+"""Test doubles for agent loops: a trainer that plays a script, and a server for the application under test.
+
+Both are real servers on loopback:
+
+    async with TrainerDouble([tool_call("add", a=1, b=2), text("3")]) as trainer:
+        response = await trainer.run(loop, "What is 1 + 2?")
+    assert response.status == "COMPLETED"
+
+Replies and faults are those of `osmosis_ai.testing`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import threading
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import anyio
+import anyio.to_thread
+
+from osmosis_ai.errors import OsmosisRolloutError
+from osmosis_ai.rollout.client import TrainerPool
+from osmosis_ai.rollout.core.base import RolloutAgentLoop
+from osmosis_ai.rollout.core.schemas import InitResponse, RolloutRequest, RolloutResponse
+from osmosis_ai.rollout.runner import as_instance, run_loop
+from osmosis_ai.rollout.settings import ClientSettings
+from osmosis_ai.testing.endpoint import (
+    Gate,
+    Reply,
+    Request,
+    Script,
+    ScriptedEndpoint,
+    broken_json,
+    by_turn,
+    drop,
+    hang,
+    raw_json,
+    status,
+    text,
+    tool_call,
+    tool_calls,
+)
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+__all__ = [
+    "Gate",
+    "Reply",
+    "Request",
+    "TrainerDouble",
+    "broken_json",
+    "by_turn",
+    "drop",
+    "hang",
+    "raw_json",
+    "serve_app",
+    "status",
+    "text",
+    "tool_call",
+    "tool_calls",
+    "with_faults",
+]
+
+START_TIMEOUT = 30.0
+COMPLETED_PATH = "/v1/rollout/completed"
+
+_ACCEPTED = raw_json({"status": "ok"})
+
+
+def with_faults(script: Script | Sequence[Reply], rate: float, seed: int = 0) -> Script:
+    """A script some of whose requests fail: half of them with 503, half with a dropped connection.
+
+    A request that fails takes no reply from the script, so that a client which asks again gets what it would have got.
+
+    Args:
+        script: As for `TrainerDouble`; a sequence gets 400 beyond its end.
+        rate: The share of requests that fail, from 0 to 1.
+        seed: Makes the choice the same every time, for the same order of requests.
+    """
+    rng = random.Random(seed)  # noqa: S311  a repeatable choice, not a secret
+    replies = None if callable(script) else iter(tuple(script))
+
+    def answer(request: Request) -> Reply:
+        if rng.random() < rate:
+            return status(503) if rng.random() < 0.5 else drop()
+        if callable(script):
+            return script(request)
+        assert replies is not None
+        return next(replies, None) or status(400, body={"error": {"message": "the script has no reply left"}})
+
+    return answer
+
+
+class TrainerDouble(ScriptedEndpoint):
+    """A trainer on 127.0.0.1: it plays scripted replies for model calls, and records the results it is sent.
+
+    Args:
+        script: The replies to model calls: consumed in order, or a function of the request. `by_turn` gives every
+            rollout the same ones, which is what concurrent rollouts need.
+        completed: Replies to deliveries of results, consumed in order and then 200; or a function of the request. Only
+            a delivery that is answered 200 in full is accepted.
+        api_key: The key that the server has to send; requests without it get a 401.
+
+    Attributes:
+        requests: Every model call, in order of arrival.
+        deliveries: Every attempt to deliver a result, accepted or not.
+        completions: The results that were accepted.
+    """
+
+    def __init__(
+        self,
+        script: Sequence[Reply] | Script = (),
+        *,
+        completed: Sequence[Reply] | Script = (),
+        api_key: str | None = None,
+        record: bool = True,
+    ) -> None:
+        super().__init__(script, api_key=api_key, probe=None, record=record)
+        self.deliveries: list[Request] = []
+        self.completions: list[RolloutResponse] = []
+        self._key = api_key
+        self._delivered = threading.Condition()
+        self._completed = completed if callable(completed) else None
+        self._acknowledgements = iter(()) if callable(completed) else iter(tuple(completed))
+
+    @property
+    def server_url(self) -> str:
+        """What a RolloutRequest names as its `server_url`."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def request(self, messages: str | list[dict[str, Any]], **fields: Any) -> RolloutRequest:
+        """A request for a rollout against this trainer.
+
+        Args:
+            messages: The conversation to begin with, or just the user's message.
+            fields: Any other field of RolloutRequest; `rollout_id` is a new one unless given.
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        given = {"rollout_id": uuid.uuid4().hex, "server_url": self.server_url, "api_key": self._key, **fields}
+        return RolloutRequest(messages=messages, **given)
+
+    async def run(
+        self,
+        loop: RolloutAgentLoop | type[RolloutAgentLoop],
+        request: RolloutRequest | str | list[dict[str, Any]],
+        *,
+        seconds: float | None = 60.0,
+        debug_dir: Path | None = None,
+        allow_rewrites: bool = False,
+        **fields: Any,
+    ) -> RolloutResponse:
+        """Run an agent loop once against this trainer, without a server between them.
+
+        Args:
+            loop: The agent loop, or its class.
+            request: The rollout, or what `request` makes one of.
+            seconds: How long it may take.
+            debug_dir: The folder for the file of `ctx.log_event`.
+            allow_rewrites: Whether the loop may change messages it has sent.
+            fields: As for `request`.
+
+        Returns:
+            The response that the server would deliver; a loop that fails gives one with status ERROR.
+        """
+        if not isinstance(request, RolloutRequest):
+            request = self.request(request, **fields)
+        async with TrainerPool(ClientSettings(retry_base_delay=0.01)) as pool:
+            return await run_loop(
+                as_instance(loop),
+                request,
+                pool.client(request),
+                timeout=seconds,
+                debug_dir=debug_dir,
+                allow_rewrites=allow_rewrites,
+            )
+
+    async def start_rollout(self, url: str, request: RolloutRequest, *, api_key: str | None = None) -> InitResponse:
+        """Ask a rollout server for a rollout.
+
+        Args:
+            url: The server's address.
+            request: The rollout.
+            api_key: The server's key.
+
+        Raises:
+            OsmosisRolloutError: The server doesn't answer 202.
+        """
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{url}/v1/rollout/init", json=request.model_dump(), headers=headers) as response,
+        ):
+            raw = await response.read()
+            if response.status != 202:
+                raise OsmosisRolloutError(f"{url} answered {response.status}: {raw.decode('utf-8', 'replace')}")
+        return InitResponse.model_validate_json(raw)
+
+    async def result(self, rollout_id: str, *, seconds: float = 30.0) -> RolloutResponse:
+        """Wait for a rollout's result.
+
+        Raises:
+            TimeoutError: It didn't come in time.
+        """
+        wait = functools.partial(self.wait_for_completion, rollout_id, timeout=seconds)
+        return await anyio.to_thread.run_sync(wait)
+
+    def wait_for_completion(self, rollout_id: str, timeout: float = 30.0) -> RolloutResponse:
+        """Block the calling thread until a rollout's result was accepted.
+
+        Raises:
+            TimeoutError: It wasn't within `timeout` seconds.
+        """
+
+        def found() -> RolloutResponse | None:
+            return next((done for done in self.completions if done.rollout_id == rollout_id), None)
+
+        with self._delivered:
+            result = self._delivered.wait_for(found, timeout)
+        if result is None:
+            raise TimeoutError(f"no result of rollout {rollout_id} arrived within {timeout:g} s")
+        return result
+
+    def wait_for_completions(self, count: int, timeout: float = 30.0) -> None:
+        """Block the calling thread until `count` results were accepted.
+
+        Raises:
+            TimeoutError: They weren't within `timeout` seconds.
+        """
+        with self._delivered:
+            if not self._delivered.wait_for(lambda: len(self.completions) >= count, timeout):
+                raise TimeoutError(f"{len(self.completions)} of {count} results arrived within {timeout:g} s")
+
+    def wait_for_deliveries(self, count: int, timeout: float = 30.0) -> None:
+        """Block the calling thread until `count` attempts to deliver a result have arrived, accepted or not.
+
+        Raises:
+            TimeoutError: They haven't within `timeout` seconds.
+        """
+        with self._delivered:
+            if not self._delivered.wait_for(lambda: len(self.deliveries) >= count, timeout):
+                raise TimeoutError(f"{len(self.deliveries)} of {count} deliveries arrived within {timeout:g} s")
+
+    def reply_to(self, request: Request) -> Reply:
+        """What a request gets: deliveries are taken here, everything else by the script."""
+        if request.path.rstrip("/") != COMPLETED_PATH:
+            return super().reply_to(request)
+        if request.method != "POST":
+            return status(405)
+        reply = self.refusal(request) or self._acknowledge(request)
+        with self._delivered:
+            self.deliveries.append(request)
+            if reply.status == 200 and reply.action == "send":
+                self.completions.append(RolloutResponse.model_validate_json(request.raw))
+            self._delivered.notify_all()
+        return reply
+
+    def _acknowledge(self, request: Request) -> Reply:
+        if self._completed is not None:
+            return self._completed(request)
+        return next(self._acknowledgements, _ACCEPTED)
+
+
+@contextlib.contextmanager
+def serve_app(app: ASGIApp) -> Iterator[str]:
+    """Serve an ASGI application on a free port of 127.0.0.1, from a thread of its own; stops it gracefully.
+
+    Args:
+        app: Such as what `create_app` returns.
+
+    Yields:
+        Its address, `http://127.0.0.1:PORT`.
+
+    Raises:
+        OSError: It could not start; why is in the log.
+    """
+    import uvicorn
+
+    from osmosis_ai.rollout.server.serve import address_of, open_socket
+
+    listener = open_socket("127.0.0.1", 0)
+    url = address_of(listener)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],), name="served-app", daemon=True)
+    thread.start()
+    try:
+        # The socket listens already, so that this waits until the application answers; any answer will do.
+        with contextlib.suppress(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{url}/health", timeout=START_TIMEOUT).close()  # noqa: S310  our own address
+        yield url
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

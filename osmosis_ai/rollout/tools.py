@@ -1,0 +1,122 @@
+"""Helpers for loops that run their own tools: reading tool calls, and writing results the model can read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+
+from osmosis_ai.errors import ToolArgumentError
+
+__all__ = [
+    "create_tool_error_result",
+    "create_tool_result",
+    "execute_tool_calls",
+    "get_tool_call_info",
+    "parse_tool_arguments",
+    "serialize_tool_result",
+]
+
+
+def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
+    """The tool message that answers a tool call.
+
+    Args:
+        tool_call_id: The call's id.
+        content: The result as text; see `serialize_tool_result`.
+    """
+    return {"role": "tool", "content": content, "tool_call_id": tool_call_id}
+
+
+def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str, str]:
+    """The tool message that tells the model that a tool call failed: `Error: …`."""
+    return create_tool_result(tool_call_id, f"Error: {error_message}")
+
+
+def serialize_tool_result(result: Any) -> str:
+    """A tool's return value as text: a str as it is, an int or float by `str`, anything else as JSON.
+
+    What JSON doesn't know (dates, objects) goes in as its `str`.
+    """
+    if isinstance(result, str):
+        return result
+    if isinstance(result, (int, float)) and not isinstance(result, bool):
+        return str(result)
+    return json.dumps(result, ensure_ascii=False, default=str)
+
+
+def parse_tool_arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+    """The arguments of a tool call as a dict; none at all is an empty one.
+
+    Args:
+        arguments: As in `tool_call["function"]["arguments"]`; a dict is given back as it is.
+
+    Raises:
+        ToolArgumentError: They are no JSON object.
+    """
+    if isinstance(arguments, dict):
+        return arguments
+    if arguments is None or not arguments.strip():
+        return {}
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        raise ToolArgumentError(f"the arguments are no JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ToolArgumentError(f"the arguments must be a JSON object, not {type(parsed).__name__}")
+    return parsed
+
+
+def get_tool_call_info(tool_call: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """A tool call's id, the tool's name and the parsed arguments.
+
+    Raises:
+        ToolArgumentError: It names no tool, or its arguments are no JSON object; the error holds the id and the name.
+    """
+    found = tool_call.get("id")
+    call_id = "unknown" if found is None else str(found)
+    function = tool_call.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(name, str) or not name:
+        raise ToolArgumentError("the tool call names no function", tool_call_id=call_id)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, (str, dict, type(None))):
+        kind = type(arguments).__name__
+        raise ToolArgumentError(f"the arguments must be JSON text, not {kind}", tool_call_id=call_id, tool_name=name)
+    try:
+        # Given here already as an object, the arguments are what they are.
+        parsed = arguments if isinstance(arguments, dict) else parse_tool_arguments(arguments)
+    except ToolArgumentError as error:
+        raise ToolArgumentError(str(error), tool_call_id=call_id, tool_name=name) from error
+    return call_id, name, parsed
+
+
+async def execute_tool_calls(
+    tool_calls: list[dict[str, Any]], executor: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Run one turn's tool calls concurrently.
+
+    Args:
+        tool_calls: The calls, as in an assistant message.
+        executor: Runs one call and gives its tool message. An exception it lets through becomes that call's error
+            result, so that the other calls' results are kept.
+
+    Returns:
+        The tool messages, in call order.
+    """
+    results: list[dict[str, Any]] = [{} for _ in tool_calls]
+
+    async def run(position: int) -> None:
+        call = tool_calls[position]
+        try:
+            results[position] = await executor(call)
+        except Exception as error:  # noqa: BLE001  the tool's own failure, whatever it is, is the model's to see
+            text = str(error) or type(error).__name__
+            results[position] = create_tool_error_result(str(call.get("id", "unknown")), text)
+
+    async with anyio.create_task_group() as group:
+        for position in range(len(tool_calls)):
+            group.start_soon(run, position)
+    return results

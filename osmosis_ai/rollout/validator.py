@@ -1,0 +1,169 @@
+"""Whether an agent loop is fit to be served: `validate_agent_loop`, with a stable code for each problem."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from osmosis_ai.errors import AgentLoopError
+from osmosis_ai.records import Record
+from osmosis_ai.tracebacks import describe
+
+__all__ = ["ValidationIssue", "ValidationResult", "validate_agent_loop"]
+
+# What OpenAI takes as a function's name; a longer or other one is refused when the model is asked.
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class ValidationIssue(Record, frozen=True):
+    """One problem of an agent loop.
+
+    `code` stays the same from version to version; `subject` is the tool or attribute concerned.
+    """
+
+    code: str
+    message: str
+    subject: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class ValidationResult(Record, frozen=True):
+    """What was found about an agent loop; it is valid when there are no errors."""
+
+    errors: list[ValidationIssue] = []
+    warnings: list[ValidationIssue] = []
+    agent_name: str | None = None
+    tool_count: int = 0
+
+    @property
+    def valid(self) -> bool:
+        """Whether the loop can be served."""
+        return not self.errors
+
+    def raise_if_invalid(self) -> None:
+        """Do nothing for a valid loop.
+
+        Raises:
+            AgentLoopError: The loop isn't; the message lists every error.
+        """
+        if self.errors:
+            listed = "\n".join(f"  {error}" for error in self.errors)
+            raise AgentLoopError(
+                f"the agent loop {self.agent_name or ''} can't be served:\n{listed}".replace("  can", " can")
+            )
+
+
+def validate_agent_loop(agent_loop: Any) -> ValidationResult:
+    """Check an agent loop's name, its `run`, and the tools it gives for a request about which nothing is known.
+
+    Nothing is run but `get_default_tools`.
+
+    Args:
+        agent_loop: The agent loop, or its class.
+    """
+    errors: list[ValidationIssue] = []
+    warnings: list[ValidationIssue] = []
+    if isinstance(agent_loop, type):
+        try:
+            agent_loop = agent_loop()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  the user's code may raise anything
+            name = agent_loop.__name__
+            message = f"{name}() raised {describe(error)}; a loop's class must need no arguments"
+            return ValidationResult([ValidationIssue("CANNOT_BE_CREATED", message, name)])
+    errors.extend(_check_name(agent_loop))
+    errors.extend(_check_run(agent_loop))
+    tools, problems = _tools(agent_loop)
+    errors.extend(problems)
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        for issue in _check_tool(tool, index, names):
+            (warnings if issue.code == "MISSING_DESCRIPTION" else errors).append(issue)
+    name = getattr(agent_loop, "name", None)
+    return ValidationResult(errors, warnings, name if isinstance(name, str) and name.strip() else None, len(tools))
+
+
+def _check_name(loop: Any) -> Iterator[ValidationIssue]:
+    name = getattr(loop, "name", None)
+    if name is None:
+        yield ValidationIssue("MISSING_NAME", 'the loop has no name: add `name = "…"` to its class', "name")
+    elif not isinstance(name, str):
+        message = f"the loop's name must be a str, not {type(name).__name__}"
+        yield ValidationIssue("INVALID_NAME_TYPE", message, "name")
+    elif not name.strip():
+        yield ValidationIssue("EMPTY_NAME", "the loop's name is empty", "name")
+
+
+def _check_run(loop: Any) -> Iterator[ValidationIssue]:
+    run = getattr(loop, "run", None)
+    if not inspect.iscoroutinefunction(run):
+        kind = "an async generator" if inspect.isasyncgenfunction(run) else "missing" if run is None else "not async"
+        yield ValidationIssue("RUN_NOT_ASYNC", f"run is {kind}: write `async def run(self, ctx)`", "run")
+
+
+def _tools(loop: Any) -> tuple[list[Any], list[ValidationIssue]]:
+    try:
+        tools = loop.get_default_tools()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the user's code may raise anything
+        return [], [ValidationIssue("GET_TOOLS_EXCEPTION", f"get_tools raised {describe(error)}", "get_tools")]
+    if tools is None:
+        message = "get_tools returned None; a loop without tools returns []"
+        return [], [ValidationIssue("GET_TOOLS_RETURNS_NONE", message, "get_tools")]
+    if inspect.iscoroutine(tools):
+        tools.close()
+        message = "get_tools is async; it must be a plain function that returns a list"
+        return [], [ValidationIssue("GET_TOOLS_INVALID_TYPE", message, "get_tools")]
+    if not isinstance(tools, (list, tuple)):
+        message = f"get_tools must return a list of tools, not {type(tools).__name__}"
+        return [], [ValidationIssue("GET_TOOLS_INVALID_TYPE", message, "get_tools")]
+    return list(tools), []
+
+
+def _check_tool(tool: Any, index: int, names: set[str]) -> Iterator[ValidationIssue]:
+    place = f"tools[{index}]"
+    if isinstance(tool, BaseModel):
+        tool = tool.model_dump()
+    if not isinstance(tool, dict):
+        message = f"{place} must be an OpenAIFunctionToolSchema or a dict, not {type(tool).__name__}"
+        yield ValidationIssue("GET_TOOLS_INVALID_TYPE", message, place)
+        return
+    kind = tool.get("type")
+    if kind is None:
+        yield ValidationIssue("MISSING_TOOL_TYPE", f'{place} has no type: it is "function"', place)
+    elif kind != "function":
+        yield ValidationIssue("UNKNOWN_TOOL_TYPE", f'{place} has the type {kind!r}; there is only "function"', place)
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        yield ValidationIssue("MISSING_FUNCTION", f"{place} has no function", place)
+        return
+    yield from _check_function(function, place, names)
+
+
+def _check_function(function: dict[str, Any], place: str, names: set[str]) -> Iterator[ValidationIssue]:
+    name = function.get("name")
+    if name is None:
+        yield ValidationIssue("MISSING_FUNCTION_NAME", f"the function of {place} has no name", place)
+    elif not isinstance(name, str) or not _NAME.fullmatch(name):
+        message = (
+            f"the function of {place} has the name {name!r}; models take letters, digits, _ and -, at most 64 of them"
+        )
+        yield ValidationIssue("INVALID_FUNCTION_NAME", message, place)
+    else:
+        place = name
+        if name in names:
+            yield ValidationIssue("DUPLICATE_FUNCTION_NAME", f"there are two tools with the name {name}", name)
+        names.add(name)
+    description = function.get("description")
+    if not isinstance(description, str) or not description.strip():
+        message = f"{place} has no description: the model can only guess what it is for"
+        yield ValidationIssue("MISSING_DESCRIPTION", message, place)
+    parameters = function.get("parameters")
+    if parameters and (not isinstance(parameters, dict) or parameters.get("type") != "object"):
+        found = parameters.get("type") if isinstance(parameters, dict) else type(parameters).__name__
+        message = f'the parameters of {place} have the type {found!r}; it must be "object"'
+        yield ValidationIssue("PARAMETERS_TYPE_NOT_OBJECT", message, place)

@@ -1,0 +1,527 @@
+"""A repository's own agent loop in a worker: loaded, run over a row with the run's model, or for a trainer with its.
+
+Imports pydantic: for workers only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import importlib
+import inspect
+import math
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any, NamedTuple, get_args
+
+import anyio
+import msgspec
+
+from osmosis_ai import tracebacks
+from osmosis_ai.discovery.agents import AgentSource
+from osmosis_ai.errors import (
+    ModelError,
+    OsmosisRolloutError,
+    OsmosisServerError,
+    OsmosisTimeoutError,
+    OsmosisTransportError,
+    OsmosisValidationError,
+    RepositoryError,
+)
+from osmosis_ai.imports import uncached_imports
+from osmosis_ai.mcp_tools.loading import import_failure
+from osmosis_ai.records import AgentReport, Completion, Failure, FinishReason, Message, Score, Tool, ToolCall
+from osmosis_ai.rollout.client import encode
+from osmosis_ai.rollout.core.base import (
+    ChatClient,
+    CompletionsResult,
+    RolloutAgentLoop,
+    RolloutContext,
+    RolloutResult,
+)
+from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
+from osmosis_ai.rollout.runner import tool_dicts, tools_of
+from osmosis_ai.rollout.validator import validate_agent_loop
+from osmosis_ai.runtime.agent_loop import SteppedContext, result_of, row_request
+from osmosis_ai.runtime.clocks import elapsed_ms
+from osmosis_ai.runtime.frames import (
+    Acting,
+    Asked,
+    Event,
+    Inspected,
+    Limits,
+    LoopFinding,
+    Replied,
+    RolloutJob,
+    TrainerReply,
+)
+from osmosis_ai.runtime.stepping import Stepper
+from osmosis_ai.runtime.trajectory import opening_messages
+
+__all__ = [
+    "AgentRollout",
+    "Ending",
+    "LoadedAgent",
+    "ReplayedChat",
+    "finished",
+    "inspect_agent",
+    "load_agent",
+    "sendable",
+]
+
+CANCEL_SECONDS = 5.0
+"""How long a loop that is cancelled may take to end."""
+
+_REASONS = frozenset(get_args(FinishReason)) - {"timeout", "error"}
+
+
+@dataclass(frozen=True)
+class LoadedAgent:
+    """A repository's agent loop, imported. `name` is its own, or what it was asked for by when it has none."""
+
+    loop: RolloutAgentLoop
+    name: str
+    tools: list[Tool]
+
+
+def load_agent(source: AgentSource) -> LoadedAgent:
+    """Import an agent loop into this process, with its root first on `sys.path`.
+
+    Args:
+        source: Which one; a class is instantiated without arguments.
+
+    Raises:
+        RepositoryError: It can't be imported, there is no such attribute, or that is no agent loop. The message names
+            the user's file and line.
+    """
+    root = Path(source.root)
+    sys.path[:] = [source.root, *(entry for entry in sys.path if entry not in ("", source.root))]
+    uncached_imports(root)
+    shown = source.file or source.module
+    try:
+        module = importlib.import_module(source.module)
+    except BaseException as error:  # whatever the user's code raises, SystemExit too, is the repository's failure
+        raise RepositoryError(import_failure(error, root / shown, root, shown)) from error
+    if not hasattr(module, source.attribute):
+        raise RepositoryError(f"{shown}: has no `{source.attribute}`, which -m {source.name} asks for")
+    found = getattr(module, source.attribute)
+    if isinstance(found, type) and issubclass(found, RolloutAgentLoop):
+        try:
+            found = found()
+        except BaseException as error:  # as above
+            why = f"`{source.attribute}` can't be made without arguments: {tracebacks.describe(error)}"
+            raise RepositoryError(
+                f"{tracebacks.locate(error, root) or shown}: {why}\n"
+                "Write an instance of it into the module, and name that one."
+            ) from error
+    if not isinstance(found, RolloutAgentLoop):
+        kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+        raise RepositoryError(
+            f"{shown}: `{source.attribute}` is {kind}, not an agent loop: "
+            "derive its class from osmosis_ai.rollout.RolloutAgentLoop"
+        )
+    name = getattr(found, "name", None)
+    return LoadedAgent(found, name if isinstance(name, str) and name.strip() else source.name, _default_tools(found))
+
+
+def inspect_agent(agent: LoadedAgent, job: str) -> Inspected:
+    """Validate an agent loop.
+
+    Args:
+        agent: The loop.
+        job: On whose behalf.
+    """
+    found = validate_agent_loop(agent.loop)
+    findings = [LoopFinding(issue.code, issue.message, issue.subject) for issue in found.errors]
+    findings += [LoopFinding(issue.code, issue.message, issue.subject, warning=True) for issue in found.warnings]
+    return Inspected(job, found.agent_name, agent.tools, findings)
+
+
+def _default_tools(loop: RolloutAgentLoop) -> list[Tool]:
+    """The tools as far as they can be shown before there is a row."""
+    try:
+        return tool_dicts(list(loop.get_default_tools()))
+    except Exception:  # noqa: BLE001 - tools may depend on the row; what is wrong with them then is the rollout's failure
+        return []
+
+
+class Ending(NamedTuple):
+    """How a loop's rollout ended. `messages` is the conversation the loop gave, None when it gave none."""
+
+    finish_reason: FinishReason
+    failure: Failure | None = None
+    messages: list[Message] | None = None
+    report: AgentReport | None = None
+
+
+async def _run(loop: RolloutAgentLoop, ctx: RolloutContext, held: Callable[[], None]) -> Any:
+    """Run a loop and give what it returns or raises; only a cancellation from outside is raised here.
+
+    It has a task of its own: what it does to that (swallowing a cancellation, ending the process with `sys.exit`) isn't
+    done to the worker.
+
+    Args:
+        loop: The agent loop.
+        ctx: The rollout.
+        held: Called when the loop doesn't end although it was cancelled.
+    """
+    task = asyncio.ensure_future(_outcome(loop, ctx))
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([task], timeout=CANCEL_SECONDS)
+        if not task.done():
+            held()
+        raise
+    return OsmosisRolloutError("the loop cancelled itself") if task.cancelled() else task.result()
+
+
+async def _outcome(loop: RolloutAgentLoop, ctx: RolloutContext) -> Any:
+    try:
+        coroutine: Any = loop.run(ctx)
+        if not inspect.isawaitable(coroutine):
+            return OsmosisRolloutError(f"run returned {_article(coroutine)} at once: write `async def run(self, ctx)`")
+        return await coroutine
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - sys.exit() in a loop ends its rollout, not the worker
+        return error
+
+
+def finished(outcome: Any, agent: LoadedAgent, root: Path) -> Ending:
+    """How a rollout ended, from what its loop returned or raised.
+
+    Args:
+        outcome: From `run_loop`.
+        agent: The loop.
+        root: The repository's root, for places in its code.
+    """
+    if isinstance(outcome, BaseException):
+        return Ending("error", _raised(outcome, root))
+    if not isinstance(outcome, RolloutResult):
+        message = f"run returned {_article(outcome)}, not a RolloutResult; return ctx.complete(messages)"
+        return Ending("error", Failure("agent", message, kind="wrong_type"))
+    messages, problem = _plain_messages(outcome.final_messages)
+    if problem is not None:
+        return Ending("error", Failure("agent", problem, kind="wrong_type"))
+    metrics = {} if outcome.metrics is None else outcome.metrics.model_dump()
+    if outcome.status != "COMPLETED":
+        report = AgentReport(agent.name, "error", metrics=metrics)
+        message = str(outcome.error_message or "the loop gave no reason")
+        return Ending("error", Failure("agent", message, kind="error"), messages or None, report)
+    said = str(outcome.finish_reason or "stop")
+    reason: Any = said if said in _REASONS else "stop"
+    return Ending(reason, None, messages, AgentReport(agent.name, said, _own_score(outcome.reward, agent), metrics))
+
+
+def _own_score(reward: Any, agent: LoadedAgent) -> Score | None:
+    if reward is None:
+        return None
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)):
+        failure = Failure("agent", f"the loop's reward is {_article(reward)}, not a number", kind="wrong_type")
+        return Score(agent.name, failure=failure)
+    if not math.isfinite(reward):
+        return Score(agent.name, failure=Failure("agent", f"the loop's reward is {reward}", kind="not_finite"))
+    return Score(agent.name, float(reward))
+
+
+def _raised(error: BaseException, root: Path) -> Failure:
+    cause: BaseException | None = error
+    seen = 0
+    while cause is not None and seen < 10:
+        if isinstance(cause, ModelError):
+            return Failure("model", str(cause), kind=cause.kind)
+        cause, seen = cause.__cause__, seen + 1
+    place = tracebacks.locate(error, root)
+    return Failure(
+        "agent",
+        # What this package raises on purpose says what is wrong by itself.
+        str(error) if isinstance(error, OsmosisRolloutError) else tracebacks.describe(error),
+        kind="exception",
+        file=place.file if place is not None else None,
+        line=place.line if place is not None else None,
+        detail=tracebacks.short_traceback(error, root),
+    )
+
+
+def _plain_messages(messages: Any) -> tuple[list[Message], str | None]:
+    """A copy that nobody else holds, or what is wrong with them."""
+    if not isinstance(messages, (list, tuple)):
+        return [], f"final_messages is {_article(messages)}, not a list of messages"
+    try:
+        return _copied(list(messages)), None
+    except OsmosisRolloutError as error:
+        return [], f"final_messages can't be used: {error}"
+
+
+def _copied(messages: list[Any]) -> list[Message]:
+    """A copy that nobody else holds, in the form that all who read trajectories rely on.
+
+    Raises:
+        OsmosisRolloutError: They don't have that form, or can't be written as JSON.
+    """
+    for place, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise OsmosisRolloutError(f"message {place} is {_article(message)}, not a dict")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, (list, tuple)) or not all(isinstance(call, dict) for call in calls):
+            raise OsmosisRolloutError(f"message {place} has `tool_calls` that aren't a list of dicts")
+        for call in calls:
+            if not isinstance(call.get("function") or {}, dict):
+                raise OsmosisRolloutError(f"message {place} has a tool call whose `function` isn't a dict")
+    copied: list[Message] = msgspec.json.decode(encode(messages))
+    return copied
+
+
+class LimitReachedError(OsmosisRolloutError):
+    """The rollout may ask the model no more. `reason` is the finish reason it ends with."""
+
+    def __init__(self, message: str, reason: FinishReason) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class AgentRollout:
+    """One rollout of a repository's own agent loop over a row.
+
+    Args:
+        agent: The loop.
+        job: The row.
+        complete: Asks the run's model, with tools and sampling parameters, and records the turn.
+        emit: Takes every event.
+        limits: The run's limits; turns and tokens are kept to here, whatever the loop does.
+        root: The repository's root.
+        params: The run's sampling parameters, which `ctx.request.completion_params` shows.
+        allow_rewrites: Whether the loop may change messages that it has sent.
+        debug_dir: Where `ctx.log_event` writes.
+        stepper: Where the rollout pauses, if it does.
+    """
+
+    def __init__(
+        self,
+        agent: LoadedAgent,
+        job: RolloutJob,
+        complete: Callable[[list[Message], list[Tool], dict[str, Any]], Awaitable[Completion]],
+        emit: Callable[[Event], None],
+        limits: Limits,
+        root: Path,
+        *,
+        params: dict[str, Any],
+        allow_rewrites: bool,
+        debug_dir: str | None,
+        stepper: Stepper | None,
+    ) -> None:
+        self._agent = agent
+        self._job = job
+        self._complete = complete
+        self._emit = emit
+        self._limits = limits
+        self._root = root
+        self._params = params
+        self._allow_rewrites = allow_rewrites
+        self._debug_dir = debug_dir
+        self._stepper = stepper
+        self._tools: list[Tool] = []
+        self._conversation = opening_messages(job.row)
+        self._calls: dict[str, ToolCall] = {}
+        self._asked = 0
+        self._tokens = 0
+        self._replied = 0.0
+        self._limit: LimitReachedError | None = None
+        self._model_failure: Failure | None = None
+
+    async def run(self, held: Callable[[], None]) -> Ending:
+        """Run it to its end.
+
+        Args:
+            held: Called when the loop doesn't end although it was cancelled.
+        """
+        self._emit(Acting(self._job.id))
+        request = self._request()
+        try:
+            given = tools_of(self._agent.loop, request)
+        except OsmosisRolloutError as error:
+            return Ending("error", _raised(error, self._root))
+        self._tools = tool_dicts(given)
+        context = self._context(given, request)
+        return self._judge(finished(await _run(self._agent.loop, context, held), self._agent, self._root))
+
+    def _request(self) -> RolloutRequest:
+        row = self._job.row
+        # Copies: what a loop does to them isn't done to the row, nor to the run's parameters.
+        metadata = copy.deepcopy({**row.extra, "row_index": row.index, "ground_truth": row.ground_truth})
+        return row_request(self._job, self._limits, params=copy.deepcopy(self._params), metadata=metadata)
+
+    def _context(self, tools: list[Any], request: RolloutRequest) -> RolloutContext:
+        make: Callable[..., RolloutContext] = RolloutContext
+        allow_rewrites = self._allow_rewrites
+        if self._stepper is not None:
+            make = partial(SteppedContext, self._stepper)
+            # A person may change what the loop has sent.
+            allow_rewrites = True
+        return make(request, tools, self, debug_dir=self._debug_dir, allow_rewrites=allow_rewrites)
+
+    async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
+        """Ask the run's model on behalf of the loop.
+
+        Args:
+            messages: The conversation so far.
+            params: Sampling parameters, over the run's.
+
+        Raises:
+            OsmosisRolloutError: The model can't be asked, or a limit is reached.
+        """
+        self._keep_limits()
+        kept = 0
+        for before, after in zip(self._conversation, messages, strict=False):
+            if before != after:
+                break
+            kept += 1
+        added = _copied(messages[kept:])
+        self._conversation[kept:] = added
+        self._emit(Asked(self._job.id, kept, added, self._results(added)))
+        try:
+            completion = await self._complete([*self._conversation], self._tools, params)
+        except ModelError as error:
+            self._model_failure = Failure("model", str(error), kind=error.kind)
+            raise _translated(error) from error
+        finally:
+            self._replied = monotonic()
+            self._emit(Acting(self._job.id))
+        self._model_failure = None
+        self._conversation.append(completion.message)
+        self._calls = self._open_calls(completion.message)
+        self._tokens += completion.usage.total_tokens
+        return result_of(msgspec.structs.replace(completion, message=copy.deepcopy(completion.message)))
+
+    def _keep_limits(self) -> None:
+        limits = self._limits
+        if self._asked >= limits.max_turns:
+            self._limit = LimitReachedError(f"the {limits.max_turns} turns (--max-turns) are used up", "max_turns")
+        elif limits.max_tokens_total is not None and self._tokens >= limits.max_tokens_total:
+            message = f"the {limits.max_tokens_total} tokens (--max-tokens-total) are used up"
+            self._limit = LimitReachedError(message, "max_tokens_total")
+        if self._limit is not None:
+            raise self._limit
+        self._asked += 1
+
+    def _open_calls(self, message: Message) -> dict[str, ToolCall]:
+        turn = self._asked - 1
+        calls = {}
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            calls[call["id"]] = ToolCall(turn, call["id"], function["name"], function["arguments"], 0.0)
+        return calls
+
+    def _results(self, messages: list[Message]) -> list[ToolCall]:
+        """The last turn's tool calls whose results are among these messages.
+
+        The loop has run them where nobody sees it. What is known is how long it took, all of them together, and an
+        error by the form that `create_tool_error_result` gives it.
+        """
+        duration = elapsed_ms(self._replied) if self._replied else 0.0
+        done = []
+        for message in messages:
+            call = self._calls.pop(str(message.get("tool_call_id")), None) if message.get("role") == "tool" else None
+            if call is not None:
+                failed = str(message.get("content")).startswith("Error: ")
+                done.append(msgspec.structs.replace(call, duration_ms=duration, error="exception" if failed else None))
+        return done
+
+    def _judge(self, ending: Ending) -> Ending:
+        """Whose failure it was, when the loop has passed on that of the model, or stopped at a limit."""
+        failure = ending.failure
+        if failure is not None and failure.origin == "agent":
+            if self._limit is not None and str(self._limit) in failure.message:
+                return Ending(self._limit.reason, None, ending.messages, ending.report)
+            if self._model_failure is not None and self._model_failure.message in failure.message:
+                return ending._replace(failure=self._model_failure)
+        if ending.messages == self._conversation:
+            return ending._replace(messages=None)
+        return ending
+
+
+def _translated(error: ModelError) -> OsmosisRolloutError:
+    """A model's failure as the trainer's would look to the loop."""
+    text = str(error)
+    if error.kind in ("refused", "dropped"):
+        return OsmosisTransportError(text)
+    if error.kind == "timeout":
+        return OsmosisTimeoutError(text)
+    if error.kind in ("overloaded", "bad_reply"):
+        return OsmosisServerError(text, error.status if error.status is not None and error.status >= 500 else 500)
+    return OsmosisValidationError(text, error.status or 400)
+
+
+def sendable(response: RolloutResponse) -> dict[str, Any]:
+    """A response as data that can be written as JSON, whatever the loop has put into it."""
+    plain: dict[str, Any] = msgspec.json.decode(encode(response.model_dump(mode="json")))
+    return plain
+
+
+class ReplayedChat:
+    """A trainer as a loop in a worker asks it: what was asked is reported, and isn't asked again in a second attempt.
+
+    Args:
+        client: The trainer.
+        job: The rollout's job.
+        emit: Takes every event.
+        replies: What the trainer has answered to an earlier attempt.
+
+    Attributes:
+        conversation: The messages of the last request, and its reply if it came.
+    """
+
+    def __init__(
+        self, client: ChatClient, job: str, emit: Callable[[Event], None], replies: list[TrainerReply]
+    ) -> None:
+        self._client = client
+        self._job = job
+        self._emit = emit
+        self._replies = list(reversed(replies))
+        self.conversation: list[Message] = []
+
+    async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
+        """Ask the trainer.
+
+        Args:
+            messages: The conversation so far.
+            params: Sampling parameters.
+
+        Raises:
+            OsmosisRolloutError: It can't be asked, or the second attempt has taken another course.
+        """
+        asked = hashlib.blake2b(encode([messages, params]), digest_size=16).hexdigest()
+        if self._replies:
+            before = self._replies.pop()
+            if before.asked != asked:
+                raise OsmosisRolloutError(
+                    "the rollout's worker was lost, and when it was run again it sent other messages than before; "
+                    "the trainer has only one conversation for it"
+                )
+            result = CompletionsResult(**before.reply)
+            self.conversation = [*messages, result.message]
+            return result
+        self.conversation = messages
+        self._emit(Asked(self._job))
+        try:
+            result = await self._client.chat_completions(messages, **params)
+            self.conversation = [*messages, result.message]
+            self._emit(Replied(self._job, TrainerReply(asked, asdict(result))))
+        finally:
+            self._emit(Acting(self._job))
+        return result
+
+
+def _article(value: object) -> str:
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
