@@ -21,6 +21,7 @@ from osmosis_ai.runtime.frames import (
     BatchDone,
     CallDone,
     Called,
+    Done,
     Event,
     Imported,
     Paused,
@@ -37,6 +38,7 @@ from osmosis_ai.runtime.frames import (
     ScoreJob,
     ScoresDone,
     ScoringStarted,
+    StoredBatch,
     TurnDone,
     WorkerSpec,
 )
@@ -121,6 +123,10 @@ class Pool(Protocol):
         """Score several trajectories at the cost of hardly more than one, one after the other in the same worker."""
         ...
 
+    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
+        """Score stored trajectories, which the worker reads itself; None when that has cost a worker its life."""
+        ...
+
     def oldest(self) -> InFlight | None:
         """The rollout that has been running longest."""
         ...
@@ -203,7 +209,7 @@ class InlinePool:
     def __init__(self) -> None:
         self.loaded = Ready()
         self._rollouts = _Rollouts()
-        self._done: dict[str, RolloutDone | ScoresDone | Probed] = {}
+        self._done: dict[str, Done] = {}
         self._worker: Worker
 
     @classmethod
@@ -249,6 +255,12 @@ class InlinePool:
     async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
         return [await self.score(job) for job in jobs]
 
+    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
+        await self._worker.run(batch)
+        done = self._done.pop(batch.id)
+        assert isinstance(done, BatchDone)
+        return done.scores
+
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()
 
@@ -263,7 +275,7 @@ class InlinePool:
             self.loaded = msgspec.structs.replace(self.loaded, **sides)
         elif isinstance(event, (TurnDone, CallDone, SampleDone, Paused, Called, Reworded)):
             self._rollouts.add(event)
-        elif isinstance(event, (RolloutDone, ScoresDone, Probed)):
+        elif isinstance(event, (RolloutDone, ScoresDone, BatchDone, Probed)):
             self._done[event.job] = event
 
 
@@ -382,6 +394,13 @@ class ProcessPool:
             with suppress(JobFailedError):
                 return (await self._scorers.run(batch, BatchDone, _ignore, _nothing)).scores
         return [await self.score(job) for job in jobs]
+
+    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
+        assert self._scorers is not None
+        try:
+            return (await self._scorers.run(batch, BatchDone, _ignore, _nothing)).scores
+        except JobFailedError:
+            return None
 
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()

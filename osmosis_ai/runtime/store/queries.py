@@ -29,6 +29,7 @@ __all__ = [
     "RunStatus",
     "ScoredRollout",
     "ScoringInput",
+    "ScoringKey",
     "SharedRows",
     "StoredRollout",
     "StoredScore",
@@ -99,6 +100,13 @@ class ScoringInput(NamedTuple):
 
     rollout: Rollout
     row: Row
+
+
+class ScoringKey(NamedTuple):
+    """A stored rollout that is to be scored: its key in this file, and its row's index."""
+
+    key: int
+    row_index: int
 
 
 class ScoredRollout(NamedTuple):
@@ -182,6 +190,21 @@ _SCORING_INPUTS = f"""
                 WHERE scores.rollout = pk AND function = wanted.key
                       AND (wanted.value IS NULL OR code_hash = wanted.value)
             )
+        )
+    )
+    {_ORDER}
+"""
+_SCORING_INPUT = f"""
+    SELECT {_ROLLOUT}, trajectories.data, rows.data FROM rollouts JOIN trajectories ON rollout = pk
+    JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id WHERE pk = ?
+"""
+_SCORING_KEYS = f"""
+    SELECT pk, id, rollouts.row_index, rollouts.row_id, run_index, policy FROM rollouts
+    {_PAGE} AND failure_origin IS NULL AND EXISTS (
+        SELECT 1 FROM json_each(:without) AS wanted WHERE NOT EXISTS (
+            SELECT 1 FROM scores
+            WHERE scores.rollout = pk AND function = wanted.key
+                  AND (wanted.value IS NULL OR code_hash = wanted.value)
         )
     )
     {_ORDER}
@@ -427,6 +450,29 @@ class Queries:
 
         wanted = None if without is None else json.dumps(dict(without))
         return self._stream(_SCORING_INPUTS, decode, run_id, _TRAJECTORY_CHUNK, without=wanted)
+
+    def scoring_keys(self, run_id: str, without: Mapping[str, str | None]) -> Iterator[ScoringKey]:
+        """Rollouts that ended without failure and lack a score, in the order of rows, run indices and policies.
+
+        Args:
+            run_id: The run.
+            without: Functions, each with the hash of its code or None for any: only rollouts that lack a score by at
+                least one of them.
+        """
+
+        def decode(columns: Sequence[Any]) -> ScoringKey:
+            return ScoringKey(columns[0], columns[2])
+
+        return self._stream(_SCORING_KEYS, decode, run_id, _CHUNK, without=json.dumps(dict(without)))
+
+    def scoring_input(self, key: int) -> ScoringInput:
+        """One rollout with its trajectory and row, by its key from `scoring_keys`."""
+        with open_reader(self._path) as db:
+            columns = db.execute(_SCORING_INPUT, (key,)).fetchone()
+        if columns is None:
+            raise StoreError(f"a rollout was removed from {self._path} meanwhile")
+        rollout = decode_rollout(columns[1:18], columns[18])
+        return ScoringInput(rollout, decode_row(rollout.row_index, rollout.row_id, columns[19]))
 
     def scores(self, run_id: str, function: str | None = None) -> Iterator[StoredScore]:
         """Scores in the order of rows, run indices, policies and function names.
