@@ -152,6 +152,9 @@ OPTIONS = {
     "output folder": Bad(["test", "-o", "gone/results.json"], ["-o gone/results.json", "gone", "create it"]),
     "output nobody can create": Bad(["test", "-o", "/proc/results.json"], ["-o /proc/results.json can't be written"]),
     "output is a folder": Bad(["test", "-o", "mcp"], ["-o mcp", "folder"]),
+    "a .env that isn't UTF-8": Bad(
+        ["test"], [".env is not UTF-8 (byte 0xff)"], lambda repo: (repo / ".env").write_bytes(b"NAME=\xff\n")
+    ),
     "baseline": Bad(["eval", "--baseline-base-url", "http://127.0.0.1:9/v1"], ["--baseline-model"]),
 }
 
