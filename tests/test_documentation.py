@@ -395,7 +395,7 @@ def option_table(heading: str) -> dict[str, str]:
     part = re.split(r"^##", content.split(f"\n{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
     found = {}
     for row in re.findall(r"^\| (`-.*?) \| (.*?) \|", part, re.MULTILINE):
-        for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", row[0]):
+        for option in re.findall(r"(?<![\w-])--?[a-zA-Z][a-z-]*", row[0]):
             found[option] = row[1]
     return found
 

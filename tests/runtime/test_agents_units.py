@@ -17,10 +17,13 @@ from osmosis_ai.runtime.frames import Acting, Asked, RolloutDone, RolloutJob, Tu
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder
 
 ROW = Row(0, "r", "Be short.", "Hello.")
-TOOL = {
-    "type": "function",
-    "function": {"name": "add", "parameters": {"type": "object", "$defs": {"n": {"enum": [1]}}}},
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"$ref": "#/$defs/one"}},
+    "required": ["a"],
+    "$defs": {"one": {"enum": [1]}},
 }
+TOOL = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
 
 
 class Nothing(RolloutAgentLoop):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["address_of", "choose_api_key", "is_loopback", "open_socket", "run_server", "serve_agent_loop"]
 
 BACKLOG = 2048
+GC_THRESHOLDS = (10_000, 20, 50)
 CLOSE_TIMEOUT = 10
 """Seconds that open connections have to end when the server stops, before its rollouts are stopped."""
 
@@ -170,7 +171,9 @@ def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info"
         timeout_graceful_shutdown=CLOSE_TIMEOUT,
     )
     config.load()
-    # Everything imported stays to the end: the collector needn't look through it again and again, while requests wait.
+    # Requests wait while the collector runs. What is imported stays to the end, so it needn't be looked through again;
+    # and of hundreds of rollouts under way hardly anything is garbage, so the whole is looked through seldom.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     uvicorn.Server(config).run([listener])
