@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.records import Failure, Rollout, Score
+from osmosis_ai.records import Failure, Score
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.compare import FunctionComparison, RunComparison
 from osmosis_ai.runtime.masking import Masker
@@ -293,13 +293,10 @@ class RescoreProgress:
     def __exit__(self, *exc: object) -> None:
         self._bar.stop()
 
-    def rollout_done(self, rollout: Rollout) -> None:
-        """No rollout is run here."""
-
-    def scores_done(self, rollout: Rollout, scores: list[Score]) -> None:
-        """A rollout's new scores are recorded."""
-        self.count += 1
-        self._bar.advance(self._task)
+    def scored(self, count: int) -> None:
+        """So many more rollouts have new scores."""
+        self.count += count
+        self._bar.advance(self._task, count)
 
 
 def print_rescored(output: Output, rescored: int, before: dict[str, float], totals: list[FunctionTotals]) -> None:

@@ -22,6 +22,7 @@ import anyio
 
 from osmosis_ai.errors import RepositoryError, ToolError
 from osmosis_ai.mcp_tools.conversion import clean, convert_result, convert_tool
+from osmosis_ai.mcp_tools.direct import DirectServer, DirectSession, direct_server
 from osmosis_ai.records import Message, Record, Tool
 from osmosis_ai.tracebacks import describe, locate
 
@@ -106,12 +107,17 @@ class ToolHost:
         self._routes: dict[str, _Route] = {}
         self._validators: dict[str, Any] = {}
         self._own: list[Any] = []
+        self._direct: dict[str, DirectServer] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> ToolHost:
         try:
             for backend in self._backends:
-                self._add_tools(backend, await self._start(backend))
+                tools = await self._start(backend)
+                self._add_tools(backend, tools)
+                direct = await direct_server(backend.source, tools)
+                if direct is not None:
+                    self._direct[backend.prefix] = direct
         except BaseException:
             await self._shut_down()
             raise
@@ -137,6 +143,13 @@ class ToolHost:
             grace: Seconds that closing the session may take.
         """
         return ToolSession(self, dict(meta or {}), sampling_handler, grace)
+
+    def _new_client(self, backend: _Backend, sampling_handler: SamplingHandler | None) -> Any:
+        """A client for a session of its own, not yet connected."""
+        direct = self._direct.get(backend.prefix)
+        if direct is None:
+            return _client(backend, sampling_handler)
+        return direct.session(None if sampling_handler is None else _sampling_callback(sampling_handler))
 
     async def _start(self, backend: _Backend) -> list[Any]:
         from pydantic import ValidationError
@@ -287,10 +300,14 @@ class ToolSession:
                 text = _without_secrets(describe(exc))
                 return CallOutcome(f"Error: no connection to the tool server: {text}", "session")
             try:
-                answer = await client.call_tool_mcp(route.name, values, meta=dict(self._meta) or None)
+                if isinstance(client, DirectSession):
+                    answer = await client.call_tool(route.name, values, dict(self._meta))
+                else:
+                    found = await client.call_tool_mcp(route.name, values, meta=dict(self._meta) or None)
+                    answer = found.model_dump(mode="json", by_alias=True)
             except Exception as exc:  # noqa: BLE001 - the server's failure, of whatever transport
                 return await self._failed(name, route, client, values, exc)
-            return self._outcome(name, values, answer.model_dump(mode="json", by_alias=True))
+            return self._outcome(name, values, answer)
         text = f"Error: tool {name!r} did not answer within {timeout:g} seconds"
         current = self._clients.get(route.backend.prefix)
         if current is not None and not await _alive(current):
@@ -301,7 +318,7 @@ class ToolSession:
     async def _connect(self, backend: _Backend) -> Any:
         async with self._opening:
             if backend.prefix not in self._clients:
-                client = _client(backend, self._sampling_handler)
+                client = self._host._new_client(backend, self._sampling_handler)
                 try:
                     await client.__aenter__()
                 except BaseException:
@@ -441,11 +458,12 @@ def _contain_exits(server: Any) -> None:
     if isinstance(server, FastMCP):
 
         class ContainExits(Middleware):
-            async def on_call_tool(self, context: Any, call_next: Any) -> Any:
+            # Not `on_call_tool`: the base class puts a chain of hooks in front of that, for every message.
+            async def __call__(self, context: Any, call_next: Any) -> Any:
                 try:
                     return await call_next(context)
                 except BaseException as exc:
-                    if not _must_be_contained(exc):
+                    if context.method != "tools/call" or not _must_be_contained(exc):
                         raise
                     raise FastMCPToolError(f"the tool raised {describe(exc)}") from exc
 

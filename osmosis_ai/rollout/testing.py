@@ -289,7 +289,7 @@ def serve_app(app: ASGIApp) -> Iterator[str]:
 
     listener = open_socket("127.0.0.1", 0)
     url = address_of(listener)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on", ws="none"))
     thread = threading.Thread(target=server.run, args=([listener],), name="served-app", daemon=True)
     thread.start()
     try:

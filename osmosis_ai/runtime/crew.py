@@ -396,7 +396,7 @@ class Crew:
                 stepping = isinstance(job, frames.RolloutJob) and job.stepping
                 to_blame = to_blame or (stepping and job.id in lost.suspects)
                 # Its parts run again, each on its own.
-                to_blame = to_blame or isinstance(job, frames.ScoreBatch)
+                to_blame = to_blame or isinstance(job, (frames.ScoreBatch, frames.StoredBatch))
                 if to_blame or (alone and losses >= MAX_LOSSES):
                     raise JobFailedError(lost.failure) from lost
                 # In a worker of its own nobody else's fault can hit it yet again.

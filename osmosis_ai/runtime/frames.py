@@ -93,6 +93,19 @@ class ScoreBatch(Record, frozen=True, tag=True):
     jobs: list[ScoreJob]
 
 
+class StoredBatch(Record, frozen=True, tag=True):
+    """Score several stored trajectories, one after the other: `rollouts` are their keys in the run store's file.
+
+    `rows` has the row index of each, for the log.
+    """
+
+    id: str
+    store: str
+    rollouts: list[int]
+    rows: list[int]
+    functions: list[str]
+
+
 class ProbeJob(Record, frozen=True, tag=True):
     """Ask a policy's model for one small reply, to see that it answers; with `price`, also that its price is known."""
 
@@ -157,7 +170,7 @@ class Stop(Record, frozen=True, tag=True):
     """Close everything properly and end."""
 
 
-Job = RolloutJob | ScoreJob | ScoreBatch | ProbeJob | ServeJob | ToolsJob | InspectJob
+Job = RolloutJob | ScoreJob | ScoreBatch | StoredBatch | ProbeJob | ServeJob | ToolsJob | InspectJob
 Order = Job | Cancel | Resume | Stop
 
 
@@ -333,7 +346,7 @@ class ScoresDone(Record, frozen=True, tag=True):
 
 
 class BatchDone(Record, frozen=True, tag=True):
-    """All jobs of a ScoreBatch are done; their scores in the order of the jobs."""
+    """All of a ScoreBatch or a StoredBatch are done; the scores in its order."""
 
     job: str
     scores: list[list[Score]]

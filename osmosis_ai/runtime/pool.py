@@ -22,6 +22,7 @@ from osmosis_ai.runtime.frames import (
     BatchDone,
     CallDone,
     Called,
+    Done,
     Event,
     Imported,
     Inspected,
@@ -43,6 +44,7 @@ from osmosis_ai.runtime.frames import (
     ScoringStarted,
     ServeDone,
     ServeJob,
+    StoredBatch,
     ToolsDone,
     ToolsJob,
     TrainerReply,
@@ -128,6 +130,10 @@ class Pool(Protocol):
 
     async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
         """Score several trajectories at the cost of hardly more than one, one after the other in the same worker."""
+        ...
+
+    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
+        """Score stored trajectories, which the worker reads itself; None when that has cost a worker its life."""
         ...
 
     def oldest(self) -> InFlight | None:
@@ -216,7 +222,7 @@ class InlinePool:
     def __init__(self) -> None:
         self.loaded = Ready()
         self._rollouts = _Rollouts()
-        self._done: dict[str, RolloutDone | ScoresDone | Probed] = {}
+        self._done: dict[str, Done] = {}
         self._worker: Worker
 
     @classmethod
@@ -263,6 +269,12 @@ class InlinePool:
     async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
         return [await self.score(job) for job in jobs]
 
+    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
+        await self._worker.run(batch)
+        done = self._done.pop(batch.id)
+        assert isinstance(done, BatchDone)
+        return done.scores
+
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()
 
@@ -277,7 +289,7 @@ class InlinePool:
             self.loaded = msgspec.structs.replace(self.loaded, **sides)
         elif isinstance(event, (TurnDone, CallDone, SampleDone, Paused, Called, Reworded, Acting, Asked)):
             self._rollouts.add(event)
-        elif isinstance(event, (RolloutDone, ScoresDone, Probed)):
+        elif isinstance(event, (RolloutDone, ScoresDone, BatchDone, Probed)):
             self._done[event.job] = event
 
 
@@ -439,6 +451,13 @@ class ProcessPool:
         """Validate the agent loop; raises JobFailedError when that took its worker down."""
         assert self._agents is not None
         return await self._agents.run(InspectJob(uuid4().hex), Inspected, _ignore, _nothing)
+
+    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
+        assert self._scorers is not None
+        try:
+            return (await self._scorers.run(batch, BatchDone, _ignore, _nothing)).scores
+        except JobFailedError:
+            return None
 
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()

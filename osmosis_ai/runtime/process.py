@@ -32,7 +32,15 @@ from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.models import import_model
 from osmosis_ai.runtime.orphans import end_processes
 from osmosis_ai.runtime.watchdog import JobTasks, Watchdog
-from osmosis_ai.runtime.worker import LoadedRepository, Worker, current_job, job_label, label_of, load_repository
+from osmosis_ai.runtime.worker import (
+    LoadedRepository,
+    Worker,
+    current_job,
+    job_label,
+    label_of,
+    labels_of,
+    load_repository,
+)
 
 __all__ = ["Boot", "Exited", "Forked", "TemplateEvent", "pack", "read_frame", "template_main", "worker_main"]
 
@@ -276,8 +284,8 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
             try:
                 await worker.run(job)
             finally:
-                for part in job.jobs if isinstance(job, frames.ScoreBatch) else [job]:
-                    finish(label_of(part))
+                for label in labels_of(job):
+                    finish(label)
 
         watchdog = Watchdog(
             loop,

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple, Protocol
+from uuid import uuid4
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from osmosis_ai.dataset import Dataset
 from osmosis_ai.records import FunctionRef, ModelSpec, Outcome, Record, Rollout, Row, Score
-from osmosis_ai.runtime.frames import Limits, RolloutJob, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.frames import Limits, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
 from osmosis_ai.runtime.pool import Pool
 from osmosis_ai.runtime.sources import function_code
 from osmosis_ai.runtime.store import Completed, RolloutKey, RunStore
+from osmosis_ai.runtime.store.queries import ScoringKey
 from osmosis_ai.runtime.tasks import task_group
 
-__all__ = ["BASELINE", "POLICY", "Run", "RunListener", "RunPlan", "judges_usd", "rescore"]
+__all__ = ["BASELINE", "POLICY", "RescoreListener", "Run", "RunListener", "RunPlan", "judges_usd", "rescore"]
 
 POLICY = "policy"
 BASELINE = "baseline"
 BATCH_SECONDS = 0.05
 MAX_BATCH = 32
+GATHER_SECONDS = 0.03
+"""How long a scored batch waits for more to join it, when functions are so quick that several fit."""
+STORED_BATCH_SECONDS = 0.1
+MAX_STORED_BATCH = 256
 
 
 class RunPlan(Record, frozen=True):
@@ -99,6 +106,8 @@ class _Scoring:
         self._store = store
         self._listener = listener
         self._partial = partial
+        self._pace = _Pace()
+        self._gathering = anyio.Lock()
 
     def waiting(self) -> Iterator[_Unscored]:
         """Stored rollouts that these functions, as their code is now, have not scored."""
@@ -122,26 +131,48 @@ class _Scoring:
         ]
         scores = dict(zip((job.id for job in jobs), await self._pool.score_all(jobs) if jobs else [], strict=True))
         self.spent_usd += sum(judges_usd(its_scores) for its_scores in scores.values())
-        async with task_group() as saving:
-            for rollout_id, its_scores in scores.items():
-                saving.start_soon(
-                    partial(self._store.save_scores, code=self._code), self._run_id, rollout_id, its_scores
-                )
+        if scores:
+            await self._store.save_all_scores(self._run_id, scores, code=self._code)
         for rollout, _, _ in batch:
             self._listener.scores_done(rollout, scores.get(rollout.id, []))
 
     async def slot(self, receive: MemoryObjectReceiveStream[_Unscored]) -> None:
-        """Score what comes until no more does: as many at a time as take no longer than `BATCH_SECONDS`."""
-        size = 1
+        """Score what comes until no more does, several at a time when that takes no longer than `BATCH_SECONDS`."""
         async with receive:
-            async for unscored in receive:
-                batch = [unscored]
-                with suppress(anyio.WouldBlock, anyio.EndOfStream):
-                    while len(batch) < size:
-                        batch.append(receive.receive_nowait())
+            while batch := await self._gather(receive):
                 started = monotonic()
                 await self.score(batch)
-                size = min(MAX_BATCH, int(BATCH_SECONDS / (monotonic() - started) * len(batch)))
+                self._pace.measured(len(batch), monotonic() - started)
+
+    async def _gather(self, receive: MemoryObjectReceiveStream[_Unscored]) -> list[_Unscored]:
+        # One slot at a time, or all of them would wait with a rollout each.
+        async with self._gathering:
+            try:
+                batch = [await receive.receive()]
+            except anyio.EndOfStream:
+                return []
+            size = min(MAX_BATCH, self._pace.fitting(BATCH_SECONDS))
+            if size > 1 and receive.statistics().current_buffer_used < size - 1:
+                await anyio.sleep(GATHER_SECONDS)
+            with suppress(anyio.WouldBlock, anyio.EndOfStream):
+                while len(batch) < size:
+                    batch.append(receive.receive_nowait())
+            return batch
+
+
+class _Pace:
+    """How long a rollout takes to be scored, from the last batch of any slot."""
+
+    def __init__(self) -> None:
+        self._each = math.inf
+
+    def measured(self, count: int, seconds: float) -> None:
+        """A batch has been scored."""
+        self._each = seconds / count
+
+    def fitting(self, seconds: float) -> int:
+        """How many can be scored in so many seconds; at least 1."""
+        return max(1, int(seconds / self._each))
 
 
 class Run:
@@ -271,27 +302,60 @@ def _cost(outcome: Outcome) -> float:
     return (outcome.cost_usd or 0.0) + judges_usd(outcome.scores.values())
 
 
+class RescoreListener(Protocol):
+    """Hears of stored rollouts that were scored again, after their scores are durable."""
+
+    def scored(self, count: int) -> None:
+        """So many more rollouts."""
+
+
 async def rescore(
-    run_id: str, pool: Pool, store: RunStore, listener: RunListener, spec: WorkerSpec, *, slots: int = 16
+    run_id: str, pool: Pool, store: RunStore, listener: RescoreListener, spec: WorkerSpec, *, slots: int = 4
 ) -> None:
     """Score a stored run's trajectories with the pool's functions, without any model call.
 
-    Rollouts that these functions, as their code is now, have scored already are left alone.
+    Rollouts that these functions, as their code is now, have scored already are left alone. Workers read the
+    trajectories themselves.
 
     Args:
         run_id: The run.
         pool: Workers that have loaded the functions.
         store: Where the trajectories are and the scores go.
-        listener: Hears of every rollout's scores.
+        listener: Hears of what is done.
         spec: What the workers have loaded.
-        slots: How many rollouts are scored at a time.
+        slots: How many batches are scored at a time.
     """
-    scoring = _Scoring(run_id, pool, store, listener, spec.functions, Path(spec.root), partial=False)
-    send, receive = anyio.create_memory_object_stream[_Unscored](MAX_BATCH * 2)
+    functions = pool.loaded.functions
+    if not functions:
+        return
+    hashes = function_code(spec.functions, pool.loaded.function_sources, Path(spec.root))
+    code = {name: hashes[name] for name in functions}
+    waiting = store.scoring_keys(run_id, without=code)
+    pace = _Pace()
+
+    async def slot() -> None:
+        while batch := list(islice(waiting, min(MAX_STORED_BATCH, pace.fitting(STORED_BATCH_SECONDS)))):
+            started = monotonic()
+            # Most often all of them lack the same.
+            for missing, alike in groupby(batch, key=lambda found: found.missing):
+                await score(list(alike), missing)
+            listener.scored(len(batch))
+            pace.measured(len(batch), monotonic() - started)
+
+    async def score(batch: list[ScoringKey], missing: list[str]) -> None:
+        keys = [found.key for found in batch]
+        rows = [found.row_index for found in batch]
+        scores = await pool.score_stored(StoredBatch(uuid4().hex, str(store.path), keys, rows, missing))
+        if scores is None:
+            # A function that takes its worker down is found, and pays alone, when each is scored on its own.
+            scores = [await pool.score(_stored_job(store, key, missing)) for key in keys]
+        await store.save_stored_scores(dict(zip(keys, scores, strict=True)), code=code)
+
     async with task_group() as group:
         for _ in range(slots):
-            group.start_soon(scoring.slot, receive.clone())
-        receive.close()
-        async with send:
-            for unscored in scoring.waiting():
-                await send.send(unscored)
+            group.start_soon(slot)
+
+
+def _stored_job(store: RunStore, key: int, functions: list[str]) -> ScoreJob:
+    rollout, row, _ = store.scoring_input(key)
+    return ScoreJob(rollout.id, rollout.messages, row.index, row.ground_truth, row.extra, functions)

@@ -22,7 +22,7 @@ from osmosis_ai.discovery.rubrics import rubric_files
 from osmosis_ai.discovery.scan import Problem
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout, Score
-from osmosis_ai.runtime.frames import Ready, RolloutJob, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.frames import Ready, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
 from osmosis_ai.runtime.judges import check_judges
 from osmosis_ai.runtime.planning import Prepared, RunRequest, prepare
 from osmosis_ai.runtime.pool import InFlight, Pool, PoolOptions, open_pool
@@ -206,6 +206,10 @@ class _TwoPools:
     async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
         assert self._scorers is not None
         return await self._scorers.score_all(jobs)
+
+    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
+        assert self._scorers is not None
+        return await self._scorers.score_stored(batch)
 
     def oldest(self) -> InFlight | None:
         return self._agents.oldest()

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
@@ -48,6 +49,7 @@ from osmosis_ai.runtime.frames import (
     ScoringStarted,
     ServeDone,
     ServeJob,
+    StoredBatch,
     ToolsDone,
     ToolsJob,
     TurnDone,
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from osmosis_ai.runtime.agents import LoadedAgent
     from osmosis_ai.runtime.models.cache import ReplyCache
 
-__all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "load_repository"]
+__all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "labels_of", "load_repository"]
 
 SCORE_GRACE_SECONDS = 1.0
 LOOK_SECONDS = 30.0
@@ -83,10 +85,21 @@ def label_of(job: Job) -> str:
     if isinstance(job, RolloutJob):
         return f"row {job.row.index} run {job.run_index}"
     if isinstance(job, ScoreJob):
-        return f"row {job.row_index} scores"
+        return _scoring_label(job.row_index)
     if isinstance(job, (ServeJob, ToolsJob)):
         return f"rollout {job.request.get('rollout_id')}"
-    return "scores" if isinstance(job, ScoreBatch) else "probe"
+    return "scores" if isinstance(job, (ScoreBatch, StoredBatch)) else "probe"
+
+
+def labels_of(job: Job) -> list[str]:
+    """Every label under which a job's code may have printed."""
+    if isinstance(job, StoredBatch):
+        return [_scoring_label(row) for row in job.rows]
+    return [label_of(part) for part in job.jobs] if isinstance(job, ScoreBatch) else [label_of(job)]
+
+
+def _scoring_label(row_index: int) -> str:
+    return f"row {row_index} scores"
 
 
 @dataclass(frozen=True)
@@ -203,6 +216,8 @@ class Worker:
                     await self._score(job)
                 elif isinstance(job, ScoreBatch):
                     await self._score_batch(job)
+                elif isinstance(job, StoredBatch):
+                    await self._score_stored(job)
                 elif isinstance(job, ProbeJob):
                     await self._probe(job)
                 elif isinstance(job, ServeJob):
@@ -253,28 +268,51 @@ class Worker:
         scores = []
         for name in job.functions:
             self._emit(ScoringStarted(job.id, name))
-            scores.append(await self._call_function(name, job, job.id))
+            scores += await self._call_function(name, [_scoring_input(job)], job.id)
         self._emit(ScoresDone(job.id, scores))
         self._retire_if_blocked(scores)
 
     async def _score_batch(self, batch: ScoreBatch) -> None:
-        self._emit(ScoringStarted(batch.id, batch.jobs[0].functions[0]))
-        scores = []
-        for job in batch.jobs:
-            job_label.set(label_of(job))
-            scores.append([await self._call_function(name, job, batch.id) for name in job.functions])
-        self._emit(BatchDone(batch.id, scores))
+        scores: list[list[Score]] = []
+        # Most often all are scored by the same functions.
+        for functions, jobs in groupby(batch.jobs, key=lambda job: job.functions):
+            scores += await self._score_all(batch.id, functions, [_scoring_input(job) for job in jobs])
+        self._batch_done(batch.id, scores)
+
+    async def _score_stored(self, batch: StoredBatch) -> None:
+        from osmosis_ai.runtime.store.reading import read_scoring_inputs
+
+        trajectories = read_scoring_inputs(Path(batch.store), batch.rollouts)
+        self._batch_done(batch.id, await self._score_all(batch.id, batch.functions, trajectories))
+
+    async def _score_all(self, job: str, functions: list[str], trajectories: list[ScoringInput]) -> list[list[Score]]:
+        """Score trajectories with each function in turn; the scores of each trajectory, in the functions' order."""
+        self._emit(ScoringStarted(job, functions[0]))
+        by_function = [await self._call_function(name, trajectories, job) for name in functions]
+        return [list(scores) for scores in zip(*by_function, strict=True)]
+
+    def _batch_done(self, job: str, scores: list[list[Score]]) -> None:
+        self._emit(BatchDone(job, scores))
         self._retire_if_blocked(score for its_scores in scores for score in its_scores)
 
-    async def _call_function(self, name: str, job: ScoreJob, owner: str) -> Score:
-        trajectory = ScoringInput(
-            messages=job.messages, ground_truth=job.ground_truth, row_index=job.row_index, extra=job.extra
-        )
+    async def _call_function(self, name: str, trajectories: list[ScoringInput], owner: str) -> list[Score]:
         scorer, seconds = self._scorers[name], self.spec.limits.reward_timeout
-        # The scorer keeps the limit itself; this clock is for functions that hold the event loop.
-        with self.clocks.limit(seconds + SCORE_GRACE_SECONDS, owner):
-            return await scorer.score(trajectory, seconds)
-        return Score(name, failure=Failure(scorer.ref.kind, f"took longer than {seconds:g} s", kind="timeout"))
+
+        def begin(position: int) -> None:
+            job_label.set(_scoring_label(trajectories[position].row_index))
+
+        if not scorer.on_loop:
+            return await scorer.score_all(trajectories, seconds, begin)
+        scores = []
+        for position, trajectory in enumerate(trajectories):
+            begin(position)
+            # The scorer keeps the limit itself; this clock is for functions that hold the event loop.
+            with self.clocks.limit(seconds + SCORE_GRACE_SECONDS, owner) as clock:
+                scores.append(await scorer.score(trajectory, seconds))
+            if clock.cancelled_caught:
+                failure = Failure(scorer.ref.kind, f"took longer than {seconds:g} s", kind="timeout")
+                scores.append(Score(name, failure=failure))
+        return scores
 
     def _retire_if_blocked(self, scores: Iterable[Score]) -> None:
         if any(score.failure is not None and score.failure.kind == "timeout" for score in scores):
@@ -568,6 +606,10 @@ def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]
 async def _no_call_by_hand(name: str, arguments: str) -> tuple[ToolCall, str]:
     call = ToolCall(0, "by hand", name, arguments, 0.0, error="unknown_tool")
     return call, "Error: an agent loop runs its tools itself; they can't be called by hand"
+
+
+def _scoring_input(job: ScoreJob) -> ScoringInput:
+    return ScoringInput(messages=job.messages, ground_truth=job.ground_truth, row_index=job.row_index, extra=job.extra)
 
 
 def _call_meta(job: RolloutJob) -> dict[str, Any]:

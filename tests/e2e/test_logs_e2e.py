@@ -89,11 +89,15 @@ def test_output_is_logged_with_its_row(isolation: str, debug: list[str], tmp_pat
 
     for secret in (KEY, "another-secret-value"):
         assert secret not in log + done.stdout + done.stderr
-    shown = [line for line in lines if line in done.stderr.splitlines()]
+    shown = set(lines) & set(done.stderr.splitlines())
     if debug:
-        assert len(shown) == len(lines)
+        # The third row's process may end itself while a line is on its way from the log to the terminal.
+        lost = [line for line in lines if line not in shown]
+        assert all(re.fullmatch(r"\[worker \d+ std(out|err)\] from (below python|a child)", line) for line in lost), (
+            lost
+        )
     else:
-        assert shown == []
+        assert not shown
         assert "adding" not in done.stderr
 
 

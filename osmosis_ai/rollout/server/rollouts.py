@@ -215,6 +215,10 @@ class Rollouts:
                 reason = None
         except OsmosisRolloutError as error:
             reason = str(error)
+        except Exception as error:
+            # As above: whatever it is, the result is kept, and the other rollouts go on.
+            logger.exception("rollout %r: delivering its result failed", request.rollout_id)
+            reason = f"{type(error).__name__}: {error}"
         finally:
             if reason is not None:
                 self._keep(request, response, reason)
@@ -233,10 +237,13 @@ class Rollouts:
             if self._undelivered.parent.name == ".osmosis":
                 private_folder(self._undelivered.parent)
             self._undelivered.mkdir(parents=True, exist_ok=True)
+            encoded = msgspec.json.format(encode(content), indent=2) + b"\n"
+            if request.api_key:
+                encoded = encoded.replace(encode(request.api_key)[1:-1], b"***")
             temporary = file.with_suffix(".tmp")
-            temporary.write_bytes(msgspec.json.format(encode(content), indent=2) + b"\n")
+            temporary.write_bytes(encoded)
             temporary.replace(file)
-        except OSError as error:
+        except (OSError, OsmosisRolloutError) as error:
             logger.error(
                 "rollout %r: its result can't be delivered (%s) nor kept (%s): it is lost",
                 request.rollout_id,

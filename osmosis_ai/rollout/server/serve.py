@@ -166,6 +166,7 @@ def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info"
         log_level=log_level,
         access_log=log_level in ("debug", "trace"),
         lifespan="on",
+        ws="none",
         timeout_graceful_shutdown=CLOSE_TIMEOUT,
     )
     config.load()

@@ -6,6 +6,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -201,18 +202,57 @@ class RunStore(Queries):
         Raises:
             StoreError: They were not recorded.
         """
+        await self.save_all_scores(run_id, {rollout_id: scores}, code=code)
+
+    async def save_all_scores(
+        self, run_id: str, scores: Mapping[str, Sequence[Score]], *, code: Mapping[str, str] | None = None
+    ) -> None:
+        """Record scores of several recorded rollouts at once, all of them or none; the rest as in `save_scores`.
+
+        Args:
+            run_id: The run.
+            scores: The scores of each rollout.
+            code: The hash of the code behind each function.
+        """
         code = code or {}
-        values = [(*self._encoder.score(score), code.get(score.function)) for score in scores]
+        values = {
+            rollout: [(*self._encoder.score(score), code.get(score.function)) for score in its_scores]
+            for rollout, its_scores in scores.items()
+        }
 
         def write(db: sqlite3.Connection) -> None:
-            found = db.execute(
-                "SELECT pk FROM rollouts WHERE run = ? AND id = ?", (self._pk(db, run_id), rollout_id)
-            ).fetchone()
-            if found is None:
-                raise StoreError(f"there is no rollout {rollout_id!r} in run {run_id}, so its scores can't be saved")
-            db.executemany(_INSERT_SCORE, [(*columns, *found) for columns in values])
+            run = self._pk(db, run_id)
+            for rollout, rows in values.items():
+                found = db.execute("SELECT pk FROM rollouts WHERE run = ? AND id = ?", (run, rollout)).fetchone()
+                if found is None:
+                    raise StoreError(f"there is no rollout {rollout!r} in run {run_id}, so its scores can't be saved")
+                db.executemany(_INSERT_SCORE, [(*columns, *found) for columns in rows])
 
-        await self._writer.write(write, f"saving the scores of rollout {rollout_id}")
+        await self._writer.write(write, f"saving the scores of {', '.join(islice(scores, 3))}")
+
+    async def save_stored_scores(
+        self, scores: Mapping[int, Sequence[Score]], *, code: Mapping[str, str] | None = None
+    ) -> None:
+        """Record scores of several rollouts at once, by their keys from `scoring_keys`; the rest as in `save_scores`.
+
+        Args:
+            scores: The scores of each rollout.
+            code: The hash of the code behind each function.
+
+        Raises:
+            StoreError: They were not recorded, none of them; a rollout may have been removed meanwhile.
+        """
+        code = code or {}
+        values = [
+            (*self._encoder.score(score), code.get(score.function), key)
+            for key, its_scores in scores.items()
+            for score in its_scores
+        ]
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany(_INSERT_SCORE, values)
+
+        await self._writer.write(write, f"saving the scores of {len(scores)} rollouts")
 
     async def mark(self, run_id: str, status: RunStatus, summary: Mapping[str, Any] | None = None) -> None:
         """Set a run's status, and its summary if one is given. The same status again leaves the time it was set.

@@ -24,7 +24,7 @@ from osmosis_ai.records import (
 )
 from osmosis_ai.runtime.masking import Masker
 
-__all__ = ["Encoder", "decode_calls", "decode_object", "decode_rollout", "decode_row", "decode_score", "pack"]
+__all__ = ["Encoder", "decode_calls", "decode_object", "decode_rollout", "decode_row", "decode_score", "pack", "unpack"]
 
 _COMPRESS_FROM = 1024  # bytes
 
@@ -133,7 +133,7 @@ def decode_rollout(columns: Sequence[Any], data: bytes | None) -> Rollout:
     (id_, row_index, row_id, run_index, policy, finish_reason, duration_ms) = columns[:7]
     (origin, kind, message, file, line, detail) = columns[7:13]
     (prompt_tokens, completion_tokens, total_tokens, cost_usd) = columns[13:17]
-    trajectory = _Trajectory([], [], [], []) if data is None else _trajectory.decode(_unpack(data))
+    trajectory = _Trajectory([], [], [], []) if data is None else _trajectory.decode(unpack(data))
     return Rollout(
         id=id_,
         row_index=row_index,
@@ -155,7 +155,7 @@ def decode_rollout(columns: Sequence[Any], data: bytes | None) -> Rollout:
 
 def decode_row(row_index: int, row_id: str, data: bytes) -> Row:
     """A row from its columns."""
-    content = _row.decode(_unpack(data))
+    content = _row.decode(unpack(data))
     return Row(row_index, row_id, content.system_prompt, content.user_prompt, content.ground_truth, content.extra)
 
 
@@ -188,7 +188,8 @@ def pack(data: bytes) -> bytes:
     return data if len(data) < _COMPRESS_FROM else zlib.compress(data, 1)
 
 
-def _unpack(data: bytes) -> bytes:
+def unpack(data: bytes) -> bytes:
+    """Encoded JSON from what `pack` gave."""
     return data if data[:1] == b"{" else zlib.decompress(data)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "RunStatus",
     "ScoredRollout",
     "ScoringInput",
+    "ScoringKey",
     "SharedRows",
     "StoredRollout",
     "StoredScore",
@@ -99,6 +100,14 @@ class ScoringInput(NamedTuple):
 
     rollout: Rollout
     row: Row
+    missing: list[str]
+
+
+class ScoringKey(NamedTuple):
+    """A stored rollout that is to be scored: its key in this file, its row's index, and the functions to score with."""
+
+    key: int
+    row_index: int
     missing: list[str]
 
 
@@ -184,6 +193,15 @@ _SCORING_INPUTS = f"""
          JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id
     {_PAGE} AND (:without IS NULL OR EXISTS (SELECT 1 {_MISSING}))
     {_ORDER}
+"""
+_SCORING_INPUT = f"""
+    SELECT {_ROLLOUT}, trajectories.data, rows.data FROM rollouts JOIN trajectories ON rollout = pk
+    JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id WHERE pk = ?
+"""
+_SCORING_KEYS = f"""
+    SELECT pk, id, rollouts.row_index, rollouts.row_id, run_index, policy,
+           (SELECT json_group_array(wanted.key) {_MISSING})
+    FROM rollouts {_PAGE} AND failure_origin IS NULL AND EXISTS (SELECT 1 {_MISSING}) {_ORDER}
 """
 _SCORES = f"""
     SELECT pk, id, row_index, row_id, run_index, policy, function, value, failure, scores.duration_ms, explanation,
@@ -427,6 +445,29 @@ class Queries:
 
         wanted = None if without is None else json.dumps(dict(without))
         return self._stream(_SCORING_INPUTS, decode, run_id, _TRAJECTORY_CHUNK, without=wanted)
+
+    def scoring_keys(self, run_id: str, without: Mapping[str, str | None]) -> Iterator[ScoringKey]:
+        """Rollouts that ended without failure and lack a score, in the order of rows, run indices and policies.
+
+        Args:
+            run_id: The run.
+            without: Functions, each with the hash of its code or None for any: only rollouts that lack a score by at
+                least one of them.
+        """
+
+        def decode(columns: Sequence[Any]) -> ScoringKey:
+            return ScoringKey(columns[0], columns[2], json.loads(columns[6]))
+
+        return self._stream(_SCORING_KEYS, decode, run_id, _CHUNK, without=json.dumps(dict(without)))
+
+    def scoring_input(self, key: int) -> ScoringInput:
+        """One rollout with its trajectory and row, by its key from `scoring_keys`."""
+        with open_reader(self._path) as db:
+            columns = db.execute(_SCORING_INPUT, (key,)).fetchone()
+        if columns is None:
+            raise StoreError(f"a rollout was removed from {self._path} meanwhile")
+        rollout = decode_rollout(columns[1:18], columns[18])
+        return ScoringInput(rollout, decode_row(rollout.row_index, rollout.row_id, columns[19]), [])
 
     def scores(self, run_id: str, function: str | None = None) -> Iterator[StoredScore]:
         """Scores in the order of rows, run indices, policies and function names.

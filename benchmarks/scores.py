@@ -1,0 +1,88 @@
+"""Scores per second of `osmosis runs rescore`: stored trajectories, a cheap function, no model.
+
+python benchmarks/scores.py --rollouts 10000
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from measuring import Measured, adopt_orphans, run
+from rollouts import REWARD, write_repo
+
+from osmosis_ai.records import Rollout, Row, ToolCall, Turn, Usage
+from osmosis_ai.runtime.store import RunStore
+
+OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
+TARGET = 20_000
+AT_ONCE = 500
+
+
+def typical(index: int) -> tuple[Rollout, Row]:
+    """A rollout of two turns and one tool call, as the other benchmarks make them, and its row."""
+    prompt = "You are a careful calculator. Use the tools for every step of the calculation."
+    row = Row(index, f"row{index}", prompt, f"What is {index} + 2?", "3")
+    call = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    messages = [
+        {"role": "system", "content": row.system_prompt},
+        {"role": "user", "content": row.user_prompt},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0", "content": "3"},
+        {"role": "assistant", "content": "3"},
+    ]
+    usage = Usage(100, 10, 110)
+    turns = [Turn(0, "tool_calls", usage, 5.0, "scripted"), Turn(1, "stop", usage, 5.0, "scripted")]
+    calls = [ToolCall(0, "call_0", "add", '{"a": 1, "b": 2}', 1.0)]
+    rollout = Rollout(
+        f"rollout{index}", index, row.id, 0, "policy", messages, "stop", 12.0, None, Usage(200, 20, 220), turns, calls
+    )
+    return rollout, row
+
+
+async def fill(root: Path, rollouts: int) -> None:
+    """Store a finished run of so many rollouts."""
+    with RunStore.open(root) as store:
+        run_id = await store.create_run("test", identity={}, config={})
+        for start in range(0, rollouts, AT_ONCE):
+            batch = map(typical, range(start, min(start + AT_ONCE, rollouts)))
+            await asyncio.gather(*(store.save_rollout(run_id, rollout, row) for rollout, row in batch))
+        await store.mark(run_id, "finished")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=10_000, help="stored trajectories (default: 10000)")
+    parser.add_argument("--runs", type=int, default=3, help="the median of how many runs (default: 3)")
+    options = parser.parse_args()
+    adopt_orphans()
+    with tempfile.TemporaryDirectory() as folder:
+        repo = write_repo(Path(folder) / "repo", 1)
+        asyncio.run(fill(repo, options.rollouts))
+
+        def rescore() -> Measured:
+            return run([OSMOSIS, "runs", "rescore"], cwd=repo)
+
+        rescore()
+        seconds, cpu, starts = [], [], []
+        for number in range(options.runs):
+            nothing = rescore()
+            # Other code, so that every score is out of date.
+            (repo / "reward_fn" / "rewards.py").write_text(f"{REWARD}# {number}\n", encoding="utf-8")
+            everything = rescore()
+            starts.append(nothing.wall)
+            seconds.append(everything.wall - nothing.wall)
+            cpu.append(everything.cpu - nothing.cpu)
+    rate = options.rollouts / median(seconds)
+    each = median(cpu) / options.rollouts * 1e6
+    print(f"{options.rollouts} stored trajectories, one function; median of {options.runs} runs")
+    print(f"  {rate:,.0f} scores/s in {median(seconds):.2f} s (target: at least {TARGET:,} on two CPUs)")
+    print(f"  {each:.0f} µs of CPU each; a run with nothing to score takes {median(starts):.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""Sessions with a FastMCP server of this process that skip the transport.
+
+A session over in-memory streams costs more CPU than most tools: two loops that frame, route and parse messages which
+never leave the process. The SDK 2.x has public parts to do without: a session is its `Connection` and `ServerRunner`,
+and a request is a call of the runner. The server sees what it would see from any client: a handshake, its middleware,
+a session of its own, and a task for each request that can be cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import anyio
+
+from osmosis_ai.errors import ToolError
+from osmosis_ai.tracebacks import describe
+
+__all__ = ["DirectServer", "DirectSession", "direct_server"]
+
+SamplingCallback = Callable[[list[Any], Any, Any], Awaitable[str]]
+
+_CONNECTION_CLOSED = "the session was closed"
+_log = logging.getLogger(__name__)
+
+
+async def direct_server(server: Any, tools: Iterable[Any]) -> DirectServer | None:
+    """Find what sessions without a transport need; the server's lifespan must be running.
+
+    Args:
+        server: Any server object.
+        tools: Its tools, as the SDK lists them.
+
+    Returns:
+        None for what isn't a FastMCP server, and where the installed libraries have no public way.
+    """
+    from fastmcp import FastMCP
+
+    if not isinstance(server, FastMCP):
+        return None
+    try:
+        from fastmcp.server.http import StreamableHTTPASGIApp
+        from mcp.server.connection import Connection
+        from mcp.server.runner import ServerRunner, aclose_shielded
+    except ImportError:
+        return None
+    # The app that would serve it over HTTP is the one public place that names the protocol's own server object.
+    app = server.http_app()
+    endpoints = [getattr(route, "endpoint", None) for route in app.routes]
+    async with app.router.lifespan_context(app):
+        managers = [endpoint.session_manager for endpoint in endpoints if isinstance(endpoint, StreamableHTTPASGIApp)]
+        core = getattr(managers[0], "app", None) if managers else None
+    if core is None:
+        return None
+    async with core.lifespan(core) as state:
+        # What the lifespan gave is the same for every session and lives as long as the one that runs already.
+        pass
+    found = DirectServer(core, state, tools, (Connection, ServerRunner, aclose_shielded))
+    try:
+        session = await found.session(None).__aenter__()
+        await session.close()
+    except Exception as error:  # noqa: BLE001 - whatever another version of the SDK raises; streams work with any
+        _log.info("sessions need a transport with these versions of fastmcp and mcp: %s", describe(error))
+        return None
+    return found
+
+
+class DirectServer:
+    """Makes sessions. Made by `direct_server`.
+
+    Args:
+        core: The SDK's server object.
+        state: What its lifespan gave.
+        tools: Its tools, as the SDK lists them.
+        parts: The SDK's `Connection`, `ServerRunner` and `aclose_shielded`.
+    """
+
+    def __init__(self, core: Any, state: Any, tools: Iterable[Any], parts: tuple[Any, Any, Any]) -> None:
+        from mcp.shared.transport_context import TransportContext
+
+        self.core = core
+        self.state = state
+        self.connection, self.runner, self.close_connection = parts
+        self.transport = TransportContext(kind="direct", can_send_request=True)
+        # One for all sessions: a server need not read what it has read before.
+        self.options = core.create_initialization_options()
+        self._schemas = {tool.name: tool.model_dump(mode="json", by_alias=True).get("outputSchema") for tool in tools}
+        self._validators: dict[str, Any] = {}
+
+    def session(self, sampling: SamplingCallback | None) -> DirectSession:
+        """A session that isn't open yet.
+
+        Args:
+            sampling: Answers what tools ask the model, as a `fastmcp.Client` takes it.
+        """
+        return DirectSession(self, sampling)
+
+    def check(self, name: str, result: dict[str, Any]) -> None:
+        """See that a tool's result has the structure that the tool promises, as the SDK's own client does.
+
+        Raises:
+            ToolError: It hasn't.
+        """
+        schema = self._schemas.get(name)
+        if schema is None or result.get("isError"):
+            return
+        if "structuredContent" not in result:
+            raise ToolError(f"Tool {name} has an output schema but did not return structured content", kind="exception")
+        from referencing.exceptions import Unresolvable
+
+        try:
+            error = next(self._validator(name, schema).iter_errors(result["structuredContent"]), None)
+        except Unresolvable as exc:
+            raise ToolError(f"Invalid schema for tool {name}: {exc}", kind="exception") from exc
+        if error is not None:
+            raise ToolError(f"Invalid structured content returned by tool {name}: {error}", kind="exception")
+
+    def _validator(self, name: str, schema: dict[str, Any]) -> Any:
+        if name not in self._validators:
+            import jsonschema  # type: ignore[import-untyped]
+            import referencing
+
+            kind = jsonschema.validators.validator_for(schema)
+            try:
+                kind.check_schema(schema)
+            except jsonschema.SchemaError as exc:
+                raise ToolError(f"Invalid schema for tool {name}: {exc}", kind="exception") from exc
+            self._validators[name] = kind(schema, registry=referencing.Registry())
+        return self._validators[name]
+
+
+class DirectSession:
+    """One MCP session, with the interface of `fastmcp.Client` as far as it is needed. Made by `DirectServer.session`.
+
+    It is also the connection's way back to the client: what a server asks or tells its client without being asked.
+    """
+
+    def __init__(self, server: DirectServer, sampling: SamplingCallback | None) -> None:
+        self.server = server
+        self._sampling = sampling
+        self._connection = server.connection.for_loop(self)
+        self._runner = server.runner(server.core, self._connection, server.state, init_options=server.options)
+        self._ids = itertools.count(1)
+        self._running: dict[asyncio.Task[None], _Request] = {}
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being handled."""
+        return not self._running
+
+    async def __aenter__(self) -> DirectSession:
+        from mcp_types.version import LATEST_HANDSHAKE_VERSION
+
+        capabilities: dict[str, Any] = {} if self._sampling is None else {"sampling": {}}
+        client = {"name": "osmosis-ai", "version": "1"}
+        hello = {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": capabilities, "clientInfo": client}
+        await self._request("initialize", hello)
+        await self._runner.on_notify(_Request(self, None), "notifications/initialized", None)
+        return self
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+        """Call a tool and give the result as in the protocol.
+
+        Args:
+            name: The tool.
+            arguments: Its arguments.
+            meta: Sent as `_meta`.
+
+        Raises:
+            MCPError: The server refused the request.
+            ToolError: The result isn't what the tool promises.
+        """
+        params: dict[str, Any] = {"name": name, "arguments": arguments}
+        if meta:
+            params["_meta"] = meta
+        result = await self._request("tools/call", params)
+        self.server.check(name, result)
+        return result
+
+    async def ping(self) -> None:
+        """There is no connection that could be lost."""
+
+    async def close(self) -> None:
+        """Cancel what still runs, wait for it, and let the server end the session."""
+        self._closed = True
+        for request in self._running.values():
+            request.cancel()
+        if self._running:
+            await asyncio.wait(list(self._running))
+        await self.server.close_connection(self._connection)
+
+    async def _request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Have a request handled in a task of its own, so that what can't be cancelled doesn't hold up the caller."""
+        request = _Request(self, next(self._ids))
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(self._handle(request, method, params, answer))
+        self._running[task] = request
+        task.add_done_callback(self._running.pop)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+
+    async def _handle(
+        self, request: _Request, method: str, params: dict[str, Any], answer: asyncio.Future[dict[str, Any]]
+    ) -> None:
+        from mcp.shared.exceptions import MCPError
+        from pydantic import ValidationError
+
+        result: dict[str, Any] | None = None
+        failure: Exception | None = None
+        with request.scope:
+            try:
+                result = await self._runner.on_request(request, method, params)
+            except MCPError as error:
+                failure = error
+            except ValidationError:
+                failure = MCPError(code=-32602, message="Invalid request parameters", data="")
+            except Exception as error:  # noqa: BLE001 - the answer of a server whose handler or middleware raised
+                _log.exception("the handler of %r raised", method)
+                failure = MCPError(code=0, message=str(error))
+            finally:
+                request.open = False
+        # Whoever was cancelled while waiting has no use for an answer.
+        if answer.done():
+            return
+        if result is not None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(failure or MCPError(code=-32000, message=_CONNECTION_CLOSED))
+
+    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
+        """Answer what the server asks its client."""
+        from mcp.shared.exceptions import MCPError
+
+        if self._closed:
+            raise MCPError(code=-32000, message=_CONNECTION_CLOSED)
+        if method == "ping":
+            return {}
+        if method == "sampling/createMessage" and self._sampling is not None:
+            with anyio.fail_after((opts or {}).get("timeout")):
+                return await self._sample(self._sampling, params)
+        names = {
+            "sampling/createMessage": "Sampling",
+            "elicitation/create": "Elicitation",
+            "roots/list": "List roots",
+        }
+        if method not in names:
+            raise MCPError(code=-32601, message="Method not found", data=method)
+        raise MCPError(code=-32600, message=f"{names[method]} not supported")
+
+    async def _sample(self, sampling: SamplingCallback, params: Mapping[str, Any] | None) -> dict[str, Any]:
+        from mcp.shared.exceptions import MCPError
+        from mcp.types import CreateMessageRequestParams
+
+        asked = CreateMessageRequestParams.model_validate(params, by_name=False)
+        try:
+            text = await sampling(asked.messages, asked, None)
+        except Exception as error:
+            # Whatever kept the model from answering is the answer to this one request.
+            raise MCPError(code=-32603, message=str(error)) from error
+        return {"role": "assistant", "model": "osmosis-ai", "content": {"type": "text", "text": text}}
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> None:
+        """Take what the server tells its client: log messages are logged, nothing else is of interest."""
+        if method == "notifications/message":
+            from fastmcp.client.logging import default_log_handler
+            from mcp.types import LoggingMessageNotificationParams
+
+            await default_log_handler(LoggingMessageNotificationParams.model_validate(params, by_name=False))
+
+
+class _Request:
+    """One request while the server handles it, or a notification; the SDK's `DispatchContext`.
+
+    Args:
+        session: Whose it is.
+        request_id: Its number, None for a notification.
+    """
+
+    message_metadata = None
+
+    def __init__(self, session: DirectSession, request_id: int | None) -> None:
+        self.request_id = request_id
+        self.transport = session.server.transport
+        self.scope = anyio.CancelScope()
+        self.open = request_id is not None
+        self._session = session
+        self._cancel_requested: anyio.Event | None = None
+
+    @property
+    def can_send_request(self) -> bool:
+        return self.open
+
+    @property
+    def cancel_requested(self) -> anyio.Event:
+        if self._cancel_requested is None:
+            self._cancel_requested = anyio.Event()
+            if self.scope.cancel_called:
+                self._cancel_requested.set()
+        return self._cancel_requested
+
+    def cancel(self) -> None:
+        """Tell the handler to stop."""
+        self.scope.cancel()
+        if self._cancel_requested is not None:
+            self._cancel_requested.set()
+
+    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
+        from mcp.shared.exceptions import NoBackChannelError
+
+        if not self.open:
+            raise NoBackChannelError(method)
+        return await self._session.send_raw_request(method, params, opts)
+
+    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> None:
+        await self._session.notify(method, params, opts)
+
+    async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Nobody asked for it."""
