@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from contextlib import suppress
 
 import anyio
 
@@ -37,7 +38,9 @@ async def _warm_up() -> None:
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 adopt_orphans()
-loading.import_fastmcp()
-anyio.run(_warm_up)
+# fastmcp reads .env too; that it can't be read is for the command to say.
+with suppress(UnicodeDecodeError):
+    loading.import_fastmcp()
+    anyio.run(_warm_up)
 # A worker's garbage collector would look at all of this, and so copy every page of it that forks share.
 gc.freeze()
