@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -137,6 +138,8 @@ def until(found: Callable[[], Any], what: str) -> Any:
 
 @contextmanager
 def serving(loop: RolloutAgentLoop, trainer: TrainerDouble, **options: Any) -> Iterator[tuple[str, TrainerDouble]]:
-    """A server for a loop, and a trainer, both in threads of their own."""
-    with trainer.run_in_thread(), serve_app(create_app(loop, **{"api_key": KEY, **options})) as url:
-        yield url, trainer
+    """A server for a loop, and a trainer, both in threads of their own; nothing is left of results not taken."""
+    with tempfile.TemporaryDirectory() as folder, trainer.run_in_thread():
+        options = {"api_key": KEY, "undelivered_dir": folder, **options}
+        with serve_app(create_app(loop, **options)) as url:
+            yield url, trainer

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from loops import Adding, call, health, serving, until
 from pydantic import ValidationError
@@ -55,6 +55,7 @@ def server() -> Iterator[tuple[str, TrainerDouble]]:
 
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@example(changes={"api_key": "l\U0006cdc4\x18"}, address=None, dropped=set())
 @given(
     changes=st.fixed_dictionaries({}, optional=FIELDS),
     address=st.none() | ADDRESSES,

@@ -285,6 +285,8 @@ def test_a_body_that_is_no_request_is_refused(server: Server, body: bytes, statu
         ("messages", "hello", "messages"),
         ("messages", ["hello"], "messages"),
         ("max_turns", 0, "max_turns"),
+        ("api_key", "secret\r\nX-Injected: 1", "api_key"),
+        ("api_key", "secret\x18", "api_key"),
         ("max_tokens_total", -1, "max_tokens_total"),
         ("completion_params", [], "completion_params"),
         ("metadata", "text", "metadata"),

@@ -146,6 +146,14 @@ class RolloutRequest(BaseModel):
             raise ValueError("must not have a query or a fragment: paths are appended to it")
         return value.rstrip("/")
 
+    @field_validator("api_key")
+    @classmethod
+    def _fits_a_header(cls, value: str | None) -> str | None:
+        # Otherwise the rollout would run, and its result could never be sent.
+        if value is not None and any(character < " " or character == "\x7f" for character in value):
+            raise ValueError("must not hold control characters: it is sent in a header")
+        return value
+
     @field_validator("metadata")
     @classmethod
     def _is_small(cls, value: dict[str, Any]) -> dict[str, Any]:
