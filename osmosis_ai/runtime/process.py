@@ -182,26 +182,35 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
         except StartError as error:
             failure = frames.NotReady(type(error).__name__, str(error))
     children: set[int] = set()
-    signal.signal(signal.SIGCHLD, lambda *_: _reap(children, reports))
+    wake, waker = socket.socketpair()
+    wake.setblocking(False)
+    waker.setblocking(False)
+    # A handler that did more could be interrupted by itself.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     gc.collect()
     gc.freeze()
     while True:
+        readable, _, _ = select.select([control, wake], [], [])
+        if wake in readable:
+            wake.recv(4096)
+            _reap(children, reports)
+        if control not in readable:
+            continue
         request, descriptors, _, _ = socket.recv_fds(control, 1, 2)
         if not request:
             end_group()
         jobs, events = (socket.socket(fileno=descriptor) for descriptor in descriptors)
         with jobs, events:
-            # The end of a worker is reported after its beginning, however short its life.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
             pid = os.fork()
             if pid == 0:
+                signal.set_wakeup_fd(-1)
                 # What user code forks in turn must not keep the template's own sockets open.
-                control.close()
-                reports.close()
+                for own in (control, reports, wake, waker):
+                    own.close()
                 _run_forked(writer, loaded, failure, jobs, Outbox(events))
             children.add(pid)
             reports.sendall(pack(Forked(pid)))
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
 def _run_forked(
@@ -213,7 +222,6 @@ def _run_forked(
 ) -> None:
     """Be the worker that a template has just forked; doesn't return."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     os.setsid()
     end_with_run()
     output = capture_output(writer, worker_label)

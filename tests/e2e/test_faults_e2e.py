@@ -221,6 +221,27 @@ def test_every_fault_with_a_process_for_each_rollout(tmp_path: Path) -> None:
         assert len(pids) == len(set(pids)) == len(names)
 
 
+def test_processes_that_end_at_the_same_moment_take_none_along(tmp_path: Path) -> None:
+    number = 24
+    rows = [{"user_prompt": "exits", "system_prompt": str(row)} for row in range(number)]
+    root = copy_repo("misbehaving", tmp_path, rows)
+    all_have_begun = Gate()
+    begun = set()
+
+    def script(request: Request) -> Reply:
+        begun.add(request.messages[0]["content"])
+        if len(begun) == number:
+            all_have_begun.open()
+        return tool_call("exits").after(all_have_begun)
+
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        model = ["--base-url", endpoint.url, "--model", "scripted", "--batch-size", str(number)]
+        done = run_whole("test", *model, "--isolation", "rollout", "--json", "-q", cwd=root)
+        errors = {result["error"] for result in done.json["results"]}
+        assert errors == {"worker: exited with code 7 (while running exits)"}
+        assert len(seen(root)) == len(endpoint.chats) == number
+
+
 SOMETIMES_BROKEN = """
 from pathlib import Path
 
