@@ -14,6 +14,7 @@ import socket
 import ssl
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +22,14 @@ import anyio
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.records import Completion, Message, ModelSpec, Tool
-from osmosis_ai.runtime.models.base import MAX_ERROR_TEXT, error_kind, mask, parse_reply, retry_after
+from osmosis_ai.runtime.models.base import (
+    MAX_ERROR_TEXT,
+    describe_error,
+    error_kind,
+    mask,
+    parse_reply,
+    retry_after,
+)
 
 __all__ = ["LiteLLMModel", "import_litellm", "missing_keys", "price_known"]
 
@@ -29,6 +37,8 @@ SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 PREFIX = re.compile(r"^(?:litellm\.)?\w+(?:Error|Exception)(?:: | - )|^litellm\.Timeout: ")
 KEY_TROUBLE = re.compile(r"missing credentials|api.?key", re.IGNORECASE)
 MIN_SECRET_LENGTH = 8
+SINCE_WHOLE_REPLIES = (1, 106)
+OPENAI_PACKAGE_VARIABLES = ("OPENAI_ORGANIZATION", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 
 _open_models = 0
 
@@ -39,6 +49,11 @@ def import_litellm() -> ModuleType:
     # Without a local price map its import fetches one, and can hang where there is no network.
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     os.environ.setdefault("LITELLM_LOG", "ERROR")
+    # For OpenAI's format it can do without the openai package, at half the CPU per call. Older versions took a reply
+    # that broke off for a whole one there, and what only that package reads must not be lost.
+    recent = tuple(int(part) for part in version("litellm").split(".")[:2]) >= SINCE_WHOLE_REPLIES
+    if recent and not any(os.environ.get(name) for name in OPENAI_PACKAGE_VARIABLES):
+        os.environ.setdefault("EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER", "True")
     # LiteLLM's own logging dumps replies in a way that pydantic complains about.
     warnings.filterwarnings("ignore", message="Pydantic serializer warnings", category=UserWarning)
     import litellm
@@ -157,7 +172,7 @@ class LiteLLMModel:
             return self._timeout()
         causes = list(_causes(error))
         status, wait = _http_facts(causes)
-        said = self._said(error)
+        said, code = self._said(error)
         if status is None and any(
             isinstance(cause, (ConnectionRefusedError, socket.gaierror, ssl.SSLError)) for cause in causes
         ):
@@ -172,7 +187,7 @@ class LiteLLMModel:
             status, kind = self._kind_without_reply(error, said)
         else:
             kind = error_kind(status)
-        if status == 429 and any(getattr(cause, "code", None) == "insufficient_quota" for cause in causes):
+        if status == 429 and "insufficient_quota" in (code, *(getattr(cause, "code", None) for cause in causes)):
             kind = "quota"
         return ModelError(f"{self._spec.name} failed: {said}", kind=kind, status=status, retry_after=wait)
 
@@ -185,7 +200,8 @@ class LiteLLMModel:
         # LiteLLM calls a connection that broke an internal server error.
         return None, "dropped"
 
-    def _said(self, error: Exception) -> str:
+    def _said(self, error: Exception) -> tuple[str, str | None]:
+        """What the provider said, in short, and its error code if it gave one as JSON."""
         text = mask(str(error).partition("\nTraceback")[0], self._spec.api_key)
         for name, value in os.environ.items():
             if len(value) >= MIN_SECRET_LENGTH and any(word in name.upper() for word in SECRET_NAMES):
@@ -193,7 +209,9 @@ class LiteLLMModel:
         text = " ".join(text.split())
         while (shorter := PREFIX.sub("", text)) != text:
             text = shorter
-        return text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + "…"
+        if text.startswith("{"):
+            return describe_error(text.encode("utf-8", "replace"), self._spec.api_key)
+        return text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + "…", None
 
     def _base_url(self) -> str | None:
         if self._spec.base_url is not None or not self._spec.model.startswith("openai/"):
