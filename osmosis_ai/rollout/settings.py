@@ -49,6 +49,7 @@ class ServerSettings(Record, frozen=True):
 
     Attributes:
         max_concurrent_rollouts: How many rollouts run at a time; more wait.
+        max_open_rollouts: How many rollouts run, wait or are being delivered at most; more are refused.
         record_ttl_seconds: How long a finished rollout is remembered, so that a repeated request starts nothing.
         request_timeout_seconds: How long one rollout may run.
         shutdown_grace_seconds: How long running rollouts may go on when the server is stopped.
@@ -56,6 +57,7 @@ class ServerSettings(Record, frozen=True):
     """
 
     max_concurrent_rollouts: Annotated[int, Meta(ge=1)] = 100
+    max_open_rollouts: Annotated[int, Meta(ge=1)] = 10_000
     record_ttl_seconds: _SecondsOrNone = 3600.0
     request_timeout_seconds: _Seconds = 1800.0
     shutdown_grace_seconds: _SecondsOrNone = 30.0

@@ -147,6 +147,22 @@ def test_over_the_limit_rollouts_queue_and_all_of_them_end() -> None:
         assert len({result.rollout_id for result in trainer.completions}) == 5
 
 
+def test_more_than_it_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_MAX_OPEN_ROLLOUTS", "2")
+    gate = Gate()
+    with serving(Adding(), TrainerDouble(by_turn(text("hi").after(gate))), max_concurrent=1) as (url, trainer):
+        taken = [trainer.request("hello") for _ in range(2)]
+        assert [init(url, request).status for request in taken] == [202, 202]
+        refused = init(url, trainer.request("hello", rollout_id="third"))
+        assert (refused.status, "try again later" in refused.json["detail"]) == (503, True)
+        assert init(url, taken[0]).status == 202
+        gate.open()
+        trainer.wait_for_completions(2)
+        until(lambda: health(url)["completed_rollouts"] == 2, "both are done")
+        assert init(url, trainer.request("hello", rollout_id="third")).status == 202
+        trainer.wait_for_completion("third")
+
+
 def test_a_finished_rollout_is_forgotten_after_its_time() -> None:
     with serving(Adding(), TrainerDouble(by_turn(text("hi"))), record_ttl_seconds=0.05) as (url, trainer):
         request = trainer.request("hello", rollout_id="again")

@@ -23,7 +23,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.core.base import RolloutAgentLoop
 from osmosis_ai.rollout.core.schemas import RolloutRequest
 from osmosis_ai.rollout.runner import InProcessRunner, RolloutRunner
-from osmosis_ai.rollout.server.rollouts import Rollouts, StoppingError
+from osmosis_ai.rollout.server.rollouts import Rollouts, UnavailableError
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
 
 __all__ = ["API_KEY_VARIABLE", "DEBUG_DIR_VARIABLE", "MAX_BODY_BYTES", "build_app", "create_app", "debug_folder"]
@@ -151,7 +151,7 @@ def build_app(
         request = _parse(await _body(http))
         try:
             return Response(await rollouts.accept(request), 202, media_type="application/json")
-        except StoppingError as error:
+        except UnavailableError as error:
             raise _RefusedError(503, str(error)) from error
         except OsmosisError as error:
             raise _RefusedError(500, str(error)) from error

@@ -24,13 +24,13 @@ from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import RolloutRunner, error_response
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings
 
-__all__ = ["Figures", "Rollouts", "StoppingError"]
+__all__ = ["Figures", "Rollouts", "UnavailableError"]
 
 logger = logging.getLogger(__name__)
 
 
-class StoppingError(OsmosisError):
-    """The server takes no rollouts any more."""
+class UnavailableError(OsmosisError):
+    """The server takes no rollouts now."""
 
 
 class Figures(Record, frozen=True):
@@ -122,7 +122,7 @@ class Rollouts:
             The encoded InitResponse, which is the same for every request with the same idempotency key.
 
         Raises:
-            StoppingError: The server is stopping.
+            UnavailableError: The server is stopping, or has too much to do.
             OsmosisError: The loop can't say which tools it has; nothing was started.
         """
         # The two kinds of key can't be taken for each other.
@@ -130,9 +130,11 @@ class Rollouts:
         entry = self._entries.get(key)
         if entry is None:
             if self._stopping:
-                raise StoppingError("the server takes no new rollouts: it is stopping")
+                raise UnavailableError("the server takes no new rollouts: it is stopping")
             if self._group is None:
-                raise StoppingError("the application is not started: its ASGI lifespan has to be run")
+                raise UnavailableError("the application is not started: its ASGI lifespan has to be run")
+            if len(self._open) >= self._settings.max_open_rollouts:
+                raise UnavailableError(f"the server has {len(self._open)} rollouts to do already; try again later")
             # Nothing is awaited between looking and noting, so that of many equal requests one starts the rollout.
             entry = self._entries[key] = _Entry()
             self._open.add(entry)
@@ -140,7 +142,7 @@ class Rollouts:
             self._group.start_soon(self._serve, key, entry, request)
         await entry.answered.wait()
         if entry.answer is None:
-            raise entry.refusal or StoppingError("the server stopped before the rollout began")
+            raise entry.refusal or UnavailableError("the server stopped before the rollout began")
         return entry.answer
 
     async def _serve(self, key: tuple[str, str], entry: _Entry, request: RolloutRequest) -> None:
