@@ -93,12 +93,19 @@ def write_repo(root: Path, rows: int) -> Path:
 
 
 @contextmanager
-def scripted_endpoint(folder: Path, latency_ms: float) -> Iterator[Endpoint]:
-    """Start the endpoint: every conversation calls the tool once and then answers, each reply after `latency_ms`."""
+def scripted_endpoint(folder: Path, latency_ms: float, turns: int = 2) -> Iterator[Endpoint]:
+    """Start the endpoint: every conversation calls the tool in each turn but the last and then answers.
+
+    Args:
+        folder: Where its files go.
+        latency_ms: How long it waits before each reply.
+        turns: Model calls per conversation.
+    """
     delay = {"delay": latency_ms / 1000} if latency_ms else {}
-    turns = [{"tool_calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}], **delay}, {"text": "3", **delay}]
+    calling = {"tool_calls": [{"name": "add", "arguments": {"a": 1, "b": 2}}], **delay}
     script, port_file = folder / "script.json", folder / "port"
-    script.write_text(json.dumps({"turns": turns}), encoding="utf-8")
+    port_file.unlink(missing_ok=True)
+    script.write_text(json.dumps({"turns": [calling] * (turns - 1) + [{"text": "3", **delay}]}), encoding="utf-8")
     command = [sys.executable, "-m", "osmosis_ai.testing.endpoint", "--script", script, "--port-file", port_file]
     process = subprocess.Popen(command, env=clean_environment())
     try:

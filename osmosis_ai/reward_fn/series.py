@@ -14,6 +14,8 @@ from typing import Generic, TypeVar
 
 __all__ = ["Overdue", "run_series"]
 
+KEPT_THREADS = 16
+
 T = TypeVar("T")
 
 
@@ -94,7 +96,7 @@ class _Thread:
     """A thread that does what it is given, and then waits for more.
 
     A daemon, unlike those of anyio and of executors: a function that never returns must not keep the process from
-    ending. There are as many as have ever been needed at once, so that no call waits for another one's end.
+    ending. There are as many as are needed at once, so that no call waits for another one's end.
     """
 
     def __init__(self) -> None:
@@ -109,6 +111,8 @@ class _Thread:
             work = self._work.get()
             work()
             del work
+            if len(_idle) >= KEPT_THREADS:
+                return
             _idle.append(self)
 
 

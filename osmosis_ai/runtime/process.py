@@ -262,6 +262,8 @@ def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output:
         outbox: Where events go.
         output: Where the process's output goes.
     """
+    # What is loaded by now stays: no garbage collection need look at it again.
+    gc.freeze()
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(_serve(loaded, jobs, outbox, output.finish))

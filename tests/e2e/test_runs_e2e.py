@@ -34,6 +34,8 @@ def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> floa
     return 1.0 if solution_str.strip() == ground_truth else 0.0
 """
 
+EXIT_ON_7 = BROKEN_ON_7.replace('raise ValueError("seven is not [red]allowed[/red]")', "__import__('os')._exit(9)")
+
 LENIENT = """
 from osmosis_ai import osmosis_reward
 
@@ -456,6 +458,20 @@ def test_a_score_that_cannot_be_computed_is_exit_code_1(
     done = osmosis("runs", "rescore", "--json", cwd=repo)
     assert done.code == 1
     assert done.json["functions"][EXACT]["errors"] == 1
+
+
+def test_a_function_that_ends_its_worker_costs_only_its_own_score(
+    osmosis: Osmosis, repo: Path, scripted: Callable[..., str]
+) -> None:
+    made = scripted(sums)
+    (repo / "reward_fn" / "rewards.py").write_text(EXIT_ON_7, encoding="utf-8")
+    done = osmosis("runs", "rescore", "--json", cwd=repo)
+    assert done.code == 1
+    assert done.json["rescored"] == 3
+    totals = done.json["functions"][EXACT]
+    assert (totals["scored"], totals["errors"]) == (2, 1)
+    shown = osmosis("runs", "show", made, "--failed", "--json", cwd=repo)
+    assert "exited with code 9" in shown.stdout
 
 
 # Remove

@@ -15,6 +15,7 @@ from textwrap import dedent
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import osmosis_ai
@@ -290,6 +291,73 @@ def test_functions_see_the_context_they_are_scored_in() -> None:
         return [(await Scorer(ref(), function).score(trajectory(), 30)).value for function in (sync, asynchronous)]
 
     assert anyio.run(run) == [1.0, 1.0]
+
+
+# Several at a time
+
+
+def several(function: Callable[..., Any], count: int, timeout: float = 30, **options: Any) -> list[Score]:
+    trajectories = [trajectory(row_index=row, ground_truth=str(row)) for row in range(count)]
+    return anyio.run(functools.partial(Scorer(ref(), function).score_all, trajectories, timeout, **options))
+
+
+def test_several_are_scored_in_order_and_in_one_thread() -> None:
+    threads = set()
+
+    def number(solution_str: str, ground_truth: str) -> float:
+        threads.add(threading.get_ident())
+        return float(ground_truth)
+
+    assert [result.value for result in several(number, 5)] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert len(threads) == 1
+
+
+def test_one_that_takes_too_long_costs_only_its_own_score() -> None:
+    gate = threading.Event()
+
+    def block(solution_str: str, ground_truth: str) -> float:
+        if ground_truth == "1":
+            gate.wait()
+        return float(ground_truth)
+
+    try:
+        results = several(block, 4, timeout=0.2)
+    finally:
+        gate.set()
+    assert [result.value for result in results] == [0.0, None, 2.0, 3.0]
+    assert results[1].failure is not None
+    assert (results[1].failure.kind, results[1].failure.message) == ("timeout", "took longer than 0.2 s")
+    assert results[1].duration_ms >= 200
+
+
+def test_what_one_raises_or_sets_does_not_reach_the_next() -> None:
+    seen: contextvars.ContextVar[str] = contextvars.ContextVar("seen", default="nothing")
+
+    def careless(solution_str: str, ground_truth: str) -> float:
+        before = seen.get()
+        seen.set(ground_truth)
+        if ground_truth == "1":
+            sys.exit(3)
+        return float(before == "nothing")
+
+    results = several(careless, 3)
+    assert [result.value for result in results] == [1.0, None, 1.0]
+    assert results[1].failure is not None
+    assert results[1].failure.kind == "exit"
+
+
+def test_several_whose_results_are_to_be_awaited() -> None:
+    async def later(ground_truth: str) -> float:
+        await anyio.lowlevel.checkpoint()
+        return float(ground_truth)
+
+    results = several(lambda solution_str, ground_truth: later(ground_truth), 3)
+    assert [result.value for result in results] == [0.0, 1.0, 2.0]
+
+
+def test_each_is_announced_in_the_context_it_runs_in() -> None:
+    row: contextvars.ContextVar[int] = contextvars.ContextVar("row")
+    assert [result.value for result in several(lambda solution_str: row.get(), 3, begin=row.set)] == [0.0, 1.0, 2.0]
 
 
 # What comes back

@@ -1,0 +1,141 @@
+"""What more of everything costs: rows, turns, and stored rollouts.
+
+    python benchmarks/growth.py rows turns runs
+
+- rows: rollouts per second, CPU per rollout and peak memory of the command and its workers, for runs of 100, 1,000 and
+  10,000 rows (and of 100,000 with --large), beside the raw loop's rate;
+- turns: CPU per turn of long conversations, which every request carries whole, beside the raw loop's;
+- runs: seconds of `osmosis runs show`, `compare` and `rescore` on 1,000, 10,000 and 100,000 stored rollouts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import sleep
+from typing import Any
+
+import msgspec
+import psutil
+from measuring import adopt_orphans, clean_environment, run
+from rollouts import HERE, OSMOSIS, osmosis_command, ours, raw, request_body, scripted_endpoint, write_repo
+from scores import fill
+
+SAMPLE_SECONDS = 0.1
+BATCH_SIZE = 32
+
+
+def peak_memory(command: list[str], cwd: Path) -> tuple[dict[str, Any], float, float]:
+    """Run a command; its summary, and the most MiB that it and the largest of its processes have held."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, cwd=cwd, env=clean_environment(), stdout=output, stderr=subprocess.DEVNULL)
+        tree = psutil.Process(process.pid)
+        own = largest = 0
+        while process.poll() is None:
+            try:
+                own = max(own, tree.memory_info().rss)
+                for child in tree.children(recursive=True):
+                    largest = max(largest, child.memory_info().rss)
+            except psutil.Error:
+                pass  # one that has just ended
+            sleep(SAMPLE_SECONDS)
+        output.seek(0)
+        summary: dict[str, Any] = json.loads(output.read())["summary"]
+    return summary, own / (1 << 20), largest / (1 << 20)
+
+
+def measure_rows(folder: Path, options: argparse.Namespace) -> None:
+    sizes = [100, 1_000, 10_000, *([100_000] if options.large else [])]
+    repo = write_repo(folder / "rows", sizes[-1])
+    body_file = folder / "body.json"
+    body_file.write_bytes(msgspec.json.encode(request_body(repo)))
+    print(f"rows: {'':>8} {'rollouts':>10} {'CPU each':>10} {'command':>10} {'a worker':>10} {'raw loop':>10}")
+    with scripted_endpoint(folder, 0.0) as endpoint:
+        spare = [endpoint.process.pid]
+        start = run(osmosis_command(endpoint.url, 1, BATCH_SIZE, None), cwd=repo, spare=spare).cpu
+        for size in sizes:
+            arguments = [endpoint.url, body_file, repo / "test_data.jsonl", size, BATCH_SIZE]
+            loop = raw(run([sys.executable, str(HERE / "raw_loop.py"), *map(str, arguments)], cwd=repo, spare=spare))
+            command = osmosis_command(endpoint.url, size, BATCH_SIZE, None)
+            side = ours(run(command, cwd=repo, spare=spare), size)
+            _, own, worker = peak_memory(command, repo)
+            # Of few rollouts the start is a hundred times the rest, and varies by more than that.
+            each = f"{(side.cpu - start) / size * 1000:.2f} ms" if size >= 1_000 else "–"
+            print(
+                f"  {size:>10,} {size / side.seconds:>10,.0f} /s {each:>10} {own:>6.0f} MiB {worker:>6.0f} MiB "
+                f"{size / loop.seconds:>7,.0f} /s",
+                flush=True,
+            )
+
+
+def measure_turns(folder: Path, options: argparse.Namespace) -> None:
+    repo = write_repo(folder / "turns", options.rollouts)
+    body_file = folder / "body.json"
+    body_file.write_bytes(msgspec.json.encode(request_body(repo)))
+    for turns in (2, 10, 50):
+        with scripted_endpoint(folder, 0.0, turns) as endpoint:
+            url, spare = endpoint.url, [endpoint.process.pid]
+
+            def command(rollouts: int, url: str = url, spare: list[int] = spare) -> float:
+                line = [*osmosis_command(url, rollouts, BATCH_SIZE, None), "--max-turns", "60"]
+                return ours(run(line, cwd=repo, spare=spare), rollouts).cpu
+
+            def loop(rollouts: int, url: str = url, spare: list[int] = spare) -> float:
+                arguments = [HERE / "raw_loop.py", url, body_file, repo / "test_data.jsonl", rollouts, BATCH_SIZE]
+                return run([sys.executable, *map(str, arguments)], cwd=repo, spare=spare).cpu
+
+            beyond = [median(side(options.rollouts) - side(1) for _ in range(options.runs)) for side in (command, loop)]
+        each, floor = (seconds / (options.rollouts - 1) / turns * 1000 for seconds in beyond)
+        print(
+            f"turns: {turns:>3} in each of {options.rollouts} rollouts: {each:.2f} ms of CPU per turn, "
+            f"raw loop {floor:.2f} ms",
+            flush=True,
+        )
+
+
+def measure_runs(folder: Path, options: argparse.Namespace) -> None:
+    for size in (1_000, 10_000, 100_000):
+        repo = write_repo(folder / f"runs{size}", 1)
+        for _ in range(2):
+            asyncio.run(fill(repo, size))
+        rescore = run([OSMOSIS, "runs", "rescore"], cwd=repo)
+        listed = json.loads(run([OSMOSIS, "runs", "--json"], cwd=repo).stdout)["runs"]
+        first, second = (info["id"] for info in listed)
+        run([OSMOSIS, "runs", "rescore", second], cwd=repo)
+        figures = {
+            "show": run([OSMOSIS, "runs", "show"], cwd=repo),
+            "show --row": run([OSMOSIS, "runs", "show", "--row", str(size // 2)], cwd=repo),
+            "compare": run([OSMOSIS, "runs", "compare", first, second], cwd=repo),
+            "rescore": rescore,
+        }
+        said = ", ".join(f"{name} {took.wall:.2f} s ({took.cpu:.2f} s of CPU)" for name, took in figures.items())
+        print(f"runs: {size:>7,} rollouts: {said}", flush=True)
+
+
+MEASURES = {"rows": measure_rows, "turns": measure_turns, "runs": measure_runs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("measure", nargs="*", default=list(MEASURES), help=f"default: {' '.join(MEASURES)}")
+    parser.add_argument("--large", action="store_true", help="also 100,000 rows, which takes minutes")
+    parser.add_argument("--rollouts", type=int, default=100, help="rollouts for turns (default: 100)")
+    parser.add_argument("--runs", type=int, default=3, help="the median of how many runs (default: 3)")
+    options = parser.parse_args()
+    unknown = set(options.measure) - MEASURES.keys()
+    if unknown:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
+    adopt_orphans()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.measure:
+            MEASURES[name](Path(folder), options)
+
+
+if __name__ == "__main__":
+    main()
