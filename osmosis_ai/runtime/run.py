@@ -140,9 +140,20 @@ class _Scoring:
         """Score what comes until no more does, several at a time when that takes no longer than `BATCH_SECONDS`."""
         async with receive:
             while batch := await self._gather(receive):
-                started = monotonic()
-                await self.score(batch)
-                self._pace.measured(len(batch), monotonic() - started)
+                await self._timed(batch)
+
+    async def stored_slot(self, waiting: Iterator[_Unscored]) -> None:
+        """Score what an iterator shared by several slots gives, until it ends; as many at a time as in `slot`."""
+        while batch := list(islice(waiting, self._fitting())):
+            await self._timed(batch)
+
+    async def _timed(self, batch: list[_Unscored]) -> None:
+        started = monotonic()
+        await self.score(batch)
+        self._pace.measured(len(batch), monotonic() - started)
+
+    def _fitting(self) -> int:
+        return min(MAX_BATCH, self._pace.fitting(BATCH_SECONDS))
 
     async def _gather(self, receive: MemoryObjectReceiveStream[_Unscored]) -> list[_Unscored]:
         # One slot at a time, or all of them would wait with a rollout each.
@@ -151,7 +162,7 @@ class _Scoring:
                 batch = [await receive.receive()]
             except anyio.EndOfStream:
                 return []
-            size = min(MAX_BATCH, self._pace.fitting(BATCH_SECONDS))
+            size = self._fitting()
             if size > 1 and receive.statistics().current_buffer_used < size - 1:
                 await anyio.sleep(GATHER_SECONDS)
             with suppress(anyio.WouldBlock, anyio.EndOfStream):
@@ -234,34 +245,36 @@ class Run:
     async def execute(self) -> None:
         """Run and score what isn't yet; returns when every record is durable, or when the run was cancelled."""
         plan = self.plan
-        waiting = max(plan.batch_size * 4, MAX_BATCH * 2)
+        room = max(plan.batch_size * 4, MAX_BATCH * 2)
         if plan.max_cost is not None:
             if self._spent_before is None:
                 self._spent_before = sum(map(_cost, self._store.outcomes(self.id)))
             # A judge's cost is known only once it has scored: no further rollouts run ahead of it.
-            waiting = 0
-        send, receive = anyio.create_memory_object_stream[_Unscored](waiting)
+            room = 0
+        send, receive = anyio.create_memory_object_stream[_Unscored](room)
         jobs = self._jobs()
         with self._scope:
             async with task_group() as group:
                 for _ in range(plan.batch_size):
                     group.start_soon(self._scoring.slot, receive.clone())
                 receive.close()
+                waiting = self._waiting()
+                for _ in range(plan.batch_size if self._recorded else 0):
+                    group.start_soon(self._scoring.stored_slot, waiting)
                 async with send, task_group() as slots:
-                    slots.start_soon(self._feed_waiting, send)
                     for _ in range(min(plan.batch_size, plan.total_rollouts)):
                         slots.start_soon(self._rollout_slot, jobs, send)
 
-    async def _feed_waiting(self, send: MemoryObjectSendStream[_Unscored]) -> None:
-        if self._recorded:
-            for unscored in self._scoring.waiting():
-                if self._over_budget() and self._judged.intersection(unscored.functions):
-                    self.out_of_budget = True
-                    continue
-                rollout = unscored.rollout
-                key = RolloutKey(rollout.policy, rollout.row_id, rollout.run_index)
-                if key in self._recorded and key not in self._again:
-                    await send.send(unscored)
+    def _waiting(self) -> Iterator[_Unscored]:
+        """The rollouts of an earlier time that are still to be scored."""
+        for unscored in self._scoring.waiting():
+            if self._over_budget() and self._judged.intersection(unscored.functions):
+                self.out_of_budget = True
+                continue
+            rollout = unscored.rollout
+            key = RolloutKey(rollout.policy, rollout.row_id, rollout.run_index)
+            if key in self._recorded and key not in self._again:
+                yield unscored
 
     async def _rollout_slot(self, jobs: Iterator[RolloutJob], send: MemoryObjectSendStream[_Unscored]) -> None:
         for job in jobs:
