@@ -31,10 +31,14 @@ class SourceLocation(NamedTuple):
 def describe(exc: BaseException, limit: int = 2000) -> str:
     """Give an exception as `NameError: name 'foo' is not defined`, also when its own `__str__` fails.
 
+    A group of one exception, as task groups raise it, says nothing by itself: that one is given.
+
     Args:
         exc: Any exception.
         limit: The most characters to give; what is over is cut from the end.
     """
+    while len(members := _members(exc)) == 1 and members[0] is not exc:
+        exc = members[0]
     # TracebackException survives an exception whose __str__ raises.
     text = exc.msg if isinstance(exc, SyntaxError) else str(traceback.TracebackException(type(exc), exc, None))
     name = type(exc).__name__
@@ -105,14 +109,21 @@ def _related(exc: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(current))
         yield current
-        # Duck-typed: on Python 3.10 exception groups come from a backport.
-        members = getattr(current, "exceptions", None)
-        if isinstance(members, (tuple, list)):
-            waiting += [member for member in members if isinstance(member, BaseException)]
+        waiting += _members(current)
         if current.__cause__ is not None:
             waiting.append(current.__cause__)
         elif current.__context__ is not None and not current.__suppress_context__:
             waiting.append(current.__context__)
+
+
+def _members(exc: BaseException) -> list[BaseException]:
+    # Duck-typed: on Python 3.10 exception groups come from a backport.
+    members = getattr(exc, "exceptions", None)
+    return (
+        [member for member in members if isinstance(member, BaseException)]
+        if isinstance(members, (tuple, list))
+        else []
+    )
 
 
 def _user_frames(tb: TracebackType | None, root: Path) -> list[tuple[SourceLocation, str]]:

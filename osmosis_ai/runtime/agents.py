@@ -43,6 +43,7 @@ from osmosis_ai.rollout.core.base import (
     RolloutAgentLoop,
     RolloutContext,
     RolloutResult,
+    refuse_bytes,
 )
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import tool_dicts, tools_of
@@ -261,13 +262,17 @@ def _plain_messages(messages: Any) -> tuple[list[Message], str | None]:
         return [], f"final_messages can't be used: {error}"
 
 
-def _copied(messages: list[Any]) -> list[Message]:
+def _copied(messages: list[Any], start: int = 0) -> list[Message]:
     """A copy that nobody else holds, in the form that all who read trajectories rely on.
+
+    Args:
+        messages: Messages of a conversation.
+        start: The place of the first of them in it.
 
     Raises:
         OsmosisRolloutError: They don't have that form, or can't be written as JSON.
     """
-    for place, message in enumerate(messages):
+    for place, message in enumerate(messages, start):
         if not isinstance(message, dict):
             raise OsmosisRolloutError(f"message {place} is {_article(message)}, not a dict")
         calls = message.get("tool_calls") or []
@@ -276,6 +281,7 @@ def _copied(messages: list[Any]) -> list[Message]:
         for call in calls:
             if not isinstance(call.get("function") or {}, dict):
                 raise OsmosisRolloutError(f"message {place} has a tool call whose `function` isn't a dict")
+    refuse_bytes(messages, start)
     copied: list[Message] = msgspec.json.decode(encode(messages))
     return copied
 
@@ -384,7 +390,7 @@ class AgentRollout:
             if before != after:
                 break
             kept += 1
-        added = _copied(messages[kept:])
+        added = _copied(messages[kept:], kept)
         self._conversation[kept:] = added
         self._emit(Asked(self._job.id, kept, added, self._results(added)))
         try:
@@ -462,7 +468,7 @@ def _translated(error: ModelError) -> OsmosisRolloutError:
 
 def sendable(response: RolloutResponse) -> dict[str, Any]:
     """A response as data that can be written as JSON, whatever the loop has put into it."""
-    plain: dict[str, Any] = msgspec.json.decode(encode(response.model_dump(mode="json")))
+    plain: dict[str, Any] = msgspec.json.decode(encode(response.model_dump()))
     return plain
 
 

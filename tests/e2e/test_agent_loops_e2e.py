@@ -153,6 +153,7 @@ WRONGS = {
     "edit-again": "agent: messages are append-only: message 1 (role 'user') differs",
     "wrong": "agent: run returned a dict, not a RolloutResult",
     "unsendable": "agent: final_messages can't be used",
+    "binary": "agent: final_messages can't be used: message 3 holds bytes",
     "leave": "agent: SystemExit: 3",
     "no-tools": "agent: get_tools raised LookupError: these tools can't be found",
     "none-tools": "agent: get_tools must return a list of tools, not NoneType",

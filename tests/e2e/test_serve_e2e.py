@@ -168,6 +168,7 @@ WRONGS = {
     "edit": "messages are append-only: message 0",
     "wrong": "run returned dict",
     "unsendable": "can't be sent",
+    "binary": "can't be sent: message 2 holds bytes",
     "leave": "SystemExit: 3",
     "hang": "the rollout did not end within 6 s",
     "cling": "the rollout did not end within 6 s",

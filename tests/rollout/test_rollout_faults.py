@@ -288,6 +288,12 @@ def with_result(**fields: Any) -> Any:
         (with_result(finish_reason=7), "`finish_reason` can't be used"),
         (lambda ctx: ctx.chat(["hello"]), "message 0 must be a dict, not str"),
         (lambda ctx: ctx.chat([{"role": object()}]), "message 0 can't be written as JSON"),
+        (
+            lambda ctx: ctx.chat([*ctx.request.messages, {"role": "user", "content": [{"text": b"hi"}]}]),
+            "message 1 holds bytes, and",
+        ),
+        (lambda ctx: ctx.llm.chat_completions([{"role": "user", b"content": "hi"}]), "message 0 holds bytes"),
+        (lambda ctx: ctx.complete([{}, {"content": b"\xff"}]), "can't be sent: message 1 holds bytes, and messages"),
         (lambda ctx: ctx.chat([], seed=object()), "the model call can't be sent: it can't be written as JSON"),
     ],
 )

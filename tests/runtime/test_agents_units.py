@@ -79,6 +79,11 @@ def test_a_reward_that_is_no_number_is_a_scoring_error(reward: Any, kind: str, t
         (RolloutResult("ERROR", [], error_message="no luck"), "agent", "no luck"),
         (RolloutResult("COMPLETED", ["text"]), "agent", "message 0 is a str, not a dict"),  # type: ignore[list-item]
         (RolloutResult("COMPLETED", [{"tool_calls": "x"}]), "agent", "message 0 has `tool_calls` that aren't a list"),
+        (
+            RolloutResult("COMPLETED", [{}, {"content": (b"x",)}]),
+            "agent",
+            "message 1 holds bytes, and messages are JSON",
+        ),
         (KeyError("level"), "agent", "KeyError: 'level'"),
     ],
 )
