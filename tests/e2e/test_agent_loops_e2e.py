@@ -342,6 +342,11 @@ class Nothing(Base):
         return None
 
 
+class Needing(Base):
+    def __init__(self, key):
+        self.key = key
+
+
 class Raises(Base):
     def get_tools(self, request):
         raise KeyError("level")
@@ -370,6 +375,11 @@ def test_validate_says_what_is_wrong_with_a_loop(tmp_path: Path, osmosis: Osmosi
         assert code in found, (name, found)
         assert found[code]["severity"] == "error"
         assert found[code]["file"] == "odd.py"
+    needing = osmosis("validate", "-m", "odd:Needing", cwd=root)
+    assert needing.code == 1
+    # Every line of a message stands below its first.
+    (line,) = (line for line in needing.stdout.splitlines() if "Write an instance of it" in line)
+    assert line.startswith(" " * 26), needing.stdout
     missing = osmosis("validate", "-m", "unnamed:agent", "--json", cwd=root)
     assert missing.code == 2
     (root / "unnamed.py").write_text(

@@ -316,6 +316,8 @@ def test_registration_is_not_offered_yet_and_says_so(tmp_path: Path) -> None:
     [
         (("--local", "-H", "0.0.0.0"), "listens on loopback only"),
         (("--log-level", "loud"), "--log-level loud"),
+        (("--log", "server.py"), "--log server.py: can't be made a folder: File exists; name another one"),
+        (("--local", "--api-key", KEY), "--local asks for no key, and --api-key gives one: leave one of them out"),
         (("--mcp", "./mcp"), "-m and --mcp name an agent each"),
         (("-p", "{taken}"), "can't listen on port"),
     ],

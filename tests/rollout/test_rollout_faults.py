@@ -433,7 +433,8 @@ def refuses(url: str) -> bool:
     return False
 
 
-def test_at_a_stop_what_waits_and_what_runs_too_long_is_reported() -> None:
+def test_at_a_stop_what_waits_and_what_runs_too_long_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with TrainerDouble(by_turn(hang())).run_in_thread() as trainer:
         options = {"shutdown_grace_seconds": 0.1, "max_concurrent": 1}
         with serving(Adding(), TrainerDouble(), **options) as (url, _):
@@ -445,6 +446,8 @@ def test_at_a_stop_what_waits_and_what_runs_too_long_is_reported() -> None:
     for result in results.values():
         assert result.status is RolloutStatus.ERROR
         assert result.error_message == "the server was stopped before the rollout had ended"
+        assert f"rollout '{result.rollout_id}': ERROR (the server was stopped before the rollout had" in caplog.text
+    assert "stopping: 1 rollout is still running" in caplog.text
     assert len(trainer.requests) == 1
 
 
