@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["SourceLocation", "describe", "locate", "short_traceback"]
+__all__ = ["SourceLocation", "describe", "locate", "locate_function", "short_traceback"]
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _NOT_THE_USERS = tuple(os.path.realpath(path) for path in (Path(__file__).parent, sysconfig.get_path("stdlib")))
@@ -68,6 +69,24 @@ def locate(exc: BaseException, root: Path) -> SourceLocation | None:
         if frames:
             return frames[-1][0]
     return None
+
+
+def locate_function(function: Callable[..., Any], root: Path) -> SourceLocation | None:
+    """Find the line of the user's code where a function begins.
+
+    Args:
+        function: Any function or method; of a decorated one, what is decorated.
+        root: The repository's root folder.
+
+    Returns:
+        The place, or None when it isn't the user's.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    file = _user_file(code.co_filename, root) if code is not None else None
+    if code is None or file is None:
+        return None
+    text = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return SourceLocation(file, code.co_firstlineno, _shown(text, 200))
 
 
 def short_traceback(exc: BaseException, root: Path, frames: int = 12) -> str:

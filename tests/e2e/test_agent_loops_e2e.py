@@ -185,7 +185,7 @@ def test_what_a_loop_does_wrong_costs_its_own_rollout(tmp_path: Path) -> None:
             assert row["runs"][0]["success"], row
             assert row["runs"][0]["scores"]["rewards:one"] == 1.0
     assert rows["endless"]["finish_reason"] == "max_turns"
-    assert rows["odd-reward"]["scoring_errors"] == {"misbehaving": "agent: the loop's reward is nan"}
+    assert rows["odd-reward"]["scoring_errors"]["misbehaving"].startswith("agent: the loop's reward is nan, not a")
 
     stored = {words[scored.stored.rollout.row_index]: scored.stored.rollout for scored in recorded(root)}
     thrown = stored["throw"].failure
@@ -193,6 +193,12 @@ def test_what_a_loop_does_wrong_costs_its_own_rollout(tmp_path: Path) -> None:
     assert thrown.file == "agents.py"
     assert thrown.line is not None
     assert "raise ValueError" in (root / "agents.py").read_text(encoding="utf-8").splitlines()[thrown.line - 1]
+    lines = (root / "agents.py").read_text(encoding="utf-8").splitlines()
+    for word, method in {"wrong": "async def run", "binary": "async def run", "none-tools": "def get_tools"}.items():
+        failure = stored[word].failure
+        assert failure is not None
+        assert failure.line is not None, word
+        assert lines[failure.line - 1].strip().startswith(method), (word, failure)
     # What there was of the conversation is kept, also when the process is gone.
     for word in ("exit", "hang", "block", "throw"):
         assert [message["role"] for message in stored[word].messages] == ["system", "user", "assistant"], word

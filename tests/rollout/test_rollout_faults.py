@@ -261,6 +261,11 @@ async def forgets(ctx: RolloutContext) -> RolloutResult:
     return ctx.complete(messages)
 
 
+def forgets_to_await(ctx: RolloutContext) -> Any:
+    with contextlib.closing(ctx.chat([])) as reply:
+        return reply.message  # type: ignore[attr-defined]
+
+
 def with_result(**fields: Any) -> Any:
     return lambda ctx: RolloutResult(**{"status": "COMPLETED", "final_messages": [], **fields})
 
@@ -276,6 +281,7 @@ def with_result(**fields: Any) -> Any:
         (edits_in_place, "messages are append-only: message 0 (role 'user') differs from what was sent before"),
         (forgets, "messages are append-only: message 1 was sent before and is missing now (2 were sent, these are 1)"),
         (lambda ctx: ctx.error("it is too hard"), "it is too hard"),
+        (forgets_to_await, "has no attribute 'message'; write: await ctx.chat(…)"),
         (lambda ctx: ctx.error(""), "the loop reports an error without a message"),
         (lambda ctx: None, "run returned NoneType; it must return `ctx.complete(messages)` or `ctx.error(message)`"),
         (lambda ctx: [{"role": "user"}], "run returned list; it must return"),
