@@ -458,12 +458,11 @@ def _contain_exits(server: Any) -> None:
     if isinstance(server, FastMCP):
 
         class ContainExits(Middleware):
-            # Not `on_call_tool`: the base class puts a chain of hooks in front of that, for every message.
-            async def __call__(self, context: Any, call_next: Any) -> Any:
+            async def on_call_tool(self, context: Any, call_next: Any) -> Any:
                 try:
                     return await call_next(context)
                 except BaseException as exc:
-                    if context.method != "tools/call" or not _must_be_contained(exc):
+                    if not _must_be_contained(exc):
                         raise
                     raise FastMCPToolError(f"the tool raised {describe(exc)}") from exc
 

@@ -221,6 +221,17 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
+def has_price(target: Target) -> bool:
+    """Whether it is known what a judge costs; what an endpoint of one's own charges isn't, whatever the model's name.
+
+    Args:
+        target: The judge.
+    """
+    from osmosis_ai.runtime.models.litellm_model import price_known
+
+    return target.base_url is None and price_known(target.name)
+
+
 # On the judges' own event loop from here on.
 
 
@@ -228,11 +239,11 @@ class _Judge:
     """A judge's client, kept for the life of the process, and what holds requests to it back when it is overloaded."""
 
     def __init__(self, target: Target) -> None:
-        from osmosis_ai.runtime.models.litellm_model import LiteLLMModel, import_litellm, price_known
+        from osmosis_ai.runtime.models.litellm_model import LiteLLMModel, import_litellm
         from osmosis_ai.runtime.models.retry import AdaptiveLimiter
 
         litellm = import_litellm()
-        if os.environ.get(JUDGE_PRICED) and not price_known(target.name):
+        if os.environ.get(JUDGE_PRICED) and not has_price(target):
             raise ProviderRequestError(
                 target.provider, target.model, "no price is known for it, so --max-cost can't be kept; it wasn't asked"
             )
@@ -309,7 +320,7 @@ async def _ask(
     reply = _text(completion, target)
     facts = {
         "usage": completion.usage,
-        "cost_usd": completion.cost_usd,
+        "cost_usd": completion.cost_usd if has_price(target) else None,
         "attempts": completion.attempts,
         "reply": reply[:TRACED_REPLY],
     }

@@ -9,6 +9,7 @@ from typing import Any
 from osmosis_ai.errors import MissingAPIKeyError, ModelStartError, UsageError
 from osmosis_ai.records import FunctionRef
 from osmosis_ai.reward_rubric.configs import load_rubric
+from osmosis_ai.reward_rubric.judge import has_price
 from osmosis_ai.reward_rubric.redirect import current_redirect
 from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, find_target
 
@@ -38,14 +39,11 @@ def check_judges(functions: Iterable[FunctionRef], *, priced: bool) -> None:
             judge = find_target(_model_info(ref))
         except (MissingAPIKeyError, ValueError) as error:
             raise ModelStartError(f"rubric {ref.name}: {error}") from None
-        if priced:
-            from osmosis_ai.runtime.models.litellm_model import price_known
-
-            if not price_known(judge.name):
-                raise ModelStartError(
-                    f"no price is known for the judge {judge.name} of {ref.name}, so --max-cost can't be kept; "
-                    "leave the option out"
-                )
+        if priced and not has_price(judge):
+            raise ModelStartError(
+                f"no price is known for the judge {judge.name} of {ref.name}, so --max-cost can't be kept; "
+                "leave the option out"
+            )
 
 
 def _model_info(ref: FunctionRef) -> dict[str, Any]:

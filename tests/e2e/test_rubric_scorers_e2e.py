@@ -71,6 +71,8 @@ def test_rubrics_score_beside_rewards_through_one_judge(rubric_repo: Path, osmos
     assert run["scoring_errors"]["reward_rubric.manners:misbehaves"].startswith("rubric: ")
     assert len(asked) == 2
     assert result["summary"]["judges"]["calls"] == 2
+    # What an endpoint of one's own charges is not known.
+    assert result["summary"]["judges"]["cost_usd"] is None
     assert result["summary"]["scoring_errors"] == 1
     assert done.code == 1
     shown = osmosis("runs", "show", "latest", "--row", "0", cwd=rubric_repo)
@@ -132,7 +134,9 @@ def test_a_budget_counts_what_judges_cost(tmp_path: Path, osmosis) -> None:
     (repo / "rubric_configs.yaml").write_text(FILE, encoding="utf-8")
     run = ("test", "--json", "--model", "offline/oracle", "--batch-size", "1", "--rubric", "rubric_configs.yaml")
     with ScriptedEndpoint(costly).run_in_thread() as endpoint:
-        judged = (*run, "--judge-base-url", endpoint.url, "--judge-model", "gpt-4o-mini")
+        # The provider's address, so that the provider's price counts.
+        (repo / ".env").write_text(f"OPENAI_BASE_URL={endpoint.url}\nOPENAI_API_KEY=a-key-of-mine\n", encoding="utf-8")
+        judged = (*run, "--judge-model", "gpt-4o-mini")
         done = osmosis(*judged, "--max-cost", "0.2", cwd=repo)
         # A row runs while the one before it is judged: the third one began when one judgement was paid for.
         assert len(endpoint.requests) == 3

@@ -507,10 +507,19 @@ def test_every_request_is_traced_with_what_came_of_it() -> None:
     assert "scripted 400" in (outer[2].error or "")
 
 
-def test_the_price_of_a_known_model_is_traced() -> None:
-    with ScriptedEndpoint([judgement(1)]).run_in_thread() as endpoint, trace_judge_calls() as calls:
+def test_the_price_of_a_known_model_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedEndpoint(judgement_of_one).run_in_thread() as endpoint, trace_judge_calls() as calls:
+        # What an endpoint of one's own charges is not known, whatever it calls its models.
         evaluate_rubric("r", "s", info(endpoint, model="gpt-5-mini"))
-    assert calls[0].cost_usd == pytest.approx(10 * 0.25e-6 + 5 * 2e-6)
+        monkeypatch.setenv("OPENAI_BASE_URL", endpoint.url)
+        evaluate_rubric("r", "s", {"provider": "openai", "model": "gpt-5-mini", "api_key": "a-key-of-mine"})
+    own, provider = calls
+    assert own.cost_usd is None
+    assert provider.cost_usd == pytest.approx(10 * 0.25e-6 + 5 * 2e-6)
+
+
+def judgement_of_one(request: Request) -> Reply:
+    return judgement(1)
 
 
 def test_threads_with_the_context_are_traced_and_others_are_not() -> None:
