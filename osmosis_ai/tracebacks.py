@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["SourceLocation", "describe", "locate", "short_traceback"]
+__all__ = ["SourceLocation", "describe", "locate", "locate_function", "short_traceback"]
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _NOT_THE_USERS = tuple(os.path.realpath(path) for path in (Path(__file__).parent, sysconfig.get_path("stdlib")))
@@ -31,10 +32,14 @@ class SourceLocation(NamedTuple):
 def describe(exc: BaseException, limit: int = 2000) -> str:
     """Give an exception as `NameError: name 'foo' is not defined`, also when its own `__str__` fails.
 
+    A group of one exception, as task groups raise it, says nothing by itself: that one is given.
+
     Args:
         exc: Any exception.
         limit: The most characters to give; what is over is cut from the end.
     """
+    while len(members := _members(exc)) == 1 and members[0] is not exc:
+        exc = members[0]
     # TracebackException survives an exception whose __str__ raises.
     text = exc.msg if isinstance(exc, SyntaxError) else str(traceback.TracebackException(type(exc), exc, None))
     name = type(exc).__name__
@@ -64,6 +69,24 @@ def locate(exc: BaseException, root: Path) -> SourceLocation | None:
         if frames:
             return frames[-1][0]
     return None
+
+
+def locate_function(function: Callable[..., Any], root: Path) -> SourceLocation | None:
+    """Find the line of the user's code where a function begins.
+
+    Args:
+        function: Any function or method; of a decorated one, what is decorated.
+        root: The repository's root folder.
+
+    Returns:
+        The place, or None when it isn't the user's.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    file = _user_file(code.co_filename, root) if code is not None else None
+    if code is None or file is None:
+        return None
+    text = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+    return SourceLocation(file, code.co_firstlineno, _shown(text, 200))
 
 
 def short_traceback(exc: BaseException, root: Path, frames: int = 12) -> str:
@@ -105,14 +128,21 @@ def _related(exc: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(current))
         yield current
-        # Duck-typed: on Python 3.10 exception groups come from a backport.
-        members = getattr(current, "exceptions", None)
-        if isinstance(members, (tuple, list)):
-            waiting += [member for member in members if isinstance(member, BaseException)]
+        waiting += _members(current)
         if current.__cause__ is not None:
             waiting.append(current.__cause__)
         elif current.__context__ is not None and not current.__suppress_context__:
             waiting.append(current.__context__)
+
+
+def _members(exc: BaseException) -> list[BaseException]:
+    # Duck-typed: on Python 3.10 exception groups come from a backport.
+    members = getattr(exc, "exceptions", None)
+    return (
+        [member for member in members if isinstance(member, BaseException)]
+        if isinstance(members, (tuple, list))
+        else []
+    )
 
 
 def _user_frames(tb: TracebackType | None, root: Path) -> list[tuple[SourceLocation, str]]:

@@ -107,6 +107,16 @@ def test_a_deep_recursion_stays_short(tmp_path: Path) -> None:
     assert "RecursionError: maximum recursion depth exceeded" in text
 
 
+def test_a_group_of_one_is_described_as_that_one() -> None:
+    class GroupError(Exception):
+        def __init__(self, *exceptions: Exception) -> None:
+            super().__init__(f"({len(exceptions)} sub-exceptions)")
+            self.exceptions = exceptions
+
+    assert describe(GroupError(GroupError(KeyError("k")))) == "KeyError: 'k'"
+    assert describe(GroupError(KeyError("k"), ValueError("v"))) == "GroupError: (2 sub-exceptions)"
+
+
 def test_an_exception_that_can_not_be_shown() -> None:
     class RudeError(Exception):
         def __str__(self) -> str:

@@ -20,10 +20,10 @@ from starlette.types import ASGIApp
 from osmosis_ai.cli.console import Output
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.environment import load_env_files
-from osmosis_ai.errors import OsmosisRolloutError, StartError
+from osmosis_ai.errors import OsmosisRolloutError, StartError, UsageError
 from osmosis_ai.folders import private_folder
 from osmosis_ai.records import Record
-from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, build_app, debug_folder
+from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, DEBUG_DIR_VARIABLE, build_app, debug_folder
 from osmosis_ai.rollout.server.serve import choose_api_key, open_socket
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
 from osmosis_ai.runtime.frames import Limits, WorkerSpec
@@ -81,6 +81,8 @@ def serve_agent(options: ServeOptions) -> int:
     environ = load_env_files(cwd)
     output = Output(Masker.from_environment(os.environ).text)
     try:
+        if options.local and options.api_key is not None:
+            raise UsageError("--local asks for no key, and --api-key gives one: leave one of them out")
         source, repository = find_agent(options.mcp, options.agent, cwd)
         environ |= load_env_files(repository.root)
         key, made = choose_api_key(options.api_key, local=options.local, host=options.host)
@@ -90,7 +92,7 @@ def serve_agent(options: ServeOptions) -> int:
         settings = server_settings(
             max_concurrent_rollouts=options.max_concurrent, request_timeout_seconds=options.timeout
         )
-        folder = debug_folder(options.log)
+        folder = _debug_folder(options.log)
         spec = WorkerSpec(
             root=str(repository.root),
             limits=Limits(timeout=settings.request_timeout_seconds, tool_timeout=options.tool_timeout),
@@ -204,6 +206,19 @@ class _Serving:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _debug_folder(log: str | None) -> Path | None:
+    folder = debug_folder(log)
+    if folder is None:
+        return None
+    above = folder.parent
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        named = f"--log {log}" if log else f"${DEBUG_DIR_VARIABLE} {above}"
+        raise UsageError(f"{named}: can't be made a folder: {error.strerror or error}; name another one") from error
+    return folder
 
 
 def _new_log(root: Path) -> str:

@@ -121,7 +121,8 @@ def _print_findings(findings: Iterable[Finding], output: Output) -> None:
         line = Text(f"  {one.line or '–':>4}  ")
         line.append(f"{one.severity:<7}", style=_STYLES[one.severity])
         line.append(f"  {one.code}  ", style="dim")
-        line.append(output.mask(one.message))
+        # What follows a message's first line stands below it, as its hint does.
+        line.append(output.mask(one.message).replace("\n", f"\n{'':26}"))
         output.result(line)
         if one.hint:
             output.result(Text(f"{'':26}{output.mask(one.hint)}", style="dim"))

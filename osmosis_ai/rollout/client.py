@@ -21,7 +21,7 @@ from osmosis_ai.errors import (
     OsmosisTransportError,
     OsmosisValidationError,
 )
-from osmosis_ai.rollout.core.base import CompletionsResult
+from osmosis_ai.rollout.core.base import CompletionsResult, refuse_bytes
 from osmosis_ai.rollout.core.schemas import CompletionsRequest, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.settings import ClientSettings, client_settings
 
@@ -48,10 +48,11 @@ def encode(value: Any) -> bytes:
         OsmosisRolloutError: It holds something that JSON doesn't know.
     """
     try:
-        return msgspec.json.encode(value)
-    except UnicodeEncodeError:
-        # A lone surrogate, from a tool that read bytes: nobody takes it, not even escaped.
-        return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        try:
+            return msgspec.json.encode(value)
+        except UnicodeEncodeError:
+            # A lone surrogate, from a tool that read bytes: nobody takes it, not even escaped.
+            return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise OsmosisRolloutError(f"it can't be written as JSON: {error}") from error
 
@@ -135,7 +136,9 @@ class TrainerClient:
             OsmosisServerError: It failed (5xx), or its answer isn't a completion.
             OsmosisTimeoutError: It didn't answer in time.
             OsmosisTransportError: It can't be reached, or dropped the connection.
+            OsmosisRolloutError: The messages or parameters can't be written as JSON.
         """
+        refuse_bytes(messages)
         chosen = {name: value for name, value in {**_DEFAULTS, **params}.items() if value is not None}
         try:
             body = encode({**chosen, "messages": messages, "rollout_id": self._rollout_id})

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from osmosis_ai.errors import OsmosisRolloutError
 from osmosis_ai.records import Tool
 from osmosis_ai.rollout.client import TrainerPool, encode
-from osmosis_ai.rollout.core.base import ChatClient, RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_ai.rollout.core.base import ChatClient, RolloutAgentLoop, RolloutContext, RolloutResult, refuse_bytes
 from osmosis_ai.rollout.core.schemas import (
     OpenAIFunctionToolSchema,
     RolloutMetrics,
@@ -32,6 +32,7 @@ __all__ = [
     "InProcessRunner",
     "RolloutRunner",
     "as_instance",
+    "describe_raised",
     "error_response",
     "run_loop",
     "to_response",
@@ -158,9 +159,14 @@ def tools_of(loop: RolloutAgentLoop, request: RolloutRequest) -> list[OpenAIFunc
         raise OsmosisRolloutError(f"get_tools raised {_said(error, request)}") from error
     if inspect.iscoroutine(tools):
         tools.close()
-        raise OsmosisRolloutError("get_tools is async; it must be a plain function that returns a list of tools")
+        raise OsmosisRolloutError(
+            "get_tools is async; it must be a plain function that returns a list of tools: "
+            "write `def get_tools(self, request)`"
+        )
     if not isinstance(tools, (list, tuple)):
-        raise OsmosisRolloutError(f"get_tools must return a list of tools, not {type(tools).__name__}")
+        raise OsmosisRolloutError(
+            f"get_tools must return a list of tools, not {type(tools).__name__}; without tools write `return []`"
+        )
     for index, tool in enumerate(tools):
         if not isinstance(tool, (dict, BaseModel)):
             raise OsmosisRolloutError(
@@ -291,6 +297,7 @@ def _problem(result: RolloutResult) -> str | None:
     if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):
         return f"run returned the reward {reward!r}; a reward is a finite number or None"
     try:
+        refuse_bytes(messages)
         encode(messages)
     except OsmosisRolloutError as error:
         return f"run returned `final_messages` that can't be sent: {error}"
@@ -317,6 +324,7 @@ def error_response(request: RolloutRequest, message: str, context: RolloutContex
 
 def _sendable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     try:
+        refuse_bytes(messages)
         encode(messages)
     except OsmosisRolloutError:
         # The failure that is reported may be this very one.
@@ -324,10 +332,24 @@ def _sendable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
+def describe_raised(error: BaseException) -> str:
+    """What a loop has raised, in words, with what to write where an `await` is missing.
+
+    Args:
+        error: What it raised.
+    """
+    if isinstance(error, OsmosisRolloutError):
+        # Errors of this package are written for users: their class says nothing more.
+        return str(error)
+    if isinstance(error, AttributeError) and inspect.iscoroutine(error.obj):
+        called = "ctx.chat" if error.obj.__name__ == "chat" else error.obj.__name__
+        return f"{describe(error)}; write: await {called}(…)"
+    return describe(error)
+
+
 def _said(error: BaseException, request: RolloutRequest) -> str:
     place = locate(error, Path.cwd())
-    # Errors of this package are written for users: their class says nothing more.
-    text = str(error) if isinstance(error, OsmosisRolloutError) else describe(error)
+    text = describe_raised(error)
     return _masked(f"{text} ({place})" if place else text, request)
 
 

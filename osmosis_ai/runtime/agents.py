@@ -43,9 +43,10 @@ from osmosis_ai.rollout.core.base import (
     RolloutAgentLoop,
     RolloutContext,
     RolloutResult,
+    refuse_bytes,
 )
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
-from osmosis_ai.rollout.runner import tool_dicts, tools_of
+from osmosis_ai.rollout.runner import describe_raised, tool_dicts, tools_of
 from osmosis_ai.rollout.validator import validate_agent_loop
 from osmosis_ai.runtime.agent_loop import SteppedContext, result_of, row_request
 from osmosis_ai.runtime.clocks import elapsed_ms
@@ -203,47 +204,60 @@ def finished(outcome: Any, agent: LoadedAgent, root: Path) -> Ending:
         agent: The loop.
         root: The repository's root, for places in its code.
     """
+    run = agent.loop.run
     if isinstance(outcome, BaseException):
-        return Ending("error", _raised(outcome, root))
+        return Ending("error", _raised(outcome, root, run))
     if not isinstance(outcome, RolloutResult):
-        message = f"run returned {_article(outcome)}, not a RolloutResult; return ctx.complete(messages)"
-        return Ending("error", Failure("agent", message, kind="wrong_type"))
+        message = f"run returned {_article(outcome)}, not a RolloutResult; write `return ctx.complete(messages)`"
+        return Ending("error", _blamed(message, "wrong_type", run, root))
     messages, problem = _plain_messages(outcome.final_messages)
     if problem is not None:
-        return Ending("error", Failure("agent", problem, kind="wrong_type"))
+        return Ending("error", _blamed(problem, "wrong_type", run, root))
     metrics = {} if outcome.metrics is None else outcome.metrics.model_dump()
     if outcome.status != "COMPLETED":
         report = AgentReport(agent.name, "error", metrics=metrics)
         message = str(outcome.error_message or "the loop gave no reason")
-        return Ending("error", Failure("agent", message, kind="error"), messages or None, report)
+        return Ending("error", _blamed(message, "error", run, root), messages or None, report)
     said = str(outcome.finish_reason or "stop")
     reason: Any = said if said in _REASONS else "stop"
-    return Ending(reason, None, messages, AgentReport(agent.name, said, _own_score(outcome.reward, agent), metrics))
+    return Ending(
+        reason, None, messages, AgentReport(agent.name, said, _own_score(outcome.reward, agent, root), metrics)
+    )
 
 
-def _own_score(reward: Any, agent: LoadedAgent) -> Score | None:
+def _own_score(reward: Any, agent: LoadedAgent, root: Path) -> Score | None:
     if reward is None:
         return None
     if isinstance(reward, bool) or not isinstance(reward, (int, float)):
-        failure = Failure("agent", f"the loop's reward is {_article(reward)}, not a number", kind="wrong_type")
-        return Score(agent.name, failure=failure)
-    if not math.isfinite(reward):
-        return Score(agent.name, failure=Failure("agent", f"the loop's reward is {reward}", kind="not_finite"))
-    return Score(agent.name, float(reward))
+        message, kind = f"the loop's reward is {_article(reward)}, not a number", "wrong_type"
+    elif not math.isfinite(reward):
+        message, kind = f"the loop's reward is {reward}, not a finite number", "not_finite"
+    else:
+        return Score(agent.name, float(reward))
+    message += "; write `return ctx.complete(messages, reward=1.0)`, or leave the reward out"
+    return Score(agent.name, failure=_blamed(message, kind, agent.loop.run, root))
 
 
-def _raised(error: BaseException, root: Path) -> Failure:
+def _blamed(message: str, kind: str, function: Callable[..., Any], root: Path) -> Failure:
+    """A failure that no line has raised, with the place of the function that is to blame."""
+    place = tracebacks.locate_function(function, root)
+    if place is None:
+        return Failure("agent", message, kind=kind)
+    return Failure("agent", message, kind=kind, file=place.file, line=place.line)
+
+
+def _raised(error: BaseException, root: Path, function: Callable[..., Any]) -> Failure:
+    """The failure of what a method of the loop has raised, or was found to do wrong."""
     cause: BaseException | None = error
     seen = 0
     while cause is not None and seen < 10:
         if isinstance(cause, ModelError):
             return Failure("model", str(cause), kind=cause.kind)
         cause, seen = cause.__cause__, seen + 1
-    place = tracebacks.locate(error, root)
+    place = tracebacks.locate(error, root) or tracebacks.locate_function(function, root)
     return Failure(
         "agent",
-        # What this package raises on purpose says what is wrong by itself.
-        str(error) if isinstance(error, OsmosisRolloutError) else tracebacks.describe(error),
+        describe_raised(error),
         kind="exception",
         file=place.file if place is not None else None,
         line=place.line if place is not None else None,
@@ -261,13 +275,17 @@ def _plain_messages(messages: Any) -> tuple[list[Message], str | None]:
         return [], f"final_messages can't be used: {error}"
 
 
-def _copied(messages: list[Any]) -> list[Message]:
+def _copied(messages: list[Any], start: int = 0) -> list[Message]:
     """A copy that nobody else holds, in the form that all who read trajectories rely on.
+
+    Args:
+        messages: Messages of a conversation.
+        start: The place of the first of them in it.
 
     Raises:
         OsmosisRolloutError: They don't have that form, or can't be written as JSON.
     """
-    for place, message in enumerate(messages):
+    for place, message in enumerate(messages, start):
         if not isinstance(message, dict):
             raise OsmosisRolloutError(f"message {place} is {_article(message)}, not a dict")
         calls = message.get("tool_calls") or []
@@ -276,6 +294,7 @@ def _copied(messages: list[Any]) -> list[Message]:
         for call in calls:
             if not isinstance(call.get("function") or {}, dict):
                 raise OsmosisRolloutError(f"message {place} has a tool call whose `function` isn't a dict")
+    refuse_bytes(messages, start)
     copied: list[Message] = msgspec.json.decode(encode(messages))
     return copied
 
@@ -348,7 +367,7 @@ class AgentRollout:
         try:
             given = tools_of(self._agent.loop, request)
         except OsmosisRolloutError as error:
-            return Ending("error", _raised(error, self._root))
+            return Ending("error", _raised(error, self._root, self._agent.loop.get_tools))
         self._tools = tool_dicts(given)
         context = self._context(given, request)
         return self._judge(finished(await _run(self._agent.loop, context, held), self._agent, self._root))
@@ -384,7 +403,7 @@ class AgentRollout:
             if before != after:
                 break
             kept += 1
-        added = _copied(messages[kept:])
+        added = _copied(messages[kept:], kept)
         self._conversation[kept:] = added
         self._emit(Asked(self._job.id, kept, added, self._results(added)))
         try:
@@ -462,7 +481,7 @@ def _translated(error: ModelError) -> OsmosisRolloutError:
 
 def sendable(response: RolloutResponse) -> dict[str, Any]:
     """A response as data that can be written as JSON, whatever the loop has put into it."""
-    plain: dict[str, Any] = msgspec.json.decode(encode(response.model_dump(mode="json")))
+    plain: dict[str, Any] = msgspec.json.decode(encode(response.model_dump()))
     return plain
 
 

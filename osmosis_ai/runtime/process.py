@@ -41,6 +41,7 @@ from osmosis_ai.runtime.worker import (
     labels_of,
     load_repository,
 )
+from osmosis_ai.tracebacks import describe
 
 __all__ = ["Boot", "Exited", "Forked", "TemplateEvent", "pack", "read_frame", "template_main", "worker_main"]
 
@@ -270,7 +271,7 @@ def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output:
     except StartError as error:
         outbox.send(frames.NotReady(type(error).__name__, str(error)))
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt from user code end the worker
-        outbox.send(frames.Dying(f"{type(error).__name__}: {error}".rstrip(": ")))
+        outbox.send(frames.Dying(describe(error)))
     output.close()
     # Threads that user code left behind must not keep the process; its group goes with it.
     end_group()

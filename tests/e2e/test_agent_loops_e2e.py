@@ -153,6 +153,7 @@ WRONGS = {
     "edit-again": "agent: messages are append-only: message 1 (role 'user') differs",
     "wrong": "agent: run returned a dict, not a RolloutResult",
     "unsendable": "agent: final_messages can't be used",
+    "binary": "agent: final_messages can't be used: message 3 holds bytes",
     "leave": "agent: SystemExit: 3",
     "no-tools": "agent: get_tools raised LookupError: these tools can't be found",
     "none-tools": "agent: get_tools must return a list of tools, not NoneType",
@@ -184,7 +185,7 @@ def test_what_a_loop_does_wrong_costs_its_own_rollout(tmp_path: Path) -> None:
             assert row["runs"][0]["success"], row
             assert row["runs"][0]["scores"]["rewards:one"] == 1.0
     assert rows["endless"]["finish_reason"] == "max_turns"
-    assert rows["odd-reward"]["scoring_errors"] == {"misbehaving": "agent: the loop's reward is nan"}
+    assert rows["odd-reward"]["scoring_errors"]["misbehaving"].startswith("agent: the loop's reward is nan, not a")
 
     stored = {words[scored.stored.rollout.row_index]: scored.stored.rollout for scored in recorded(root)}
     thrown = stored["throw"].failure
@@ -192,6 +193,12 @@ def test_what_a_loop_does_wrong_costs_its_own_rollout(tmp_path: Path) -> None:
     assert thrown.file == "agents.py"
     assert thrown.line is not None
     assert "raise ValueError" in (root / "agents.py").read_text(encoding="utf-8").splitlines()[thrown.line - 1]
+    lines = (root / "agents.py").read_text(encoding="utf-8").splitlines()
+    for word, method in {"wrong": "async def run", "binary": "async def run", "none-tools": "def get_tools"}.items():
+        failure = stored[word].failure
+        assert failure is not None
+        assert failure.line is not None, word
+        assert lines[failure.line - 1].strip().startswith(method), (word, failure)
     # What there was of the conversation is kept, also when the process is gone.
     for word in ("exit", "hang", "block", "throw"):
         assert [message["role"] for message in stored[word].messages] == ["system", "user", "assistant"], word
@@ -341,6 +348,11 @@ class Nothing(Base):
         return None
 
 
+class Needing(Base):
+    def __init__(self, key):
+        self.key = key
+
+
 class Raises(Base):
     def get_tools(self, request):
         raise KeyError("level")
@@ -369,6 +381,11 @@ def test_validate_says_what_is_wrong_with_a_loop(tmp_path: Path, osmosis: Osmosi
         assert code in found, (name, found)
         assert found[code]["severity"] == "error"
         assert found[code]["file"] == "odd.py"
+    needing = osmosis("validate", "-m", "odd:Needing", cwd=root)
+    assert needing.code == 1
+    # Every line of a message stands below its first.
+    (line,) = (line for line in needing.stdout.splitlines() if "Write an instance of it" in line)
+    assert line.startswith(" " * 26), needing.stdout
     missing = osmosis("validate", "-m", "unnamed:agent", "--json", cwd=root)
     assert missing.code == 2
     (root / "unnamed.py").write_text(

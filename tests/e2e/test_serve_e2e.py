@@ -168,6 +168,7 @@ WRONGS = {
     "edit": "messages are append-only: message 0",
     "wrong": "run returned dict",
     "unsendable": "can't be sent",
+    "binary": "can't be sent: message 2 holds bytes",
     "leave": "SystemExit: 3",
     "hang": "the rollout did not end within 6 s",
     "cling": "the rollout did not end within 6 s",
@@ -315,6 +316,8 @@ def test_registration_is_not_offered_yet_and_says_so(tmp_path: Path) -> None:
     [
         (("--local", "-H", "0.0.0.0"), "listens on loopback only"),
         (("--log-level", "loud"), "--log-level loud"),
+        (("--log", "server.py"), "--log server.py: can't be made a folder: File exists; name another one"),
+        (("--local", "--api-key", KEY), "--local asks for no key, and --api-key gives one: leave one of them out"),
         (("--mcp", "./mcp"), "-m and --mcp name an agent each"),
         (("-p", "{taken}"), "can't listen on port"),
     ],

@@ -261,6 +261,11 @@ async def forgets(ctx: RolloutContext) -> RolloutResult:
     return ctx.complete(messages)
 
 
+def forgets_to_await(ctx: RolloutContext) -> Any:
+    with contextlib.closing(ctx.chat([])) as reply:
+        return reply.message  # type: ignore[attr-defined]
+
+
 def with_result(**fields: Any) -> Any:
     return lambda ctx: RolloutResult(**{"status": "COMPLETED", "final_messages": [], **fields})
 
@@ -276,6 +281,7 @@ def with_result(**fields: Any) -> Any:
         (edits_in_place, "messages are append-only: message 0 (role 'user') differs from what was sent before"),
         (forgets, "messages are append-only: message 1 was sent before and is missing now (2 were sent, these are 1)"),
         (lambda ctx: ctx.error("it is too hard"), "it is too hard"),
+        (forgets_to_await, "has no attribute 'message'; write: await ctx.chat(…)"),
         (lambda ctx: ctx.error(""), "the loop reports an error without a message"),
         (lambda ctx: None, "run returned NoneType; it must return `ctx.complete(messages)` or `ctx.error(message)`"),
         (lambda ctx: [{"role": "user"}], "run returned list; it must return"),
@@ -288,6 +294,12 @@ def with_result(**fields: Any) -> Any:
         (with_result(finish_reason=7), "`finish_reason` can't be used"),
         (lambda ctx: ctx.chat(["hello"]), "message 0 must be a dict, not str"),
         (lambda ctx: ctx.chat([{"role": object()}]), "message 0 can't be written as JSON"),
+        (
+            lambda ctx: ctx.chat([*ctx.request.messages, {"role": "user", "content": [{"text": b"hi"}]}]),
+            "message 1 holds bytes, and",
+        ),
+        (lambda ctx: ctx.llm.chat_completions([{"role": "user", b"content": "hi"}]), "message 0 holds bytes"),
+        (lambda ctx: ctx.complete([{}, {"content": b"\xff"}]), "can't be sent: message 1 holds bytes, and messages"),
         (lambda ctx: ctx.chat([], seed=object()), "the model call can't be sent: it can't be written as JSON"),
     ],
 )
@@ -427,7 +439,8 @@ def refuses(url: str) -> bool:
     return False
 
 
-def test_at_a_stop_what_waits_and_what_runs_too_long_is_reported() -> None:
+def test_at_a_stop_what_waits_and_what_runs_too_long_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with TrainerDouble(by_turn(hang())).run_in_thread() as trainer:
         options = {"shutdown_grace_seconds": 0.1, "max_concurrent": 1}
         with serving(Adding(), TrainerDouble(), **options) as (url, _):
@@ -439,6 +452,8 @@ def test_at_a_stop_what_waits_and_what_runs_too_long_is_reported() -> None:
     for result in results.values():
         assert result.status is RolloutStatus.ERROR
         assert result.error_message == "the server was stopped before the rollout had ended"
+        assert f"rollout '{result.rollout_id}': ERROR (the server was stopped before the rollout had" in caplog.text
+    assert "stopping: 1 rollout is still running" in caplog.text
     assert len(trainer.requests) == 1
 
 

@@ -16,6 +16,7 @@ from osmosis_ai.runtime.agents import LoadedAgent, finished
 from osmosis_ai.runtime.frames import Acting, Asked, RolloutDone, RolloutJob, TurnDone
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder
 
+HERE = Path(__file__).resolve()
 ROW = Row(0, "r", "Be short.", "Hello.")
 PARAMETERS = {
     "type": "object",
@@ -79,6 +80,11 @@ def test_a_reward_that_is_no_number_is_a_scoring_error(reward: Any, kind: str, t
         (RolloutResult("ERROR", [], error_message="no luck"), "agent", "no luck"),
         (RolloutResult("COMPLETED", ["text"]), "agent", "message 0 is a str, not a dict"),  # type: ignore[list-item]
         (RolloutResult("COMPLETED", [{"tool_calls": "x"}]), "agent", "message 0 has `tool_calls` that aren't a list"),
+        (
+            RolloutResult("COMPLETED", [{}, {"content": (b"x",)}]),
+            "agent",
+            "message 1 holds bytes, and messages are JSON",
+        ),
         (KeyError("level"), "agent", "KeyError: 'level'"),
     ],
 )
@@ -87,6 +93,36 @@ def test_a_failure_says_whose_it_was(outcome: Any, origin: str, said: str, tmp_p
     assert failure is not None
     assert failure.origin == origin
     assert said in failure.message
+
+
+@pytest.mark.parametrize("outcome", [None, RolloutResult("COMPLETED", "text"), OsmosisRolloutError("not async")])  # type: ignore[arg-type]
+def test_a_failure_that_no_line_has_raised_is_at_the_loops_run(outcome: Any) -> None:
+    failure = finished(outcome, AGENT, HERE.parent).failure
+    assert failure is not None
+    assert (failure.file, failure.line) == (HERE.name, Nothing.run.__code__.co_firstlineno)
+
+
+@pytest.mark.parametrize("reward", [math.nan, "1"])
+def test_a_reward_that_is_no_number_is_at_the_loops_run_with_what_to_write(reward: Any) -> None:
+    report = finished(RolloutResult("COMPLETED", [], reward=reward), AGENT, HERE.parent).report
+    assert report is not None
+    assert report.score is not None
+    failure = report.score.failure
+    assert failure is not None
+    assert (failure.file, failure.line) == (HERE.name, Nothing.run.__code__.co_firstlineno)
+    assert "write `return ctx.complete(messages, reward=1.0)`" in failure.message
+
+
+def test_a_forgotten_await_is_said_with_what_to_write(tmp_path: Path) -> None:
+    async def chat() -> None: ...
+
+    waiting: Any = chat()
+    with pytest.raises(AttributeError) as raised:
+        _ = waiting.message
+    waiting.close()
+    failure = finished(raised.value, AGENT, tmp_path).failure
+    assert failure is not None
+    assert failure.message.endswith("'coroutine' object has no attribute 'message'; write: await ctx.chat(…)")
 
 
 def test_a_models_failure_that_the_loop_lets_through_stays_the_models(tmp_path: Path) -> None:

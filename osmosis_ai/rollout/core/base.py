@@ -26,6 +26,7 @@ __all__ = [
     "RolloutMetrics",
     "RolloutResult",
     "file_stem",
+    "refuse_bytes",
 ]
 
 logger = logging.getLogger(__name__)
@@ -137,9 +138,10 @@ class RolloutContext:
 
         Raises:
             MessagesRewrittenError: Messages that were sent before are changed or left out.
-            OsmosisRolloutError: The trainer can't be asked, or refuses.
+            OsmosisRolloutError: A message holds bytes, or the trainer can't be asked, or refuses.
         """
         sent = list(messages)
+        refuse_bytes(sent)
         if self._sent is not None:
             self._sent = _appended(self._sent, sent)
         self.conversation = sent
@@ -289,6 +291,39 @@ def _appended(sent: list[bytes], messages: list[dict[str, Any]]) -> list[bytes]:
                 index=index,
             )
     return digests
+
+
+def refuse_bytes(messages: Sequence[Any], start: int = 0) -> None:
+    """Do nothing for messages without bytes, which would silently arrive as base64.
+
+    Args:
+        messages: Messages of a conversation.
+        start: The place of the first of them in it.
+
+    Raises:
+        OsmosisRolloutError: One holds bytes, or itself; it is named by its place.
+    """
+    for index, message in enumerate(messages, start):
+        try:
+            found = _has_bytes(message)
+        except RecursionError as error:
+            raise OsmosisRolloutError(f"message {index} can't be written as JSON: it is nested too deeply") from error
+        if found:
+            raise OsmosisRolloutError(
+                f"message {index} holds bytes, and messages are JSON text: decode them first (`.decode()`)"
+            )
+
+
+def _has_bytes(value: object) -> bool:
+    # A plain loop that passes over texts: every message is looked at before every model call.
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if isinstance(key, bytes) or (not isinstance(inner, str) and _has_bytes(inner)):
+                return True
+        return False
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return any(not isinstance(inner, str) and _has_bytes(inner) for inner in value)
+    return isinstance(value, (bytes, bytearray, memoryview))
 
 
 def _digest(message: dict[str, Any], index: int) -> bytes:

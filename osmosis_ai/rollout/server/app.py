@@ -235,7 +235,8 @@ def _parse(body: bytes) -> RolloutRequest:
         found = error.errors(include_url=False, include_input=False, include_context=False)
         if found[0]["type"] == "json_invalid":
             raise _RefusedError(400, f"the body is no JSON: {found[0]['msg']}") from error
-        raise _RefusedError(422, found) from error
+        # Pydantic's own words before those of a validator.
+        raise _RefusedError(422, [{**one, "msg": one["msg"].removeprefix("Value error, ")} for one in found]) from error
 
 
 def _health(rollouts: Rollouts, name: str) -> Response:

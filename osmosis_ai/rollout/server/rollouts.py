@@ -45,7 +45,7 @@ class Figures(Record, frozen=True):
 class _Entry:
     """One accepted rollout; once it is finished, only what a repeated request needs is left of it."""
 
-    __slots__ = ("answer", "answered", "phase", "refusal", "scope")
+    __slots__ = ("answer", "answered", "phase", "refusal", "scope", "since")
 
     def __init__(self) -> None:
         self.answered = anyio.Event()
@@ -53,6 +53,7 @@ class _Entry:
         self.refusal: OsmosisError | None = None
         self.phase: Literal["asked", "queued", "running", "delivering", "finished"] = "asked"
         self.scope = anyio.CancelScope()
+        self.since = time.monotonic()
 
 
 class Rollouts:
@@ -162,6 +163,13 @@ class Rollouts:
             return
         if response is None:
             response = error_response(request, "the server was stopped before the rollout had ended")
+        logger.info(
+            "rollout %r: %s (%s) in %.1f s",
+            request.rollout_id,
+            response.status.value,
+            response.error_message or response.finish_reason,
+            time.monotonic() - entry.since,
+        )
         # A scope of its own: a rollout that was stopped is reported all the same.
         entry.scope = anyio.CancelScope()
         entry.phase = "delivering"
@@ -192,22 +200,13 @@ class Rollouts:
 
     async def _run(self, entry: _Entry, request: RolloutRequest) -> RolloutResponse:
         async with self._slots:
-            entry.phase = "running"
-            started = time.monotonic()
+            entry.phase, entry.since = "running", time.monotonic()
             try:
-                response = await self._runner.run(request)
+                return await self._runner.run(request)
             except Exception as error:
                 # As above; and a rollout that was accepted always ends with a result.
                 logger.exception("rollout %r: running it failed", request.rollout_id)
-                response = error_response(request, f"the rollout could not be run: {type(error).__name__}: {error}")
-        logger.info(
-            "rollout %r: %s (%s) in %.1f s",
-            request.rollout_id,
-            response.status.value,
-            response.error_message or response.finish_reason,
-            time.monotonic() - started,
-        )
-        return response
+                return error_response(request, f"the rollout could not be run: {type(error).__name__}: {error}")
 
     async def _deliver(self, scope: anyio.CancelScope, request: RolloutRequest, response: RolloutResponse) -> None:
         reason: str | None = "the server was stopped before the trainer had taken it"
@@ -258,7 +257,8 @@ class Rollouts:
     async def _stop(self) -> None:
         self._stopping = True
         self._cancel("asked", "queued")
-        logger.info("stopping: %d rollouts are still running", self.figures.active_rollouts)
+        running = self.figures.active_rollouts
+        logger.info("stopping: %s still running", "1 rollout is" if running == 1 else f"{running} rollouts are")
         await self._until_none("running", seconds=self._settings.shutdown_grace_seconds)
         self._cancel("asked", "queued", "running")
         await self._until_none(

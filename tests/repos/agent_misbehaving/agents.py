@@ -67,6 +67,9 @@ class Misbehaving(RolloutAgentLoop):
     async def unsendable(self, ctx, messages):
         return ctx.complete([*messages, {"role": "user", "content": object()}])
 
+    async def binary(self, ctx, messages):
+        return ctx.complete([*messages, {"role": "user", "content": b"\xff"}])
+
     async def leave(self, ctx, messages):
         sys.exit(3)
 
