@@ -147,11 +147,6 @@ class DirectSession:
         self._running: dict[asyncio.Task[None], _Request] = {}
         self._closed = False
 
-    @property
-    def idle(self) -> bool:
-        """Whether no request is being handled."""
-        return not self._running
-
     async def __aenter__(self) -> DirectSession:
         from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
