@@ -9,7 +9,9 @@ BIN = $(VENV)/bin
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/planner
 
+# Most tests start the command, and one that has to compile its modules each time takes a third longer.
 test: $(VENV)/.dev  ## the test suite; one test: make test TESTS=tests/test_dataset.py
+	$(BIN)/python -m compileall -q osmosis_ai
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
 
 check: $(VENV)/.dev  ## lint, format and types
