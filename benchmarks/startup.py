@@ -12,7 +12,7 @@ from measuring import run
 
 DECORATOR = "from time import perf_counter as t; s = t(); from osmosis_ai import osmosis_reward; print(t() - s)"
 FASTMCP = "import fastmcp; from fastmcp import FastMCP, Client"
-TARGETS = {"help": 0.3, "decorator": 0.05, "one row": 1.6}
+TARGETS = {"help": 0.3, "decorator": 0.05, "one row": 1.3}
 
 
 def measure(osmosis: str, repo: Path, runs: int) -> None:
