@@ -14,6 +14,7 @@ from osmosis_ai.errors import OsmosisError
 __all__ = ["app", "run"]
 
 COULD_NOT_START = 2
+EVAL_OPTIONS = {"--eval-fn", "--n", "--pass-threshold", "--fail-under", "--baseline-model"}
 
 # Root of what typer raises for a command line it can't read; of the whole family it exports only this member.
 _BadCommandLine: Any = typer.BadParameter.__base__
@@ -58,13 +59,18 @@ def run() -> int:
     except OsmosisError as error:
         print(f"error: {error}", file=sys.stderr)
     except _BadCommandLine as error:
-        print(f"error: {error.format_message()}{_file_hint(error.format_message())}", file=sys.stderr)
+        print(f"error: {error.format_message()}{_hint(error)}", file=sys.stderr)
         if error.ctx is not None:
             print(f"See {error.ctx.command_path} --help", file=sys.stderr)
     return COULD_NOT_START
 
 
-def _file_hint(message: str) -> str:
-    """What to write instead when a dataset stands where a command is expected."""
+def _hint(error: Any) -> str:
+    """What to write instead when a dataset stands where a command is expected, or an option of `eval` in `test`."""
+    message = error.format_message()
     name = message.removeprefix("No such command '").removesuffix("'.")
-    return f" Name a dataset with -d {name}." if name != message and Path(name).is_file() else ""
+    if name != message and Path(name).is_file():
+        return f" Name a dataset with -d {name}."
+    option = message.removeprefix("No such option: ").partition(" ")[0]
+    command = error.ctx.info_name if error.ctx is not None else ""
+    return "; it is an option of osmosis eval" if command == "test" and option in EVAL_OPTIONS else ""

@@ -96,7 +96,10 @@ def load_rubric(path: Path, rubric_id: str) -> Rubric:
     if rubric_id not in rubrics:
         near = difflib.get_close_matches(rubric_id, rubrics, n=1)
         hint = f"; did you mean {near[0]}?" if near else "."
-        raise UsageError(f"{path} has no rubric {rubric_id!r}{hint} It has: {', '.join(rubrics)}")
+        raise UsageError(
+            f"{path} has no rubric {rubric_id!r}{hint} It has: {', '.join(rubrics)}. "
+            "(A function of the repository is named as MODULE:FUNCTION.)"
+        )
     return rubrics[rubric_id]
 
 

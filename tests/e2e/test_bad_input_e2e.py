@@ -41,6 +41,7 @@ def row(**columns: object) -> str:
 
 DATASETS = {
     "missing": Bad(["test", "-d", "gone.jsonl"], ["gone.jsonl", "no such file"]),
+    "eval's option": Bad(["test", "--eval-fn", "reward_fn.rewards:exact"], ["--eval-fn", "osmosis eval"]),
     "as a command": Bad(["eval", "rows.jsonl"], ["-d rows.jsonl"], write("rows.jsonl", row())),
     "no default": Bad(["test"], ["test_data.jsonl", "-d FILE"], remove("test_data.jsonl")),
     "empty": Bad(["test", "-d", "rows.jsonl"], ["rows.jsonl", "empty"], write("rows.jsonl", "")),
