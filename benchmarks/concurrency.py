@@ -35,7 +35,7 @@ class Setting(NamedTuple):
         return math.ceil(self.rollouts / self.batch_size) * 2 * self.latency_ms / 1000
 
 
-SETTINGS = (Setting(1280, 64, 50, 1.15), Setting(4000, 1000, 500, 1.2))
+SETTINGS = (Setting(1280, 64, 50, 1.15), Setting(4000, 1000, 500, 1.2), Setting(10_000, 1000, 500, 1.2))
 
 
 def measure(folder: Path, setting: Setting, runs: int) -> None:

@@ -19,6 +19,7 @@ from osmosis_ai.cli.console import Output, counted
 from osmosis_ai.cli.options import RunOptions
 from osmosis_ai.cli.progress import RunProgress, checking
 from osmosis_ai.cli.report import print_report
+from osmosis_ai.collector import calm_collector
 from osmosis_ai.dataset import DatasetSummary, open_dataset
 from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import DatasetError, StartError, StoreError
@@ -105,6 +106,7 @@ def prepared(request: RunRequest, options: RunOptions, run: Callable[[Start], in
         ready = prepare(request, cwd, os.environ)
         for problem in ready.problems:
             output.warn(str(problem))
+        calm_collector()
         try:
             return run(Start(ready, output, masker, output_file, keys, environ))
         finally:

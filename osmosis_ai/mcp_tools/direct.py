@@ -2,8 +2,8 @@
 
 A session over in-memory streams costs more CPU than most tools: two loops that frame, route and parse messages which
 never leave the process. The SDK 2.x has public parts to do without: a session is its `Connection` and `ServerRunner`,
-and a request is a call of the runner. The server sees what it would see from any client: a handshake, its middleware,
-a session of its own, and a task for each request that can be cancelled.
+and a request is a call of the runner. The server sees what it would see from any client: its middleware, a session of
+its own, a handshake if anything in it would notice, and a task for each request that can be cancelled.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ __all__ = ["DirectServer", "DirectSession", "direct_server"]
 
 SamplingCallback = Callable[[list[Any], Any, Any], Awaitable[str]]
 
+_LIBRARIES = ("fastmcp", "mcp")
+_HANDSHAKE_HOOKS = ("__call__", "on_message", "on_request", "on_notification", "on_initialize")
 _CONNECTION_CLOSED = "the session was closed"
 _log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ async def direct_server(server: Any, tools: Iterable[Any]) -> DirectServer | Non
     async with core.lifespan(core) as state:
         # What the lifespan gave is the same for every session and lives as long as the one that runs already.
         pass
-    found = DirectServer(core, state, tools, (Connection, ServerRunner, aclose_shielded))
+    found = DirectServer(server, core, state, tools, (Connection, ServerRunner, aclose_shielded))
     try:
         session = await found.session(None).__aenter__()
         await session.close()
@@ -72,21 +74,29 @@ class DirectServer:
     """Makes sessions. Made by `direct_server`.
 
     Args:
+        server: The FastMCP server.
         core: The SDK's server object.
         state: What its lifespan gave.
         tools: Its tools, as the SDK lists them.
         parts: The SDK's `Connection`, `ServerRunner` and `aclose_shielded`.
     """
 
-    def __init__(self, core: Any, state: Any, tools: Iterable[Any], parts: tuple[Any, Any, Any]) -> None:
+    def __init__(self, server: Any, core: Any, state: Any, tools: Iterable[Any], parts: tuple[Any, Any, Any]) -> None:
         from mcp.shared.transport_context import TransportContext
+        from mcp.types import InitializeRequestParams
 
+        self._server = server
         self.core = core
         self.state = state
         self.connection, self.runner, self.close_connection = parts
         self.transport = TransportContext(kind="direct", can_send_request=True)
         # One for all sessions: a server need not read what it has read before.
         self.options = core.create_initialization_options()
+        self.greetings = {sampling: _greeting(sampling=sampling) for sampling in (False, True)}
+        self.introductions = {
+            sampling: InitializeRequestParams.model_validate(greeting, by_name=False)
+            for sampling, greeting in self.greetings.items()
+        }
         self._schemas = {tool.name: tool.model_dump(mode="json", by_alias=True).get("outputSchema") for tool in tools}
         self._validators: dict[str, Any] = {}
 
@@ -97,6 +107,15 @@ class DirectServer:
             sampling: Answers what tools ask the model, as a `fastmcp.Client` takes it.
         """
         return DirectSession(self, sampling)
+
+    def hears_handshakes(self) -> bool:
+        """Whether anything in the server learns of a handshake but the connection itself."""
+        return (
+            any(_hears_handshakes(middleware) for middleware in self._server.middleware)
+            or any(type(part).__module__.partition(".")[0] not in _LIBRARIES for part in self.core.middleware)
+            or self.core.get_request_handler("initialize") is not None
+            or self.core.get_notification_handler("notifications/initialized") is not None
+        )
 
     def check(self, name: str, result: dict[str, Any]) -> None:
         """See that a tool's result has the structure that the tool promises, as the SDK's own client does.
@@ -148,13 +167,14 @@ class DirectSession:
         self._closed = False
 
     async def __aenter__(self) -> DirectSession:
-        from mcp_types.version import LATEST_HANDSHAKE_VERSION
-
-        capabilities: dict[str, Any] = {} if self._sampling is None else {"sampling": {}}
-        client = {"name": "osmosis-ai", "version": "1"}
-        hello = {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": capabilities, "clientInfo": client}
-        await self._request("initialize", hello)
-        await self._runner.on_notify(_Request(self, None), "notifications/initialized", None)
+        samples = self._sampling is not None
+        if self.server.hears_handshakes():
+            await self._request("initialize", self.server.greetings[samples])
+            await self._runner.on_notify(_Request(self, None), "notifications/initialized", None)
+        else:
+            # All that a handshake comes to, then. `for_loop` has the version already.
+            self._connection.client_params = self.server.introductions[samples]
+            self._connection.initialized.set()
         return self
 
     async def call_tool(self, name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
@@ -318,3 +338,23 @@ class _Request:
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Nobody asked for it."""
+
+
+def _greeting(*, sampling: bool) -> dict[str, Any]:
+    """How a session introduces itself."""
+    from mcp_types.version import LATEST_HANDSHAKE_VERSION
+
+    capabilities: dict[str, Any] = {"sampling": {}} if sampling else {}
+    client = {"name": "osmosis-ai", "version": "1"}
+    return {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": capabilities, "clientInfo": client}
+
+
+def _hears_handshakes(middleware: Any) -> bool:
+    from fastmcp.server.middleware import Middleware
+
+    kind = type(middleware)
+    if not isinstance(middleware, Middleware):
+        return True
+    return not getattr(kind, "only_tool_calls", False) and any(
+        getattr(kind, hook) is not getattr(Middleware, hook) for hook in _HANDSHAKE_HOOKS
+    )

@@ -458,11 +458,14 @@ def _contain_exits(server: Any) -> None:
     if isinstance(server, FastMCP):
 
         class ContainExits(Middleware):
-            async def on_call_tool(self, context: Any, call_next: Any) -> Any:
+            only_tool_calls = True
+
+            # Not on_call_tool, because what finds the hooks to call costs more than all else here.
+            async def __call__(self, context: Any, call_next: Any) -> Any:
                 try:
                     return await call_next(context)
                 except BaseException as exc:
-                    if not _must_be_contained(exc):
+                    if context.method != "tools/call" or not _must_be_contained(exc):
                         raise
                     raise FastMCPToolError(f"the tool raised {describe(exc)}") from exc
 

@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from time import monotonic
 from typing import TypeVar
 
 import anyio
@@ -95,7 +96,7 @@ class WorkerProcess:
         self.taken = 0
         self.stopping = False
         self.pid = 0
-        self.last_beat = anyio.current_time()
+        self.last_beat = monotonic()
         self.settled = anyio.Event()
         self.leaving = anyio.Event()
         self.ended = anyio.Event()
@@ -220,7 +221,7 @@ class WorkerProcess:
             return 0
 
     def _take(self, event: Event) -> None:
-        self.last_beat = anyio.current_time()
+        self.last_beat = monotonic()
         if isinstance(event, Progress):
             assignment = self._jobs.get(event.job)
             if assignment is not None:
@@ -497,8 +498,9 @@ class Crew:
 
     def _notify(self) -> None:
         """Wake whoever waits for a worker to come, to go, or to have less to do."""
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed.statistics().tasks_waiting:
+            self._changed.set()
+            self._changed = anyio.Event()
 
     async def _watch(self) -> None:
         """End workers that hold too much memory, that no longer show any life, or that retired and are empty."""
@@ -514,7 +516,7 @@ class Crew:
                     worker.kill(
                         _died(f"it held {held >> 20} MiB of memory, over the limit of {limit} MiB (--worker-memory)")
                     )
-                elif worker.ready and anyio.current_time() - worker.last_beat > self._freeze_limit:
+                elif worker.ready and monotonic() - worker.last_beat > self._freeze_limit:
                     worker.kill(_blocked(f"user code held the interpreter for {self._freeze_limit:.0f} s"))
 
     async def _stop_all(self) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from osmosis_ai.collector import calm_collector
 from osmosis_ai.errors import StartError
 from osmosis_ai.records import Record
 from osmosis_ai.runtime import frames
@@ -263,8 +264,7 @@ def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output:
         outbox: Where events go.
         output: Where the process's output goes.
     """
-    # What is loaded by now stays: no garbage collection need look at it again.
-    gc.freeze()
+    calm_collector()
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(_serve(loaded, jobs, outbox, output.finish))

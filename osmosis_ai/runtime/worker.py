@@ -58,6 +58,7 @@ from osmosis_ai.runtime.frames import (
 from osmosis_ai.runtime.models import ChatModel, ModelHost, create_model
 from osmosis_ai.runtime.sources import imported_sources
 from osmosis_ai.runtime.stepping import Stepper
+from osmosis_ai.runtime.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from osmosis_ai.rollout.client import TrainerPool
@@ -152,6 +153,7 @@ class Worker:
     def __init__(self, loaded: LoadedRepository, emit: Callable[[Event], None]) -> None:
         self.spec = loaded.spec
         self.clocks = Clocks()
+        self.turnstile = Turnstile()
         self._emit = emit
         self._host: Any = None
         self._agent = loaded.agent
@@ -211,6 +213,7 @@ class Worker:
             self._scopes[job.id] = scope
             try:
                 if isinstance(job, RolloutJob):
+                    await self.turnstile.enter(job.id)
                     await (self._rollout(job) if self._agent is None else self._agent_rollout(job, self._agent))
                 elif isinstance(job, ScoreJob):
                     await self._score(job)
@@ -226,6 +229,7 @@ class Worker:
                     self._look_at_agent(job)
             finally:
                 del self._scopes[job.id]
+                self.turnstile.leave(job.id)
                 self._steppers.pop(job.id, None)
                 self._report_imports()
 
@@ -484,6 +488,7 @@ class _RolloutRun:
         self._spec = worker.spec
         self._emit = worker._emit
         self._clocks = worker.clocks
+        self._turnstile = worker.turnstile
         self._job = job
         self._model = model
         self._params = worker.spec.policies[job.policy].params
@@ -501,6 +506,7 @@ class _RolloutRun:
     async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
         """Ask the run's model, with parameters over the run's, and record the turn."""
         params = {**self._params, **params} if params else self._params
+        self._turnstile.leave(self._job.id)
         started = monotonic()
         completion = await self._model.complete(messages, tools, params)
         turn = self._turn(self._turns, completion, started, params)
@@ -508,6 +514,8 @@ class _RolloutRun:
             turn, completion = await self.stepper.after_reply(turn, completion)
         self._emit(TurnDone(self._job.id, turn, completion.message))
         self._turns += 1
+        # What was paid for is reported first: who knows what becomes of a rollout that waits.
+        await self._turnstile.enter(self._job.id)
         return completion
 
     async def sample(self, messages: list[Message], params: dict[str, Any]) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -88,6 +89,73 @@ def test_each_session_shakes_hands_and_says_whether_it_can_sample() -> None:
                     for _ in range(2):
                         assert (await session.call("greet", "", timeout=SECONDS)).text == "hello"
         assert seen == [False, True]
+
+    within(test)
+
+
+class Deaf(Middleware):
+    """Hears of tool calls only."""
+
+    async def on_call_tool(self, context: Any, call_next: Any) -> Any:
+        return await call_next(context)
+
+
+class Listener(Middleware):
+    async def on_message(self, context: Any, call_next: Any) -> Any:
+        heard.append(context.method)
+        return await call_next(context)
+
+
+heard: list[str] = []
+
+
+@needs_sdk_2
+@pytest.mark.parametrize("middleware", [[], [Deaf()], [Deaf(), Listener()]], ids=["none", "deaf", "listening"])
+def test_a_session_that_needs_no_handshake_is_like_one_that_does(middleware: list[Middleware]) -> None:
+    server = FastMCP("introduced", middleware=middleware)
+    heard.clear()
+
+    @server.tool
+    async def who(ctx: Context) -> dict[str, Any]:
+        client = ctx.session.client_params
+        assert client is not None
+        return {
+            "client": client.client_info.name,
+            "samples": client.capabilities.sampling is not None,
+            "version": ctx.session.protocol_version,
+        }
+
+    async def answer(messages: list[dict[str, Any]], params: dict[str, Any]) -> dict[str, Any]:
+        return {"role": "assistant", "content": "yes"}
+
+    async def test() -> None:
+        async with ToolHost(server) as host:
+            heard.clear()
+            for handler in (None, answer):
+                async with host.session(sampling_handler=handler) as session:
+                    said = (await session.call("who", "", timeout=SECONDS)).text
+                client = {"client": "osmosis-ai", "samples": handler is not None, "version": LATEST_HANDSHAKE_VERSION}
+                assert json.loads(said) == client
+        handshake = ["initialize", "notifications/initialized", "tools/call"]
+        assert heard == (handshake * 2 if len(middleware) == 2 else [])
+
+    from mcp_types.version import LATEST_HANDSHAKE_VERSION
+
+    within(test)
+
+
+@needs_sdk_2
+def test_middleware_that_comes_later_hears_the_next_handshake() -> None:
+    server = FastMCP("growing")
+    heard.clear()
+    server.tool(lambda: server.add_middleware(Listener()), name="listen")
+
+    async def test() -> None:
+        async with ToolHost(server) as host:
+            for _ in range(2):
+                async with host.session() as session:
+                    await session.call("listen", "", timeout=SECONDS)
+        assert heard[:2] == ["initialize", "notifications/initialized"]
 
     within(test)
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from osmosis_ai.collector import calm_collector
 from osmosis_ai.errors import UsageError
 from osmosis_ai.rollout.core.base import RolloutAgentLoop
 from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, create_app
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["address_of", "choose_api_key", "is_loopback", "open_socket", "run_server", "serve_agent_loop"]
 
 BACKLOG = 2048
-GC_THRESHOLDS = (10_000, 20, 50)
 CLOSE_TIMEOUT = 10
 """Seconds that open connections have to end when the server stops, before its rollouts are stopped."""
 
@@ -171,9 +171,7 @@ def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info"
         timeout_graceful_shutdown=CLOSE_TIMEOUT,
     )
     config.load()
-    # Requests wait while the collector runs. What is imported stays to the end, so it needn't be looked through again;
-    # and of hundreds of rollouts under way hardly anything is garbage, so the whole is looked through seldom.
+    # Requests wait while the collector runs.
     gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
+    calm_collector()
     uvicorn.Server(config).run([listener])
