@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import msgspec
+
 from osmosis_ai.records import CallOutcome, Failure, JudgeCall, Outcome, Record, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
 from osmosis_ai.runtime.frames import Ready
@@ -159,7 +161,7 @@ def build_report(plan: RunPlan, functions: list[str], outcomes: Iterable[Outcome
 def results_object(
     plan: RunPlan, report: Report, outcomes: Callable[[], Iterator[Outcome]], *, wall_ms: float, run_id: str
 ) -> dict[str, Any]:
-    """The object that `-o` and `--json` write, `rows` or `results` included.
+    """The object that `-o` and `--json` write, `rows` or `results` included; those are encoded already.
 
     Args:
         plan: What was run.
@@ -198,7 +200,7 @@ def results_object(
                 **common,
                 "functions": functions,
             },
-            "results": [_test_row(outcome, functions) for outcome in outcomes()],
+            "results": _encoded(_test_row(outcome, functions) for outcome in outcomes()),
         }
     result: dict[str, Any] = {
         "config": {
@@ -213,7 +215,7 @@ def results_object(
             "eval_fns": functions,
             **common,
         },
-        "rows": list(_eval_rows((outcome for outcome in outcomes() if outcome.policy == POLICY), functions)),
+        "rows": _encoded(_eval_rows((outcome for outcome in outcomes() if outcome.policy == POLICY), functions)),
     }
     if report.baseline is not None:
         result["config"]["baseline_model"] = plan.policies[BASELINE].name
@@ -226,9 +228,14 @@ def results_object(
                 comparison.function: _function_object(comparison.baseline) for comparison in report.comparisons
             },
             "comparison": {comparison.function: _plain(comparison.paired) for comparison in report.comparisons},
-            "rows": list(_eval_rows((outcome for outcome in outcomes() if outcome.policy == BASELINE), functions)),
+            "rows": _encoded(_eval_rows((outcome for outcome in outcomes() if outcome.policy == BASELINE), functions)),
         }
     return result
+
+
+def _encoded(rows: Iterable[dict[str, Any]]) -> list[msgspec.Raw]:
+    """Rows as they will be written: a tenth of the memory."""
+    return [msgspec.Raw(msgspec.json.encode(row)) for row in rows]
 
 
 def _spent(totals: Totals) -> dict[str, Any]:

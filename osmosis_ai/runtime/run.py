@@ -108,6 +108,7 @@ class _Scoring:
         self._partial = partial
         self._pace = _Pace()
         self._gathering = anyio.Lock()
+        self._complete = anyio.Event()
 
     def waiting(self) -> Iterator[_Unscored]:
         """Stored rollouts that these functions, as their code is now, have not scored."""
@@ -147,6 +148,10 @@ class _Scoring:
         while batch := list(islice(waiting, self._fitting())):
             await self._timed(batch)
 
+    def complete(self) -> None:
+        """No more rollouts will come: what is here need not wait for any."""
+        self._complete.set()
+
     async def _timed(self, batch: list[_Unscored]) -> None:
         started = monotonic()
         await self.score(batch)
@@ -164,7 +169,8 @@ class _Scoring:
                 return []
             size = self._fitting()
             if size > 1 and receive.statistics().current_buffer_used < size - 1:
-                await anyio.sleep(GATHER_SECONDS)
+                with anyio.move_on_after(GATHER_SECONDS):
+                    await self._complete.wait()
             with suppress(anyio.WouldBlock, anyio.EndOfStream):
                 while len(batch) < size:
                     batch.append(receive.receive_nowait())
@@ -264,6 +270,7 @@ class Run:
                 async with send, task_group() as slots:
                     for _ in range(min(plan.batch_size, plan.total_rollouts)):
                         slots.start_soon(self._rollout_slot, jobs, send)
+                self._scoring.complete()
 
     def _waiting(self) -> Iterator[_Unscored]:
         """The rollouts of an earlier time that are still to be scored."""
