@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import msgspec
 from measuring import adopt_orphans, run
-from rollouts import HERE, osmosis_command, ours, raw, request_body, scripted_endpoint, write_repo
+from repository import sums, write_repo
+from rollouts import HERE, osmosis_command, ours, raw, request_body, scripted_endpoint
 
 
 class Setting(NamedTuple):
@@ -40,7 +41,7 @@ SETTINGS = (Setting(1280, 64, 50, 1.15), Setting(4000, 1000, 500, 1.2), Setting(
 
 def measure(folder: Path, setting: Setting, runs: int) -> None:
     """Print one setting's figures."""
-    repo = write_repo(folder / "repo", setting.rollouts)
+    repo = write_repo(folder / "repo", sums(setting.rollouts))
     body_file = folder / "body.json"
     body_file.write_bytes(msgspec.json.encode(request_body(repo)))
     walls: dict[str, list[float]] = {"osmosis": [], "raw loop": []}

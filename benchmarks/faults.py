@@ -12,22 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from measuring import clean_environment
+from measuring import OSMOSIS, clean_environment
+from repository import write_repo
 
 from osmosis_ai.runtime.store.queries import Queries
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
-OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
 SHARE = 20
 TARGET = 1.5
 
-MAIN = '''\
+FAULTY = '''\
 import os
 import time
 
@@ -67,14 +67,6 @@ def floods() -> str:
         print("x" * 10_000)
     return "flooded"
 '''
-REWARD = """\
-from osmosis_ai import osmosis_reward
-
-
-@osmosis_reward
-def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
-    return 1.0 if solution_str.strip() == ground_truth else 0.0
-"""
 ENDS = {"dies": "worker", "blocks_the_loop": "timeout"}
 """The tools that end a rollout, and where their failure comes from."""
 
@@ -90,14 +82,10 @@ def tools_for(rollouts: int, *, faults: bool) -> list[str]:
     return tools
 
 
-def write_repo(root: Path, tools: list[str]) -> Path:
-    """Write the repository, with one row for each tool."""
-    for folder, file, content in (("mcp", "main.py", MAIN), ("reward_fn", "rewards.py", REWARD)):
-        (root / folder).mkdir(parents=True)
-        (root / folder / file).write_text(content, encoding="utf-8")
-    rows = [{"system_prompt": "Call it.", "user_prompt": tool, "ground_truth": "done"} for tool in tools]
-    (root / "test_data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return root
+def rows(tools: Iterable[str]) -> Iterable[dict[str, str]]:
+    """A row for each tool."""
+    for tool in tools:
+        yield {"system_prompt": "Call it.", "user_prompt": tool, "ground_truth": "done"}
 
 
 def script(request: Request) -> Reply:
@@ -107,7 +95,7 @@ def script(request: Request) -> Reply:
 
 def measure(root: Path, tools: list[str], url: str, options: argparse.Namespace) -> tuple[float, dict[str, Any]]:
     """Run it; gives the seconds from the first rollout to the last record, and the results."""
-    write_repo(root, tools)
+    write_repo(root, rows(tools), tools=FAULTY)
     command = [OSMOSIS, "test", "--base-url", url, "--model", "scripted", "--json", "--quiet"]
     command += ["--batch-size", str(options.batch_size), "--workers", str(options.workers)]
     command += ["--tool-timeout", str(options.tool_timeout)]

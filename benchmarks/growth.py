@@ -5,7 +5,8 @@
 - rows: rollouts per second, CPU per rollout and peak memory of the command and its workers, for runs of 100, 1,000 and
   10,000 rows (and of 100,000 with --large), beside the raw loop's rate;
 - turns: CPU per turn of long conversations, which every request carries whole, beside the raw loop's;
-- runs: seconds of `osmosis runs show`, `compare` and `rescore` on 1,000, 10,000 and 100,000 stored rollouts.
+- runs: seconds of `osmosis runs show`, `compare` and `rescore` on 1,000, 10,000 and 100,000 stored rollouts, beside
+  those of a plain loop that reads the records of one run.
 """
 
 from __future__ import annotations
@@ -13,22 +14,29 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sqlite3
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from statistics import median
-from time import sleep
+from time import perf_counter, sleep
 from typing import Any
 
 import msgspec
 import psutil
-from measuring import adopt_orphans, clean_environment, run
-from rollouts import HERE, OSMOSIS, osmosis_command, ours, raw, request_body, scripted_endpoint, write_repo
+from measuring import OSMOSIS, adopt_orphans, clean_environment, run
+from repository import sums, write_repo
+from rollouts import HERE, Side, osmosis_command, ours, raw, request_body, scripted_endpoint
 from scores import fill
 
 SAMPLE_SECONDS = 0.1
 BATCH_SIZE = 32
+READ = """
+    SELECT rollouts.*, scores.* FROM rollouts LEFT JOIN scores ON scores.rollout = rollouts.pk
+    WHERE rollouts.run = (SELECT max(pk) FROM runs) ORDER BY row_index
+"""
 
 
 def peak_memory(command: list[str], cwd: Path) -> tuple[dict[str, Any], float, float]:
@@ -52,30 +60,39 @@ def peak_memory(command: list[str], cwd: Path) -> tuple[dict[str, Any], float, f
 
 def measure_rows(folder: Path, options: argparse.Namespace) -> None:
     sizes = [100, 1_000, 10_000, *([100_000] if options.large else [])]
-    repo = write_repo(folder / "rows", sizes[-1])
+    repo = write_repo(folder / "rows", sums(sizes[-1]))
     body_file = folder / "body.json"
     body_file.write_bytes(msgspec.json.encode(request_body(repo)))
-    print(f"rows: {'':>8} {'rollouts':>10} {'CPU each':>10} {'command':>10} {'a worker':>10} {'raw loop':>10}")
+    floor: dict[int, list[float]] = {size: [] for size in sizes}
+    sides: dict[int, list[Side]] = {size: [] for size in sizes}
+    print(f"rows: {'':>8} {'rollouts':>10} {'raw loop':>10} {'share':>8} {'CPU each':>10} {'command':>10} a worker")
     with scripted_endpoint(folder, 0.0) as endpoint:
         spare = [endpoint.process.pid]
         start = run(osmosis_command(endpoint.url, 1, BATCH_SIZE, None), cwd=repo, spare=spare).cpu
+        # In rounds, so that other load hits all sizes alike; the largest is long enough to be its own mean.
+        for number in range(options.runs):
+            for size in sizes if number == 0 else sizes[:3]:
+                arguments = [endpoint.url, body_file, repo / "test_data.jsonl", size, BATCH_SIZE]
+                loop = [sys.executable, str(HERE / "raw_loop.py"), *map(str, arguments)]
+                floor[size].append(size / raw(run(loop, cwd=repo, spare=spare)).seconds)
+                command = osmosis_command(endpoint.url, size, BATCH_SIZE, None)
+                sides[size].append(ours(run(command, cwd=repo, spare=spare), size))
         for size in sizes:
-            arguments = [endpoint.url, body_file, repo / "test_data.jsonl", size, BATCH_SIZE]
-            loop = raw(run([sys.executable, str(HERE / "raw_loop.py"), *map(str, arguments)], cwd=repo, spare=spare))
-            command = osmosis_command(endpoint.url, size, BATCH_SIZE, None)
-            side = ours(run(command, cwd=repo, spare=spare), size)
-            _, own, worker = peak_memory(command, repo)
+            _, own, worker = peak_memory(osmosis_command(endpoint.url, size, BATCH_SIZE, None), repo)
+            rate = median(size / side.seconds for side in sides[size])
+            cpu = median(side.cpu - start for side in sides[size])
             # Of few rollouts the start is a hundred times the rest, and varies by more than that.
-            each = f"{(side.cpu - start) / size * 1000:.2f} ms" if size >= 1_000 else "–"
+            each = f"{cpu / size * 1000:.2f} ms" if size >= 1_000 else "–"
+            bare = median(floor[size])
             print(
-                f"  {size:>10,} {size / side.seconds:>10,.0f} /s {each:>10} {own:>6.0f} MiB {worker:>6.0f} MiB "
-                f"{size / loop.seconds:>7,.0f} /s",
+                f"  {size:>10,} {rate:>9,.0f}/s {bare:>9,.0f}/s {rate / bare:>8.1%} {each:>10} {own:>6.0f} MiB "
+                f"{worker:>6.0f} MiB",
                 flush=True,
             )
 
 
 def measure_turns(folder: Path, options: argparse.Namespace) -> None:
-    repo = write_repo(folder / "turns", options.rollouts)
+    repo = write_repo(folder / "turns", sums(options.rollouts))
     body_file = folder / "body.json"
     body_file.write_bytes(msgspec.json.encode(request_body(repo)))
     for turns in (2, 10, 50):
@@ -101,7 +118,7 @@ def measure_turns(folder: Path, options: argparse.Namespace) -> None:
 
 def measure_runs(folder: Path, options: argparse.Namespace) -> None:
     for size in (1_000, 10_000, 100_000):
-        repo = write_repo(folder / f"runs{size}", 1)
+        repo = write_repo(folder / f"runs{size}", sums(1))
         for _ in range(2):
             asyncio.run(fill(repo, size))
         rescore = run([OSMOSIS, "runs", "rescore"], cwd=repo)
@@ -115,7 +132,16 @@ def measure_runs(folder: Path, options: argparse.Namespace) -> None:
             "rescore": rescore,
         }
         said = ", ".join(f"{name} {took.wall:.2f} s ({took.cpu:.2f} s of CPU)" for name, took in figures.items())
-        print(f"runs: {size:>7,} rollouts: {said}", flush=True)
+        print(f"runs: {size:>7,} rollouts: {said}; a bare loop over the records {bare_read(repo):.2f} s", flush=True)
+
+
+def bare_read(repo: Path) -> float:
+    """Seconds in which a plain loop reads the rollouts and scores of one run."""
+    started = perf_counter()
+    with closing(sqlite3.connect(repo / ".osmosis" / "runs.db")) as db:
+        for _ in db.execute(READ):
+            pass
+    return perf_counter() - started
 
 
 MEASURES = {"rows": measure_rows, "turns": measure_turns, "runs": measure_runs}

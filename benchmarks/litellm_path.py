@@ -19,8 +19,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from measuring import Measured, adopt_orphans, run
-from rollouts import OSMOSIS, request_body, scripted_endpoint, write_repo
+from measuring import OSMOSIS, Measured, adopt_orphans, run
+from repository import sums, write_repo
+from rollouts import request_body, scripted_endpoint
 
 MODEL = "openai/scripted"
 TARGET = 1.15
@@ -73,7 +74,7 @@ def main() -> None:
         return
     adopt_orphans()
     with tempfile.TemporaryDirectory() as folder:
-        repo = write_repo(Path(folder) / "repo", options.rollouts)
+        repo = write_repo(Path(folder) / "repo", sums(options.rollouts))
         body_file = Path(folder) / "body.json"
         body_file.write_text(json.dumps(request_body(repo)), encoding="utf-8")
         with scripted_endpoint(Path(folder), 0.0) as endpoint:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import psutil
 
+OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
 PR_SET_CHILD_SUBREAPER = 36
 ORPHAN_SECONDS = 10.0
 

@@ -13,53 +13,27 @@ import json
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from measuring import clean_environment
+from measuring import OSMOSIS, clean_environment
+from repository import write_repo
 
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
-OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
 NOTHING_TO_RESUME = 2
 PATIENCE = 120.0
 
-MAIN = '''\
-from fastmcp import FastMCP
 
-mcp = FastMCP("adding")
-
-
-@mcp.tool
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-'''
-REWARD = """\
-from osmosis_ai import osmosis_reward
-
-
-@osmosis_reward
-def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
-    return 1.0 if solution_str.strip() == ground_truth else 0.0
-"""
-
-
-def write_repo(root: Path, rows: int) -> Path:
-    """Write a repository with one tool and one reward function, and `rows` rows."""
-    for folder, file, content in (("mcp", "main.py", MAIN), ("reward_fn", "rewards.py", REWARD)):
-        (root / folder).mkdir(parents=True)
-        (root / folder / file).write_text(content, encoding="utf-8")
-    with (root / "test_data.jsonl").open("w", encoding="utf-8") as file:
-        for index in range(rows):
-            row = {"system_prompt": "Add.", "user_prompt": f"What is {index} + 1?", "ground_truth": str(index + 1)}
-            file.write(json.dumps(row) + "\n")
-    return root
+def rows(count: int) -> Iterable[dict[str, str]]:
+    """Rows with an answer each of their own."""
+    for index in range(count):
+        yield {"system_prompt": "Add.", "user_prompt": f"What is {index} + 1?", "ground_truth": str(index + 1)}
 
 
 class Model:
@@ -123,7 +97,7 @@ def main() -> None:
     wrong = 0
     model = Model()
     with tempfile.TemporaryDirectory() as folder, ScriptedEndpoint(model).run_in_thread() as endpoint:
-        root = write_repo(Path(folder) / "whole", options.rows)
+        root = write_repo(Path(folder) / "whole", rows(options.rows))
         started = monotonic()
         code, output = finish(command(endpoint.url, options), root)
         whole = monotonic() - started
@@ -133,7 +107,7 @@ def main() -> None:
         print(f"{options.rows * 2} rollouts, batch size {options.batch_size}; an uninterrupted run takes {whole:.1f} s")
         for number in range(options.times):
             endpoint.requests.clear()
-            root = write_repo(Path(folder) / str(number), options.rows)
+            root = write_repo(Path(folder) / str(number), rows(options.rows))
             requests = rng.randint(1, options.rows * 4)
             model.count_down(requests)
             process = subprocess.Popen(

@@ -25,35 +25,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 import psutil
-from measuring import Measured, adopt_orphans, clean_environment, run
+from measuring import OSMOSIS, Measured, adopt_orphans, clean_environment, run
+from repository import sums, write_repo
 from startup import measure as measure_startup
 
 from osmosis_ai.testing import ScriptedEndpoint, by_turn, text, tool_call
 
 HERE = Path(__file__).parent
-OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
 LIBRARIES = ("aiohttp", "fastmcp", "mcp", "litellm", "msgspec")
 START_SECONDS = 60.0
-
-MAIN = '''\
-from fastmcp import FastMCP
-
-mcp = FastMCP("adding")
-
-
-@mcp.tool
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-'''
-REWARD = """\
-from osmosis_ai import osmosis_reward
-
-
-@osmosis_reward
-def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
-    return 1.0 if solution_str.strip() == ground_truth else 0.0
-"""
 
 
 class Side(NamedTuple):
@@ -74,22 +54,6 @@ class Endpoint(NamedTuple):
         """Seconds of CPU it has used."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
-
-
-def write_repo(root: Path, rows: int) -> Path:
-    """Write a repository with one tool and one reward function, and `rows` rows."""
-    for folder, file, content in (("mcp", "main.py", MAIN), ("reward_fn", "rewards.py", REWARD)):
-        (root / folder).mkdir(parents=True)
-        (root / folder / file).write_text(content, encoding="utf-8")
-    with (root / "test_data.jsonl").open("w", encoding="utf-8") as file:
-        for index in range(rows):
-            row = {
-                "system_prompt": "You are a careful calculator. Use the tools for every step of the calculation.",
-                "user_prompt": f"What is {index} + 2?",
-                "ground_truth": "3",
-            }
-            file.write(json.dumps(row) + "\n")
-    return root
 
 
 @contextmanager
@@ -195,7 +159,7 @@ def main() -> None:
         )
 
     with tempfile.TemporaryDirectory() as folder:
-        repo = write_repo(Path(folder) / "repo", options.rollouts)
+        repo = write_repo(Path(folder) / "repo", sums(options.rollouts))
         body_file = Path(folder) / "body.json"
         body_file.write_bytes(msgspec.json.encode(request_body(repo)))
         with scripted_endpoint(Path(folder), options.latency_ms) as endpoint:

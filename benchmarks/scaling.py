@@ -16,21 +16,21 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
-from measuring import adopt_orphans, clean_environment, run
+from measuring import OSMOSIS, adopt_orphans, clean_environment, run
+from repository import write_repo
 
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
-OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
 MEMORY_FILE_SYSTEM = Path("/dev/shm")
 SAMPLE_SECONDS = 0.05
 
-MAIN = '''\
+WORKING = '''\
 from fastmcp import FastMCP
 
 mcp = FastMCP("work")
@@ -44,26 +44,12 @@ def work(rounds: int) -> int:
         total = (total + number * number) % 1_000_003
     return total
 '''
-REWARD = """\
-from osmosis_ai import osmosis_reward
 
 
-@osmosis_reward
-def done(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
-    return 1.0 if solution_str.strip() == ground_truth else 0.0
-"""
-
-
-def write_repo(root: Path, rows: int) -> Path:
-    """Write a repository with one tool and one reward function, and `rows` rows."""
-    for folder, file, content in (("mcp", "main.py", MAIN), ("reward_fn", "rewards.py", REWARD)):
-        (root / folder).mkdir(parents=True)
-        (root / folder / file).write_text(content, encoding="utf-8")
-    with (root / "test_data.jsonl").open("w", encoding="utf-8") as file:
-        for index in range(rows):
-            row = {"system_prompt": "Work.", "user_prompt": f"Task {index}", "ground_truth": "done"}
-            file.write(json.dumps(row) + "\n")
-    return root
+def tasks(count: int) -> Iterable[dict[str, str]]:
+    """Rows whose answer is always `done`."""
+    for index in range(count):
+        yield {"system_prompt": "Work.", "user_prompt": f"Task {index}", "ground_truth": "done"}
 
 
 def working(rounds: int) -> Callable[[Request], Reply]:
@@ -104,7 +90,7 @@ def seconds(root: Path, url: str, *options: str) -> float:
 
 def plain_seconds(processes: int, calls: int, rounds: int) -> float:
     """How long so many calls of the tool's function take in so many processes that do nothing else."""
-    work = MAIN.partition("@mcp.tool\n")[2]
+    work = WORKING.partition("@mcp.tool\n")[2]
     program = f"{work}\nfor _ in range({calls // processes}):\n    work({rounds})"
     started = perf_counter()
     running = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(processes)]
@@ -114,7 +100,7 @@ def plain_seconds(processes: int, calls: int, rounds: int) -> float:
 
 
 def measure_workers(folder: Path, options: argparse.Namespace) -> None:
-    root = write_repo(folder / "workers", options.rollouts)
+    root = write_repo(folder / "workers", tasks(options.rollouts), tools=WORKING)
     ours: list[float] = []
     plain: list[float] = []
     rates: list[list[float]] = [[], []]
@@ -138,7 +124,7 @@ def measure_memory(folder: Path, options: argparse.Namespace) -> None:
     peaks = []
     with ScriptedEndpoint(working(1), record=False).run_in_thread() as endpoint:
         for rows in (100, options.rows):
-            root = write_repo(folder / f"memory{rows}", rows)
+            root = write_repo(folder / f"memory{rows}", tasks(rows), tools=WORKING)
             peaks.append(summary_of(root, endpoint.url, "--batch-size", "32")["peak"] / (1 << 20))
     few, many = peaks
     print(f"memory: {few:.0f} MiB at 100 rows, {many:.0f} MiB at {options.rows}: ", end="")
@@ -168,7 +154,7 @@ def one_at_a_time(root: Path, url: str, rollouts: int, isolation: str) -> Each:
 
 def measure_isolation(folder: Path, options: argparse.Namespace) -> None:
     adopt_orphans()
-    root = write_repo(folder / "isolation", options.alone)
+    root = write_repo(folder / "isolation", tasks(options.alone), tools=WORKING)
     found: dict[str, list[Each]] = {"session": [], "rollout": []}
     with ScriptedEndpoint(working(1), record=False).run_in_thread() as endpoint:
         for _ in range(options.runs):
@@ -193,7 +179,10 @@ def measure_durability(folder: Path, options: argparse.Namespace) -> None:
         tempfile.TemporaryDirectory(dir=MEMORY_FILE_SYSTEM) as memory,
         ScriptedEndpoint(working(1), record=False).run_in_thread() as endpoint,
     ):
-        roots = [write_repo(Path(place) / "durability", options.rollouts * 5) for place in (folder, memory)]
+        roots = [
+            write_repo(Path(place) / "durability", tasks(options.rollouts * 5), tools=WORKING)
+            for place in (folder, memory)
+        ]
         times: list[list[float]] = [[], []]
         for _ in range(options.runs):
             for root, taken in zip(roots, times, strict=True):

@@ -1,24 +1,29 @@
 """Scores per second of `osmosis runs rescore`: stored trajectories, a cheap function, no model.
 
-python benchmarks/scores.py --rollouts 10000
+    python benchmarks/scores.py --rollouts 10000
+
+Beside it a plain loop in one process that reads the same trajectories and calls the function, and records nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
+import sqlite3
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from statistics import median
+from time import perf_counter
+from typing import Any
 
-from measuring import Measured, adopt_orphans, run
-from rollouts import REWARD, write_repo
+from measuring import OSMOSIS, Measured, adopt_orphans, run
+from repository import EXACT, sums, write_repo
 
 from osmosis_ai.records import Rollout, Row, ToolCall, Turn, Usage
 from osmosis_ai.runtime.store import RunStore
+from osmosis_ai.runtime.store.reading import read_scoring_inputs
 
-OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
 TARGET = 20_000
 AT_ONCE = 500
 
@@ -54,6 +59,20 @@ async def fill(root: Path, rollouts: int) -> None:
         await store.mark(run_id, "finished")
 
 
+def plain_loop(repo: Path) -> float:
+    """Seconds in which one process reads every trajectory and scores it, without limits, isolation or a record."""
+    store = repo / ".osmosis" / "runs.db"
+    space: dict[str, Any] = {}
+    exec(EXACT, space)
+    with closing(sqlite3.connect(store)) as db:
+        keys = [key for (key,) in db.execute("SELECT pk FROM rollouts")]
+    started = perf_counter()
+    for start in range(0, len(keys), AT_ONCE):
+        for found in read_scoring_inputs(store, keys[start : start + AT_ONCE]):
+            space["exact"](found.messages[-1]["content"], found.ground_truth, {})
+    return perf_counter() - started
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=10_000, help="stored trajectories (default: 10000)")
@@ -61,26 +80,28 @@ def main() -> None:
     options = parser.parse_args()
     adopt_orphans()
     with tempfile.TemporaryDirectory() as folder:
-        repo = write_repo(Path(folder) / "repo", 1)
+        repo = write_repo(Path(folder) / "repo", sums(1))
         asyncio.run(fill(repo, options.rollouts))
 
         def rescore() -> Measured:
             return run([OSMOSIS, "runs", "rescore"], cwd=repo)
 
         rescore()
-        seconds, cpu, starts = [], [], []
+        seconds, cpu, starts, plain = [], [], [], []
         for number in range(options.runs):
             nothing = rescore()
             # Other code, so that every score is out of date.
-            (repo / "reward_fn" / "rewards.py").write_text(f"{REWARD}# {number}\n", encoding="utf-8")
+            (repo / "reward_fn" / "rewards.py").write_text(f"{EXACT}# {number}\n", encoding="utf-8")
             everything = rescore()
             starts.append(nothing.wall)
             seconds.append(everything.wall - nothing.wall)
             cpu.append(everything.cpu - nothing.cpu)
+            plain.append(plain_loop(repo))
     rate = options.rollouts / median(seconds)
     each = median(cpu) / options.rollouts * 1e6
     print(f"{options.rollouts} stored trajectories, one function; median of {options.runs} runs")
     print(f"  {rate:,.0f} scores/s in {median(seconds):.2f} s (target: at least {TARGET:,} on two CPUs)")
+    print(f"  a plain loop in one process that records nothing: {options.rollouts / median(plain):,.0f} scores/s")
     print(f"  {each:.0f} µs of CPU each; a run with nothing to score takes {median(starts):.2f} s")
 
 

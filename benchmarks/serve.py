@@ -32,11 +32,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import psutil
-from measuring import clean_environment
+from measuring import OSMOSIS, clean_environment
 
 from osmosis_ai.rollout.testing import Reply, Request, TrainerDouble, by_turn, raw_json, text, tool_call, with_faults
 
-OSMOSIS = str(Path(sys.executable).with_name("osmosis"))
 HEALTH_TARGET_MS = 50.0
 PATIENCE = 300.0
 POLL_SECONDS = 0.01

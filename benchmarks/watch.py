@@ -21,8 +21,9 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import psutil
-from measuring import clean_environment
-from rollouts import OSMOSIS, scripted_endpoint, write_repo
+from measuring import OSMOSIS, clean_environment
+from repository import sums, write_repo
+from rollouts import scripted_endpoint
 
 REWARD_TARGET_MS = 500
 TOOL_TARGET_MS = 150
@@ -178,7 +179,7 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=7, help="saves of each kind, medians are shown (default: 7)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        root = write_repo(Path(folder).resolve() / "repo", options.trajectories)
+        root = write_repo(Path(folder).resolve() / "repo", sums(options.trajectories))
         notes = Path(folder) / "notes"
         note = NOTE.format(file=str(notes))
 
