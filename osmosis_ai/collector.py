@@ -6,14 +6,18 @@ import gc
 
 __all__ = ["calm_collector"]
 
-THRESHOLDS = (10_000, 20, 50)
+OBJECTS_PER_ROLLOUT = 100
+"""A rollout under way has some hundreds of objects that the collector looks at."""
 
 
-def calm_collector() -> None:
+def calm_collector(rollouts: int = 0) -> None:
     """Have the collector leave what exists now alone, and look at all the rest less often.
 
     What is loaded stays to the end, and of rollouts under way hardly anything is garbage: with Python's own thresholds
     a worker spends a fifth of its time, and more the more rollouts it has, on looking through them.
+
+    Args:
+        rollouts: How many will be under way at a time.
     """
     gc.freeze()
-    gc.set_threshold(*THRESHOLDS)
+    gc.set_threshold(max(10_000, OBJECTS_PER_ROLLOUT * rollouts), 20, 50)

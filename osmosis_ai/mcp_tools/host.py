@@ -260,7 +260,7 @@ class ToolSession:
         self._sampling_handler = sampling_handler
         self._grace = grace
         self._clients: dict[str, Any] = {}
-        self._opening = anyio.Lock()
+        self._opening = asyncio.Lock()
         self._closing: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> ToolSession:

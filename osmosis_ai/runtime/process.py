@@ -264,7 +264,7 @@ def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output:
         outbox: Where events go.
         output: Where the process's output goes.
     """
-    calm_collector()
+    calm_collector(loaded.spec.batch_size)
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(_serve(loaded, jobs, outbox, output.finish))
