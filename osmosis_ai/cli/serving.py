@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 
 import anyio
-import uvicorn
 from starlette.types import ASGIApp
 
 from osmosis_ai.cli.console import Output
@@ -24,7 +23,7 @@ from osmosis_ai.errors import OsmosisRolloutError, StartError, UsageError
 from osmosis_ai.folders import private_folder
 from osmosis_ai.records import Record
 from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, DEBUG_DIR_VARIABLE, build_app, debug_folder
-from osmosis_ai.rollout.server.serve import choose_api_key, open_socket
+from osmosis_ai.rollout.server.serve import address_of, choose_api_key, make_server, open_socket
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
 from osmosis_ai.runtime.frames import Limits, WorkerSpec
 from osmosis_ai.runtime.logs import new_log
@@ -38,8 +37,6 @@ __all__ = ["ServeOptions", "serve_agent"]
 
 COULD_NOT_START = 2
 INTERRUPTED = 130
-CLOSE_SECONDS = 10
-"""How long open connections may take to end when the server stops, before its rollouts are stopped."""
 
 NOT_REGISTERED = (
     "registration with the platform is not offered yet, so give the trainer this address yourself "
@@ -165,8 +162,6 @@ class _Serving:
     def _introduce(self, key: str | None, made: bool) -> None:
         say, options = self._output.say, self._options
         tools = ", ".join(str(tool["function"]["name"]) for tool in self._runner.loaded.tools) or "none"
-        host, port = self._listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
         say(f"agent {self._runner.name}, tools: {tools}")
         if not (options.skip_register or options.local):
             say(NOT_REGISTERED)
@@ -174,21 +169,14 @@ class _Serving:
             say("no key is asked for (--local)")
         elif made:
             say(f"API key (made for this start; set {API_KEY_VARIABLE} for one that stays): {key}")
-        say(f"serving at http://{shown}:{port}; Ctrl-C stops it")
+        say(f"serving at {address_of(self._listener)}; Ctrl-C stops it")
 
     async def _serve(self, app: ASGIApp) -> None:
         level = self._options.log_level
         logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(levelname)s %(message)s", force=True)
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            log_level=level,
-            access_log=level == "debug",
-            lifespan="on",
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-        )
+        server = make_server(app, level, log_config=None)
         self._starting.shield = True
-        await uvicorn.Server(config).serve(sockets=[self._listener])
+        await server.serve(sockets=[self._listener])
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -7,9 +7,9 @@ import inspect
 import logging
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import anyio
 from pydantic import BaseModel, ValidationError
@@ -34,6 +34,7 @@ __all__ = [
     "as_instance",
     "describe_raised",
     "error_response",
+    "run_apart",
     "run_loop",
     "to_response",
     "tool_dicts",
@@ -43,6 +44,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE = 5.0
+
+ResultT = TypeVar("ResultT")
 
 
 class RolloutRunner(Protocol):
@@ -211,43 +214,61 @@ async def run_loop(
     except OsmosisRolloutError as error:
         return error_response(request, str(error))
     context = make_context(request, tools, llm, debug_dir=debug_dir, allow_rewrites=allow_rewrites)
-    # A task of its own, so that a loop which ignores its cancellation can't keep the rollout from ending.
-    task = asyncio.ensure_future(_outcome(loop, context))
+
+    def goes_on() -> None:
+        logger.warning("rollout %r goes on although it was cancelled", request.rollout_id)
+        if held is not None:
+            held()
+
+    task = await run_apart(_outcome(loop, context), timeout=timeout, held=goes_on, cancel_grace=cancel_grace)
+    if task is None:
+        return error_response(request, f"the rollout did not end within {timeout:g} s", context)
+    return task.result()
+
+
+async def run_apart(
+    coroutine: Coroutine[Any, Any, ResultT],
+    *,
+    timeout: float | None = None,  # noqa: ASYNC109  its end is a result, not an exception
+    held: Callable[[], None],
+    cancel_grace: float = CANCEL_GRACE,
+) -> asyncio.Task[ResultT] | None:
+    """Run an agent loop's code in a task of its own, which can't keep the rollout from ending.
+
+    Args:
+        coroutine: The code.
+        timeout: Seconds, None for no bound.
+        held: Called when the code goes on although it was cancelled, from here or from outside.
+        cancel_grace: Seconds it has for its own clean-up then.
+
+    Returns:
+        The task, done; None when its time was up.
+    """
+    task = asyncio.ensure_future(coroutine)
     try:
         await asyncio.wait({task}, timeout=timeout)
-    except asyncio.CancelledError:
-        await _cancel(task, request, cancel_grace, held)
-        raise
-    if task.done():
-        return task.result()
-    await _cancel(task, request, cancel_grace, held)
-    return error_response(request, f"the rollout did not end within {timeout:g} s", context)
+        return task if task.done() else None
+    finally:
+        if not task.done():
+            task.cancel()
+            # Shielded, because the rollout itself may be cancelled just now.
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({task}, timeout=cancel_grace)
+            if not task.done():
+                held()
 
 
 async def _outcome(loop: RolloutAgentLoop, context: RolloutContext) -> RolloutResponse:
     try:
         result: object = await loop.run(context)
     except asyncio.CancelledError:
-        # Nobody reads this when it was `_cancel`; otherwise the loop has cancelled itself.
+        # Nobody reads this when it was cancelled by `run_apart`; otherwise the loop has cancelled itself.
         return error_response(context.request, "the loop cancelled its own task", context)
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the loop raises is its rollout's result
         if not isinstance(error, OsmosisRolloutError):
             logger.info("rollout %r raised %s", context.request.rollout_id, _said(error, context.request))
         return error_response(context.request, _said(error, context.request), context)
     return to_response(context, result)
-
-
-async def _cancel(
-    task: asyncio.Future[RolloutResponse], request: RolloutRequest, grace: float, held: Callable[[], None] | None
-) -> None:
-    task.cancel()
-    # Shielded, because the rollout itself may be cancelled just now.
-    with anyio.CancelScope(shield=True):
-        await asyncio.wait({task}, timeout=grace)
-    if not task.done():
-        logger.warning("rollout %r goes on although it was cancelled", request.rollout_id)
-        if held is not None:
-            held()
 
 
 def to_response(context: RolloutContext, result: object) -> RolloutResponse:

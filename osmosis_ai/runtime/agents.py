@@ -19,7 +19,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, get_args
 
-import anyio
 import msgspec
 
 from osmosis_ai import tracebacks
@@ -46,7 +45,7 @@ from osmosis_ai.rollout.core.base import (
     refuse_bytes,
 )
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
-from osmosis_ai.rollout.runner import describe_raised, tool_dicts, tools_of
+from osmosis_ai.rollout.runner import describe_raised, run_apart, tool_dicts, tools_of
 from osmosis_ai.rollout.validator import validate_agent_loop
 from osmosis_ai.runtime.agent_loop import SteppedContext, result_of, row_request
 from osmosis_ai.runtime.clocks import elapsed_ms
@@ -75,7 +74,6 @@ __all__ = [
     "sendable",
 ]
 
-CANCEL_SECONDS = 5.0
 """How long a loop that is cancelled may take to end."""
 
 _REASONS = frozenset(get_args(FinishReason)) - {"timeout", "error"}
@@ -171,16 +169,8 @@ async def _run(loop: RolloutAgentLoop, ctx: RolloutContext, held: Callable[[], N
         ctx: The rollout.
         held: Called when the loop doesn't end although it was cancelled.
     """
-    task = asyncio.ensure_future(_outcome(loop, ctx))
-    try:
-        await asyncio.wait([task])
-    except asyncio.CancelledError:
-        task.cancel()
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait([task], timeout=CANCEL_SECONDS)
-        if not task.done():
-            held()
-        raise
+    task = await run_apart(_outcome(loop, ctx), held=held)
+    assert task is not None  # without a timeout its time is never up
     return OsmosisRolloutError("the loop cancelled itself") if task.cancelled() else task.result()
 
 

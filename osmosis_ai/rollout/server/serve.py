@@ -9,7 +9,7 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.errors import UsageError
@@ -18,9 +18,18 @@ from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, create_app
 from osmosis_ai.rollout.validator import validate_agent_loop
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.types import ASGIApp
 
-__all__ = ["address_of", "choose_api_key", "is_loopback", "open_socket", "run_server", "serve_agent_loop"]
+__all__ = [
+    "address_of",
+    "choose_api_key",
+    "is_loopback",
+    "make_server",
+    "open_socket",
+    "run_server",
+    "serve_agent_loop",
+]
 
 BACKLOG = 2048
 CLOSE_TIMEOUT = 10
@@ -160,6 +169,17 @@ def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info"
         listener: From `open_socket`.
         log_level: Of uvicorn.
     """
+    make_server(app, log_level).run([listener])
+
+
+def make_server(app: ASGIApp, log_level: str, **options: Any) -> uvicorn.Server:
+    """A server that only has to be told where to listen.
+
+    Args:
+        app: The application.
+        log_level: Of uvicorn.
+        options: Further ones of uvicorn.
+    """
     import uvicorn
 
     config = uvicorn.Config(
@@ -169,9 +189,10 @@ def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info"
         lifespan="on",
         ws="none",
         timeout_graceful_shutdown=CLOSE_TIMEOUT,
+        **options,
     )
     config.load()
     # Requests wait while the collector runs.
     gc.collect()
     calm_collector()
-    uvicorn.Server(config).run([listener])
+    return uvicorn.Server(config)
