@@ -256,7 +256,9 @@ def export(
             print_json(output, session.masker, {**value, "rollouts": info.rollouts})
         else:
             where = f" to {file}" if file else ""
-            output.say(f"{written} of {info.rollouts} rollouts of run {info.id} written{where}")
+            whose = {_Policy.policy: "the model's", _Policy.baseline: "the baseline's", _Policy.all: "both models'"}
+            chosen_only = f", {whose[policy]} (--policy)" if info.config.get("baseline_model") else ""
+            output.say(f"{written} of {info.rollouts} rollouts of run {info.id} written{where}{chosen_only}")
 
 
 @app.command()
@@ -291,7 +293,7 @@ def rescore(
         info = session.store.find_run(run)
         if info.alive:
             raise UsageError(f"run {info.id} is still being written; score it again when it has ended")
-        refs = _functions(session, eval_fn or [])
+        refs = _functions(session, info, eval_fn or [])
         spec = WorkerSpec(
             root=str(session.root),
             limits=Limits(reward_timeout=reward_timeout),
@@ -371,7 +373,7 @@ async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: 
     return FAILED if pool.loaded.problems or any(total.errors for total in named) else 0
 
 
-def _functions(session: _Session, eval_fns: list[str]) -> list[FunctionRef]:
+def _functions(session: _Session, info: RunInfo, eval_fns: list[str]) -> list[FunctionRef]:
     from osmosis_ai.discovery.repository import find_repository
     from osmosis_ai.runtime.planning import find_functions
 
@@ -383,6 +385,7 @@ def _functions(session: _Session, eval_fns: list[str]) -> list[FunctionRef]:
         raise UsageError(
             f"nothing to score with: no @osmosis_reward function in {session.root / 'reward_fn'}; "
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
+            + ("; rewards that the agent loop gave come with a new run only" if info.config.get("agent") else "")
         )
     return refs
 

@@ -144,6 +144,9 @@ def test_a_loops_own_reward_is_enough_for_eval(tmp_path: Path, endpoint: Scripte
     done = run("eval", without, endpoint, *INSTANCE)
     assert done.code == 1
     assert "nothing was scored" in done.stderr
+    again = run_osmosis("runs", "rescore", cwd=root)
+    assert again.code == 2
+    assert "rewards that the agent loop gave come with a new run only" in " ".join(again.stderr.split())
 
 
 WRONGS = {

@@ -354,6 +354,7 @@ def test_export_leaves_the_baseline_out_unless_asked(osmosis: Osmosis, repo: Pat
     for policy, models in (("policy", {"offline/oracle"}), ("all", {"offline/oracle", "offline/empty"})):
         done = osmosis("runs", "export", "--policy", policy, cwd=repo)
         assert {json.loads(line)["model"] for line in done.stdout.splitlines()} == models
+        assert ("the model's (--policy)" if policy == "policy" else "both models' (--policy)") in done.stderr
         done = osmosis("runs", "export", "--policy", policy, "-o", "out.parquet", cwd=repo)
         assert done.code == 0, done.stderr
         assert {row["model"]: row["reward"] for row in pq.read_table(repo / "out.parquet").to_pylist()} == {
