@@ -36,6 +36,7 @@ import msgspec
 
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Record, Row
+from osmosis_ai.wording import counted
 
 __all__ = ["MAX_ROW_BYTES", "SUFFIXES", "Dataset", "DatasetSummary", "RowProblem", "open_dataset"]
 
@@ -251,8 +252,8 @@ class Dataset:
         if total == 0:
             return f"{self.path}: the file has no rows."
         if offset >= total:
-            return f"{self.path}: no row is left after offset {offset}; the file has {_counted(total, 'row')}."
-        return f"{self.path}: a limit of 0 leaves none of its {_counted(total, 'row')}."
+            return f"{self.path}: no row is left after offset {offset}; the file has {counted(total, 'row')}."
+        return f"{self.path}: a limit of 0 leaves none of its {counted(total, 'row')}."
 
 
 class _Item(NamedTuple):
@@ -525,7 +526,7 @@ def _read_csv(file: BinaryIO) -> Iterator[_Item]:
             _check_columns(header, where)
             truths = {name for name in header if name.casefold() == "ground_truth"}
         elif len(cells) != len(header):
-            message = f"{_counted(len(cells), 'cell')}, where the header has {len(header)}"
+            message = f"{counted(len(cells), 'cell')}, where the header has {len(header)}"
             yield _Item(where, message, lines.read)
         else:
             values: dict[str, Any] = dict(zip(header, cells, strict=True))
@@ -788,10 +789,6 @@ def _scalar_value(value: Any) -> Any:
 def _check_range(offset: int, limit: int | None) -> None:
     if offset < 0 or (limit is not None and limit < 0):
         raise ValueError(f"offset and limit can't be negative: {offset}, {limit}")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-__all__ = ["Output", "counted"]
+__all__ = ["Output"]
 
 PIPED_WIDTH = 120
 
@@ -49,11 +49,6 @@ class Output:
         """One line on stdout, as it is."""
         self.results.file.write(self.mask(text) + "\n")
         self.results.file.flush()
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with what it counts: `1 row`, `2 rows`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _console(stream: Any) -> Console:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from osmosis_ai.cli.console import Output, counted
+from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.options import RunOptions
 from osmosis_ai.cli.progress import RunProgress, checking
 from osmosis_ai.cli.report import print_report
@@ -35,6 +35,7 @@ from osmosis_ai.runtime.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run import Run, RunPlan
 from osmosis_ai.runtime.store import Completed, RunStore
 from osmosis_ai.runtime.tasks import task_group
+from osmosis_ai.wording import counted
 
 __all__ = [
     "COULD_NOT_START",

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from osmosis_ai.errors import UsageError
+from osmosis_ai.wording import counted
 
 __all__ = ["preview"]
 
@@ -43,13 +44,13 @@ def _load(file: Path) -> tuple[str, Iterable[Any], list[str]]:
 
         rubrics = load_rubrics(file).rubrics
         keys = [rubric.model_info["api_key"] for rubric in rubrics if rubric.model_info.get("api_key")]
-        return _counted(len(rubrics), "rubric"), rubrics, keys
+        return counted(len(rubrics), "rubric"), rubrics, keys
     if suffix == ".jsonl":
         from osmosis_ai.reward_rubric.data import holds_solutions, load_records
 
         if holds_solutions(file):
             records = load_records(file)
-            return _counted(len(records), "record"), [record.values for record in records], []
+            return counted(len(records), "record"), [record.values for record in records], []
     from osmosis_ai.dataset import SUFFIXES, open_dataset
 
     if suffix not in SUFFIXES and file.exists():
@@ -58,8 +59,4 @@ def _load(file: Path) -> tuple[str, Iterable[Any], list[str]]:
             f"a dataset one of {', '.join(SUFFIXES)}."
         )
     dataset = open_dataset(file)
-    return _counted(dataset.check().count, "row"), dataset.rows(), []
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return counted(dataset.check().count, "row"), dataset.rows(), []

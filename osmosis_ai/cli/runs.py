@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from osmosis_ai.cli.console import Output, counted
+from osmosis_ai.cli.console import Output
 from osmosis_ai.errors import OsmosisError, StoreError, UsageError
+from osmosis_ai.wording import counted
 
 if TYPE_CHECKING:
     from osmosis_ai.records import FunctionRef

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 
-from osmosis_ai.records import Failure, Message, ModelSpec, Score, Tool, ToolCall, Turn
+from osmosis_ai.records import Message, ModelSpec, Score, Tool, ToolCall, Turn
 from osmosis_ai.runtime.debugger import Ended
 from osmosis_ai.runtime.frames import Called, Paused
+from osmosis_ai.wording import content_text, counted, duration, failure_text, indented, json_text
 
 __all__ = ["called", "conversation", "ended", "paused", "scores", "tools"]
 
@@ -27,7 +27,7 @@ def paused(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[st
     else:
         for call, message in zip(stop.calls, stop.messages[-len(stop.calls) :], strict=True):
             yield f"── result of {_call(call.name, call.arguments, CUT)}, {_ended(call)}"
-            yield _cut(_text(message.get("content")), CUT)
+            yield _cut(content_text(message.get("content")), CUT)
 
 
 def conversation(messages: Sequence[Message]) -> Iterator[str]:
@@ -41,7 +41,7 @@ def conversation(messages: Sequence[Message]) -> Iterator[str]:
 def called(tool: str, result: Called) -> Iterator[str]:
     """What a call by hand came to, in full."""
     error = "" if result.error is None else f", error: {result.error}"
-    yield f"── result of {tool}, called by hand, {_ms(result.duration_ms)}{error}"
+    yield f"── result of {tool}, called by hand, {duration(result.duration_ms)}{error}"
     yield result.text
 
 
@@ -50,10 +50,10 @@ def ended(end: Ended, *, edited: bool) -> Iterator[str]:
     rollout = end.rollout
     parts = [
         rollout.finish_reason,
-        _count(len(rollout.turns), "turn"),
-        _count(len(rollout.tool_calls), "tool call"),
+        counted(len(rollout.turns), "turn"),
+        counted(len(rollout.tool_calls), "tool call"),
         f"{rollout.usage.total_tokens:,} tokens",
-        _ms(rollout.duration_ms),
+        duration(rollout.duration_ms),
     ]
     if rollout.cost_usd:
         parts.append(f"${rollout.cost_usd:.4f}")
@@ -61,7 +61,7 @@ def ended(end: Ended, *, edited: bool) -> Iterator[str]:
         parts.append("edited by hand")
     yield f"── row {rollout.row_index} ended: {', '.join(parts)}"
     if rollout.failure is not None:
-        yield _failure(rollout.failure)
+        yield failure_text(rollout.failure)
     yield from scores(end.scores)
 
 
@@ -69,11 +69,11 @@ def scores(given: Sequence[Score]) -> Iterator[str]:
     """Scores, one per line."""
     for score in given:
         if score.failure is not None:
-            yield f"{score.function}: no score\n{_indent(_failure(score.failure))}"
+            yield f"{score.function}: no score\n{indented(failure_text(score.failure))}"
         else:
             yield f"{score.function}: {score.value:g}"
             if score.explanation is not None:
-                yield _indent(score.explanation)
+                yield indented(score.explanation)
 
 
 def tools(given: Sequence[Tool]) -> Iterator[str]:
@@ -91,10 +91,10 @@ def _request(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[
     # The last reply is new in this request, with everything after it.
     new = stop.messages[replies[-1] :] if replies and stop.index else stop.messages
     where = f" at {model.base_url}" if model.base_url else ""
-    parts = [f"{model.name}{where}", f"{_count(len(stop.messages), 'message')}, {len(new)} of them new"]
-    parts.append(_count(len(tools), "tool"))
+    parts = [f"{model.name}{where}", f"{counted(len(stop.messages), 'message')}, {len(new)} of them new"]
+    parts.append(counted(len(tools), "tool"))
     if model.params:
-        parts.append(_json(model.params))
+        parts.append(json_text(model.params))
     yield f"── request {stop.index + 1}: {', '.join(parts)}"
     names = _tool_names(stop.messages)
     for message in new:
@@ -103,20 +103,20 @@ def _request(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[
             text = " ".join(" ".join(_reply(message, None)).split())
             yield f"{_title(message, names)}: {text if len(text) <= ONE_LINE else text[:ONE_LINE] + '…'}"
         else:
-            yield f"{_title(message, names)}: {_cut(_text(message.get('content')), CUT)}"
+            yield f"{_title(message, names)}: {_cut(content_text(message.get('content')), CUT)}"
 
 
 def _reply(message: Message, limit: int | None) -> Iterator[str]:
-    reasoning = _text(message.get("reasoning_content"))
+    reasoning = content_text(message.get("reasoning_content"))
     if reasoning:
         yield f"reasoning: {_cut(reasoning, limit)}"
-    content = _text(message.get("content"))
+    content = content_text(message.get("content"))
     calls = message.get("tool_calls") or ()
     if content or not calls:
         yield _cut(content, limit)
     for call in calls:
         function = call.get("function") or {}
-        yield f"→ {_call(str(function.get('name')), _text(function.get('arguments')), limit)}"
+        yield f"→ {_call(str(function.get('name')), content_text(function.get('arguments')), limit)}"
 
 
 def _title(message: Message, names: dict[str, str]) -> str:
@@ -135,7 +135,7 @@ def _call(name: str, arguments: str, limit: int | None) -> str:
 
 
 def _ended(call: ToolCall) -> str:
-    parts = [_ms(call.duration_ms)]
+    parts = [duration(call.duration_ms)]
     if call.error is not None:
         parts.append(f"error: {call.error}")
     if call.truncated_from is not None:
@@ -148,7 +148,7 @@ def _spent(turn: Turn) -> str:
     parts = [turn.finish_reason]
     if turn.model is not None:
         parts.append(turn.model)
-    parts += [f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens", _ms(turn.duration_ms)]
+    parts += [f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens", duration(turn.duration_ms)]
     if turn.attempts > 1:
         parts.append(f"{turn.attempts} attempts")
     if turn.cached:
@@ -156,35 +156,7 @@ def _spent(turn: Turn) -> str:
     return ", ".join(parts)
 
 
-def _failure(failure: Failure) -> str:
-    where = f"\n  at {failure.file}" + (f":{failure.line}" if failure.line else "") if failure.file else ""
-    detail = f"\n{_indent(failure.detail.rstrip())}" if failure.detail else ""
-    return f"{failure.origin}: {failure.message}{where}{detail}"
-
-
 def _cut(text: str, limit: int | None) -> str:
     if limit is None or len(text) <= limit:
         return text
     return f"{text[:limit]}\n… {len(text) - limit:,} more characters; m shows all of it"
-
-
-def _text(content: Any) -> str:
-    if content is None:
-        return ""
-    return content if isinstance(content, str) else _json(content)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode("utf-8")
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.split("\n"))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.1f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"

@@ -15,6 +15,7 @@ from osmosis_ai.discovery.checks import Finding
 from osmosis_ai.discovery.checks.controls import ControlReport
 from osmosis_ai.discovery.checks.probes import WRONG
 from osmosis_ai.runtime.validation import Validation
+from osmosis_ai.wording import counted
 
 __all__ = ["print_annotations", "print_validation"]
 
@@ -133,7 +134,7 @@ def _sum(validation: Validation, static: bool) -> Text:
     warnings = len(validation.findings) - errors
     if not validation.findings:
         return Text("no problems found" + (" (source only; nothing was run)" if static else ""), style="green")
-    text = Text(f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}")
+    text = Text(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}")
     if static:
         text.append(" (source only; nothing was run)")
     text.stylize("red" if errors else "yellow")
@@ -150,10 +151,6 @@ def _table(*columns: str) -> Table:
 
 def _score(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
 def _escaped(text: str, *, in_property: bool = False) -> str:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
-from typing import Any
 
-import msgspec
-
-from osmosis_ai.records import Failure, Message, Rollout, Score, ToolCall, Turn
+from osmosis_ai.records import Message, Rollout, Score, ToolCall, Turn
 from osmosis_ai.runtime.store.queries import ScoredRollout
+from osmosis_ai.wording import content_text, counted, duration, failure_text, indented, json_text
 
 __all__ = ["transcript", "visible"]
 
@@ -42,13 +40,13 @@ def _sections(scored: ScoredRollout) -> Iterator[str]:
     if scored.row.ground_truth is not None:
         yield _labelled("ground truth", scored.row.ground_truth)
     if scored.row.extra:
-        yield _labelled("row", _json(scored.row.extra))
+        yield _labelled("row", json_text(scored.row.extra))
     yield from _conversation(rollout)
     for turn in rollout.samples:
         yield f"\n── sample asked for by a tool, {_spent(turn)}"
     if rollout.failure is not None:
         yield "\n── failure"
-        yield _failure(rollout.failure)
+        yield failure_text(rollout.failure)
     if scored.scores:
         yield "\n── scores"
         yield from map(_score, scored.scores.values())
@@ -59,10 +57,10 @@ def _title(scored: ScoredRollout) -> str:
     policy = "" if rollout.policy == "policy" else f" ({rollout.policy})"
     parts = [
         rollout.finish_reason,
-        _count(stored.turns, "turn"),
-        _count(stored.tool_calls, "tool call"),
+        counted(stored.turns, "turn"),
+        counted(stored.tool_calls, "tool call"),
         f"{rollout.usage.total_tokens:,} tokens",
-        _ms(rollout.duration_ms),
+        duration(rollout.duration_ms),
     ]
     if rollout.cost_usd:
         parts.append(f"${rollout.cost_usd:.4f}")
@@ -93,7 +91,7 @@ def _conversation(rollout: Rollout) -> Iterator[str]:
             yield from _result(message, waiting.popleft() if waiting else None)
         else:
             yield f"\n── {message.get('role')}"
-            yield _text(message.get("content"))
+            yield content_text(message.get("content"))
     for waiting in calls.values():
         yield from (f"\n── no result of {_facts(call)}" for call in waiting)
 
@@ -102,24 +100,24 @@ def _reply(message: Message, turn: Turn | None) -> Iterator[str]:
     yield "\n── assistant" + ("" if turn is None else f", turn {turn.index + 1}, {_spent(turn)}")
     reasoning = message.get("reasoning_content")
     if reasoning:
-        yield _labelled("reasoning", _text(reasoning))
-    content = _text(message.get("content"))
+        yield _labelled("reasoning", content_text(reasoning))
+    content = content_text(message.get("content"))
     if content:
         yield content
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
-        yield f"→ {_call(str(function.get('name')), _text(function.get('arguments')))}"
+        yield f"→ {_call(str(function.get('name')), content_text(function.get('arguments')))}"
 
 
 def _result(message: Message, call: ToolCall | None) -> Iterator[str]:
     yield f"\n── result of {'tool' if call is None else _facts(call)}"
-    yield _text(message.get("content"))
+    yield content_text(message.get("content"))
     if call is not None and call.content is not None:
-        yield _labelled("not shown to the model as text", _json(call.content))
+        yield _labelled("not shown to the model as text", json_text(call.content))
 
 
 def _facts(call: ToolCall) -> str:
-    parts = [call.name, _ms(call.duration_ms)]
+    parts = [call.name, duration(call.duration_ms)]
     if call.error is not None:
         parts.append(f"error: {call.error}")
     if call.truncated_from is not None:
@@ -134,7 +132,7 @@ def _spent(turn: Turn) -> str:
     parts = [turn.finish_reason]
     if turn.model is not None:
         parts.append(turn.model)
-    parts += [f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens", _ms(turn.duration_ms)]
+    parts += [f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens", duration(turn.duration_ms)]
     if turn.attempts > 1:
         parts.append(f"{turn.attempts} attempts")
     if turn.cached:
@@ -146,44 +144,16 @@ def _spent(turn: Turn) -> str:
 
 def _score(score: Score) -> str:
     if score.failure is not None:
-        return f"{score.function}: no score\n{_indent(_failure(score.failure))}"
+        return f"{score.function}: no score\n{indented(failure_text(score.failure))}"
     line = f"{score.function}: {score.value:g}"
-    return line if score.explanation is None else f"{line}\n{_indent(score.explanation)}"
-
-
-def _failure(failure: Failure) -> str:
-    where = f"\n  at {failure.file}" + (f":{failure.line}" if failure.line else "") if failure.file else ""
-    detail = f"\n{_indent(failure.detail.rstrip())}" if failure.detail else ""
-    return f"{failure.origin}: {failure.message}{where}{detail}"
+    return line if score.explanation is None else f"{line}\n{indented(score.explanation)}"
 
 
 def _call(name: str, arguments: str) -> str:
     if len(arguments) <= INLINE_CHARACTERS and "\n" not in arguments:
         return f"{name} {arguments}"
-    return f"{name}\n{_indent(arguments)}"
+    return f"{name}\n{indented(arguments)}"
 
 
 def _labelled(label: str, text: str) -> str:
-    return f"{label}: {text}" if "\n" not in text else f"{label}:\n{_indent(text)}"
-
-
-def _text(content: Any) -> str:
-    if content is None:
-        return ""
-    return content if isinstance(content, str) else _json(content)
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode("utf-8")
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.split("\n"))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.1f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+    return f"{label}: {text}" if "\n" not in text else f"{label}:\n{indented(text)}"

@@ -1,0 +1,45 @@
+"""How numbers, times, failures and contents read in reports and messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from osmosis_ai.records import Failure
+
+__all__ = ["content_text", "counted", "duration", "failure_text", "indented", "json_text"]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with what it counts: `1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(milliseconds: float) -> str:
+    """A time: `12.5 ms`, `1.2 s`."""
+    return f"{milliseconds:.1f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+
+
+def failure_text(failure: Failure) -> str:
+    """A failure in full: whose it is, what happened, where, and the traceback if there is one."""
+    where = f"\n  at {failure.file}" + (f":{failure.line}" if failure.line else "") if failure.file else ""
+    detail = f"\n{indented(failure.detail.rstrip())}" if failure.detail else ""
+    return f"{failure.origin}: {failure.message}{where}{detail}"
+
+
+def content_text(content: Any) -> str:
+    """A message's content as text, whatever form it has."""
+    if content is None:
+        return ""
+    return content if isinstance(content, str) else json_text(content)
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON on one line."""
+    return msgspec.json.encode(value).decode("utf-8")
+
+
+def indented(text: str) -> str:
+    """A text with every line moved to the right."""
+    return "\n".join(f"  {line}" for line in text.split("\n"))
