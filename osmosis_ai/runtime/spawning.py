@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Protocol
 
@@ -26,6 +27,10 @@ __all__ = [
 
 LOAD_SECONDS = 120.0
 """How long user code may take to load."""
+
+_PROCESSES = ThreadPoolExecutor(max_workers=1, thread_name_prefix="osmosis-spawn")
+"""One thread for all that `multiprocessing` does: it goes through every process it knows whenever it starts one, and
+mustn't find one there that another thread is just closing."""
 
 
 class Spawned:
@@ -181,15 +186,21 @@ async def _start(target: Callable[..., None], first: socket.socket, second: sock
         process: multiprocessing.process.BaseProcess = context.Process(target=target, args=(first, second, boot))
     else:
         process = multiprocessing.get_context("spawn").Process(target=target, args=(first, second, boot))
-    await asyncio.to_thread(process.start)
-    spawned = Spawned(process.pid or 0)
     loop = asyncio.get_running_loop()
+    await loop.run_in_executor(_PROCESSES, process.start)
+    spawned = Spawned(process.pid or 0)
 
     def ended() -> None:
         loop.remove_reader(process.sentinel)
-        process.join()
-        spawned.end(process.exitcode)
-        process.close()
+        buried = loop.run_in_executor(_PROCESSES, _bury, process)
+        buried.add_done_callback(lambda done: spawned.end(done.result()))
 
     loop.add_reader(process.sentinel, ended)
     return spawned
+
+
+def _bury(process: multiprocessing.process.BaseProcess) -> int | None:
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code
