@@ -71,6 +71,6 @@ def _hint(error: Any) -> str:
     name = message.removeprefix("No such command '").removesuffix("'.")
     if name != message and Path(name).is_file():
         return f" Name a dataset with -d {name}."
-    option = message.removeprefix("No such option: ").partition(" ")[0]
+    option = getattr(error, "option_name", None)
     command = error.ctx.info_name if error.ctx is not None else ""
     return "; it is an option of osmosis eval" if command == "test" and option in EVAL_OPTIONS else ""
