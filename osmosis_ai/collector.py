@@ -6,8 +6,8 @@ import gc
 
 __all__ = ["calm_collector"]
 
-OBJECTS_PER_ROLLOUT = 100
-"""A rollout under way has some hundreds of objects that the collector looks at."""
+NEW_OBJECTS_PER_ROLLOUT = 100
+"""With so many new objects for each rollout under way the collector looks for garbage among them."""
 
 
 def calm_collector(rollouts: int = 0) -> None:
@@ -20,4 +20,4 @@ def calm_collector(rollouts: int = 0) -> None:
         rollouts: How many will be under way at a time.
     """
     gc.freeze()
-    gc.set_threshold(max(10_000, OBJECTS_PER_ROLLOUT * rollouts), 20, 50)
+    gc.set_threshold(max(10_000, NEW_OBJECTS_PER_ROLLOUT * rollouts), 20, 50)

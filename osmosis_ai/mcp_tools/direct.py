@@ -19,12 +19,14 @@ import anyio
 from osmosis_ai.errors import ToolError
 from osmosis_ai.tracebacks import describe
 
-__all__ = ["DirectServer", "DirectSession", "direct_server"]
+__all__ = ["TOOL_CALLS_ONLY", "DirectServer", "DirectSession", "direct_server"]
 
 SamplingCallback = Callable[[list[Any], Any, Any], Awaitable[str]]
 
+TOOL_CALLS_ONLY = "_osmosis_tool_calls_only"
+"""Set on a class of middleware of our own that lets everything but tool calls pass."""
 _LIBRARIES = ("fastmcp", "mcp")
-_HANDSHAKE_HOOKS = ("__call__", "on_message", "on_request", "on_notification", "on_initialize")
+_HANDSHAKE_HOOKS = ("__call__", "_dispatch_handler", "on_message", "on_request", "on_notification", "on_initialize")
 _CONNECTION_CLOSED = "the session was closed"
 _log = logging.getLogger(__name__)
 
@@ -60,8 +62,8 @@ async def direct_server(server: Any, tools: Iterable[Any]) -> DirectServer | Non
     async with core.lifespan(core) as state:
         # What the lifespan gave is the same for every session and lives as long as the one that runs already.
         pass
-    found = DirectServer(server, core, state, tools, (Connection, ServerRunner, aclose_shielded))
     try:
+        found = DirectServer(server, core, state, tools, (Connection, ServerRunner, aclose_shielded))
         session = await found.session(None).__aenter__()
         await session.close()
     except Exception as error:  # noqa: BLE001 - whatever another version of the SDK raises; streams work with any
@@ -83,7 +85,6 @@ class DirectServer:
 
     def __init__(self, server: Any, core: Any, state: Any, tools: Iterable[Any], parts: tuple[Any, Any, Any]) -> None:
         from mcp.shared.transport_context import TransportContext
-        from mcp.types import InitializeRequestParams
 
         self._server = server
         self.core = core
@@ -93,10 +94,6 @@ class DirectServer:
         # One for all sessions: a server need not read what it has read before.
         self.options = core.create_initialization_options()
         self.greetings = {sampling: _greeting(sampling=sampling) for sampling in (False, True)}
-        self.introductions = {
-            sampling: InitializeRequestParams.model_validate(greeting, by_name=False)
-            for sampling, greeting in self.greetings.items()
-        }
         self._schemas = {tool.name: tool.model_dump(mode="json", by_alias=True).get("outputSchema") for tool in tools}
         self._validators: dict[str, Any] = {}
 
@@ -113,8 +110,8 @@ class DirectServer:
         return (
             any(_hears_handshakes(middleware) for middleware in self._server.middleware)
             or any(type(part).__module__.partition(".")[0] not in _LIBRARIES for part in self.core.middleware)
-            or self.core.get_request_handler("initialize") is not None
             or self.core.get_notification_handler("notifications/initialized") is not None
+            or _traces()
         )
 
     def check(self, name: str, result: dict[str, Any]) -> None:
@@ -172,8 +169,12 @@ class DirectSession:
             await self._request("initialize", self.server.greetings[samples])
             await self._runner.on_notify(_Request(self, None), "notifications/initialized", None)
         else:
+            from mcp.types import InitializeRequestParams
+
             # All that a handshake comes to, then. `for_loop` has the version already.
-            self._connection.client_params = self.server.introductions[samples]
+            self._connection.client_params = InitializeRequestParams.model_validate(
+                self.server.greetings[samples], by_name=False
+            )
             self._connection.initialized.set()
         return self
 
@@ -352,9 +353,21 @@ def _greeting(*, sampling: bool) -> dict[str, Any]:
 def _hears_handshakes(middleware: Any) -> bool:
     from fastmcp.server.middleware import Middleware
 
-    kind = type(middleware)
     if not isinstance(middleware, Middleware):
         return True
-    return not getattr(kind, "only_tool_calls", False) and any(
-        getattr(kind, hook) is not getattr(Middleware, hook) for hook in _HANDSHAKE_HOOKS
+    if getattr(type(middleware), TOOL_CALLS_ONLY, False):
+        return False
+    # A hook may be the class's, or set on the object.
+    return any(
+        getattr(getattr(middleware, hook, None), "__func__", None) is not getattr(Middleware, hook, None)
+        for hook in _HANDSHAKE_HOOKS
     )
+
+
+def _traces() -> bool:
+    """Whether spans go anywhere: a handshake has one too."""
+    try:
+        from opentelemetry import trace
+    except ImportError:
+        return False
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)

@@ -22,7 +22,7 @@ import anyio
 
 from osmosis_ai.errors import RepositoryError, ToolError
 from osmosis_ai.mcp_tools.conversion import clean, convert_result, convert_tool
-from osmosis_ai.mcp_tools.direct import DirectServer, DirectSession, direct_server
+from osmosis_ai.mcp_tools.direct import TOOL_CALLS_ONLY, DirectServer, DirectSession, direct_server
 from osmosis_ai.records import Message, Record, Tool
 from osmosis_ai.tracebacks import describe, locate
 
@@ -458,8 +458,6 @@ def _contain_exits(server: Any) -> None:
     if isinstance(server, FastMCP):
 
         class ContainExits(Middleware):
-            only_tool_calls = True
-
             # Not on_call_tool, because what finds the hooks to call costs more than all else here.
             async def __call__(self, context: Any, call_next: Any) -> Any:
                 try:
@@ -469,6 +467,7 @@ def _contain_exits(server: Any) -> None:
                         raise
                     raise FastMCPToolError(f"the tool raised {describe(exc)}") from exc
 
+        setattr(ContainExits, TOOL_CALLS_ONLY, True)
         server.add_middleware(ContainExits())
         return
     chain = getattr(server, "middleware", None)

@@ -245,17 +245,24 @@ async def run_apart(
         The task, done; None when its time was up.
     """
     task = asyncio.ensure_future(coroutine)
+
+    async def cancel() -> None:
+        task.cancel()
+        # Shielded, because the rollout itself may be cancelled just now.
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task}, timeout=cancel_grace)
+        if not task.done():
+            held()
+
     try:
         await asyncio.wait({task}, timeout=timeout)
-        return task if task.done() else None
-    finally:
-        if not task.done():
-            task.cancel()
-            # Shielded, because the rollout itself may be cancelled just now.
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait({task}, timeout=cancel_grace)
-            if not task.done():
-                held()
+    except asyncio.CancelledError:
+        await cancel()
+        raise
+    if task.done():
+        return task
+    await cancel()
+    return None
 
 
 async def _outcome(loop: RolloutAgentLoop, context: RolloutContext) -> RolloutResponse:

@@ -74,8 +74,6 @@ __all__ = [
     "sendable",
 ]
 
-"""How long a loop that is cancelled may take to end."""
-
 _REASONS = frozenset(get_args(FinishReason)) - {"timeout", "error"}
 
 

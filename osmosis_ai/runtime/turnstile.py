@@ -1,4 +1,4 @@
-"""Lets rollouts use a worker's event loop one after the other, first come, first served.
+"""Lets the built-in loop's rollouts use a worker's event loop one after the other, first come, first served.
 
 Rollouts that ask a model at the same moment are answered at the same moment, and would then share the loop: each is
 done only when all are, their next requests leave together, and in between the loop has nothing to do. One after the
@@ -15,13 +15,15 @@ __all__ = ["Turnstile"]
 AT_ONCE = 2
 """How many may be inside: with one, the loop would stand idle while a tool's thread works."""
 PATIENCE_SECONDS = 0.002
-"""How long one that is inside holds up others: longer than most need, but a tool or a server may take its time."""
+"""How long one that is inside holds up others. That is longer than most need; a tool that takes longer most often waits
+for something itself, and leaves the loop to others. So there is room for twice as many each time, until one leaves."""
 
 
 class Turnstile:
-    """Who may use the loop now, and who comes next. Whoever is in or waits is known by a name of its own."""
+    """Who may use the loop now, and who comes next. Whoever is in or waits has a name that no other has."""
 
     def __init__(self) -> None:
+        self._room = AT_ONCE
         self._inside: dict[str, float] = {}
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -29,7 +31,7 @@ class Turnstile:
     async def enter(self, name: str) -> None:
         """Wait for one's turn."""
         loop = asyncio.get_running_loop()
-        if len(self._inside) < AT_ONCE:
+        if len(self._inside) < self._room:
             self._inside[name] = loop.time()
             return
         place: asyncio.Future[None] = loop.create_future()
@@ -45,11 +47,12 @@ class Turnstile:
     def leave(self, name: str) -> None:
         """Let the next one in; may be called by one that isn't inside any more."""
         if self._inside.pop(name, None) is not None:
+            self._room = AT_ONCE
             self._admit()
 
     def _admit(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting and len(self._inside) < AT_ONCE:
+        while self._waiting and len(self._inside) < self._room:
             name, place = self._waiting.popleft()
             if not place.done():
                 self._inside[name] = loop.time()
@@ -66,4 +69,5 @@ class Turnstile:
         late = asyncio.get_running_loop().time() - PATIENCE_SECONDS
         for name in [name for name, since in self._inside.items() if since <= late]:
             del self._inside[name]
+        self._room *= 2
         self._admit()

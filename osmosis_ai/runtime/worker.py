@@ -213,7 +213,6 @@ class Worker:
             self._scopes[job.id] = scope
             try:
                 if isinstance(job, RolloutJob):
-                    await self.turnstile.enter(job.id)
                     await (self._rollout(job) if self._agent is None else self._agent_rollout(job, self._agent))
                 elif isinstance(job, ScoreJob):
                     await self._score(job)
@@ -325,6 +324,7 @@ class Worker:
     async def _rollout(self, job: RolloutJob) -> None:
         from osmosis_ai.runtime.agent_loop import McpAgentLoop, McpContext, SteppedMcpContext, row_request
 
+        await self.turnstile.enter(job.id)
         limits = self.spec.limits
         rollout = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
         make_context: Callable[..., McpContext] = McpContext
@@ -501,12 +501,14 @@ class _RolloutRun:
         """Ask the run's model on behalf of the built-in loop."""
         from osmosis_ai.runtime.agent_loop import result_of
 
-        return result_of(await self.complete(messages, self._tools, params))
+        self._turnstile.leave(self._job.id)
+        completion = await self.complete(messages, self._tools, params)
+        await self._turnstile.enter(self._job.id)
+        return result_of(completion)
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
         """Ask the run's model, with parameters over the run's, and record the turn."""
         params = {**self._params, **params} if params else self._params
-        self._turnstile.leave(self._job.id)
         started = monotonic()
         completion = await self._model.complete(messages, tools, params)
         turn = self._turn(self._turns, completion, started, params)
@@ -514,8 +516,6 @@ class _RolloutRun:
             turn, completion = await self.stepper.after_reply(turn, completion)
         self._emit(TurnDone(self._job.id, turn, completion.message))
         self._turns += 1
-        # What was paid for is reported first: who knows what becomes of a rollout that waits.
-        await self._turnstile.enter(self._job.id)
         return completion
 
     async def sample(self, messages: list[Message], params: dict[str, Any]) -> Message:

@@ -451,6 +451,8 @@ class ScriptedEndpoint:
         )
 
     async def _pause(self, seconds: float) -> None:
+        if self._closing.is_set():
+            return
         # Benchmarks have a thousand replies wait at a time: a future and a timer each, and no task.
         loop = asyncio.get_running_loop()
         over = loop.create_future()

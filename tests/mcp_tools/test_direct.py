@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -130,6 +132,7 @@ def test_a_session_that_needs_no_handshake_is_like_one_that_does(middleware: lis
 
     async def test() -> None:
         async with ToolHost(server) as host:
+            assert host._direct[""].hears_handshakes() == (len(middleware) == 2)
             heard.clear()
             for handler in (None, answer):
                 async with host.session(sampling_handler=handler) as session:
@@ -142,6 +145,62 @@ def test_a_session_that_needs_no_handshake_is_like_one_that_does(middleware: lis
     from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
     within(test)
+
+
+@needs_sdk_2
+def test_a_hook_that_is_set_on_the_object_hears_handshakes() -> None:
+    middleware, listener = Middleware(), Listener()
+    middleware.on_message = listener.on_message  # type: ignore[method-assign]
+    server = FastMCP("patched", middleware=[middleware])
+    server.tool(lambda: "hello", name="greet")
+
+    async def test() -> None:
+        async with ToolHost(server) as host, host.session() as session:
+            heard.clear()
+            await session.call("greet", "", timeout=SECONDS)
+        assert heard == ["initialize", "notifications/initialized", "tools/call"]
+
+    within(test)
+
+
+@needs_sdk_2
+def test_what_a_tool_does_to_its_clients_introduction_stays_in_its_session() -> None:
+    server = FastMCP("renaming")
+
+    @server.tool
+    async def rename(ctx: Context) -> str:
+        client = ctx.session.client_params
+        assert client is not None
+        before, client.client_info.name = client.client_info.name, "changed"
+        return before
+
+    async def test() -> None:
+        async with ToolHost(server) as host:
+            for _ in range(2):
+                async with host.session() as session:
+                    assert (await session.call("rename", "", timeout=SECONDS)).text == "osmosis-ai"
+
+    within(test)
+
+
+@needs_sdk_2
+def test_a_server_that_traces_has_handshakes() -> None:
+    code = """
+from opentelemetry import trace
+import anyio
+from fastmcp import FastMCP
+from osmosis_ai.mcp_tools.host import ToolHost
+
+async def main():
+    async with ToolHost(FastMCP("traced")) as host:
+        before = host._direct[""].hears_handshakes()
+        trace.set_tracer_provider(trace.NoOpTracerProvider())
+        print(before, host._direct[""].hears_handshakes())
+
+anyio.run(main)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 @needs_sdk_2

@@ -109,12 +109,35 @@ async def test_one_that_stays_does_not_hold_up_the_others_for_long() -> None:
     await visitors.close()
 
 
-@pytest.mark.usefixtures("endless_patience")
-async def test_leaving_without_having_entered_lets_nobody_in() -> None:
-    visitors = Visitors(Turnstile())
-    visitors.come(*(str(number) for number in range(AT_ONCE + 1)))
+async def test_one_that_is_let_in_and_cancelled_at_once_leaves_its_place() -> None:
+    turnstile = Turnstile()
+    names = [str(number) for number in range(AT_ONCE)]
+    for name in names:
+        await turnstile.enter(name)
+    unlucky = asyncio.create_task(turnstile.enter("unlucky"))
     await settle()
-    visitors._turnstile.leave("nobody")
-    await settle()
-    assert len(visitors.inside) == AT_ONCE
+    turnstile.leave(names[0])
+    unlucky.cancel()
+    await asyncio.gather(unlucky, return_exceptions=True)
+    assert unlucky.cancelled()
+    with anyio.fail_after(30):
+        await turnstile.enter("next")
+
+
+async def test_many_that_stay_hold_up_the_others_hardly_longer_than_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
+    lost = 0
+
+    class Counting(Turnstile):
+        def _lose_patience(self) -> None:
+            nonlocal lost
+            lost += 1
+            super()._lose_patience()
+
+    visitors = Visitors(Counting())
+    names = [str(number) for number in range(1000)]
+    visitors.come(*names)
+    with anyio.fail_after(30):
+        assert [await visitors.arrivals.get() for _ in names] == names
+    assert lost < 20
     await visitors.close()
