@@ -16,7 +16,7 @@ AT_ONCE = 2
 """How many may be inside: with one, the loop would stand idle while a tool's thread works."""
 PATIENCE_SECONDS = 0.002
 """How long one that is inside holds up others. That is longer than most need; a tool that takes longer most often waits
-for something itself, and leaves the loop to others. So there is room for twice as many each time, until one leaves."""
+for something itself. So while nobody is done there is room for twice as many each time."""
 
 
 class Turnstile:
@@ -24,6 +24,7 @@ class Turnstile:
 
     def __init__(self) -> None:
         self._room = AT_ONCE
+        self._one_is_done = True
         self._inside: dict[str, float] = {}
         self._waiting: deque[tuple[str, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -46,8 +47,9 @@ class Turnstile:
 
     def leave(self, name: str) -> None:
         """Let the next one in; may be called by one that isn't inside any more."""
+        self._room = AT_ONCE
+        self._one_is_done = True
         if self._inside.pop(name, None) is not None:
-            self._room = AT_ONCE
             self._admit()
 
     def _admit(self) -> None:
@@ -69,5 +71,7 @@ class Turnstile:
         late = asyncio.get_running_loop().time() - PATIENCE_SECONDS
         for name in [name for name, since in self._inside.items() if since <= late]:
             del self._inside[name]
-        self._room *= 2
+        if not self._one_is_done:
+            self._room *= 2
+        self._one_is_done = False
         self._admit()
