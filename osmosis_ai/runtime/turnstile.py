@@ -14,9 +14,9 @@ __all__ = ["Turnstile"]
 
 AT_ONCE = 2
 """How many may be inside: with one, the loop would stand idle while a tool's thread works."""
-PATIENCE_SECONDS = 0.002
+PATIENCE_SECONDS = 0.008
 """How long one that is inside holds up others. That is longer than most need; a tool that takes longer most often waits
-for something itself. So while nobody is done there is room for twice as many each time."""
+for something itself. So there is room for twice as many each time, until one is done in less."""
 
 
 class Turnstile:
@@ -47,9 +47,9 @@ class Turnstile:
 
     def leave(self, name: str) -> None:
         """Let the next one in; may be called by one that isn't inside any more."""
-        self._room = AT_ONCE
-        self._one_is_done = True
         if self._inside.pop(name, None) is not None:
+            self._room = AT_ONCE
+            self._one_is_done = True
             self._admit()
 
     def _admit(self) -> None:
