@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import msgspec
 from measuring import adopt_orphans, run
 from repository import sums, write_repo
-from rollouts import HERE, osmosis_command, ours, raw, request_body, scripted_endpoint
+from rollouts import osmosis_command, ours, raw, raw_command, scripted_endpoint, write_body
 
 
 class Setting(NamedTuple):
@@ -42,13 +40,11 @@ SETTINGS = (Setting(1280, 64, 50, 1.15), Setting(4000, 1000, 500, 1.2), Setting(
 def measure(folder: Path, setting: Setting, runs: int) -> None:
     """Print one setting's figures."""
     repo = write_repo(folder / "repo", sums(setting.rollouts))
-    body_file = folder / "body.json"
-    body_file.write_bytes(msgspec.json.encode(request_body(repo)))
+    write_body(repo)
     walls: dict[str, list[float]] = {"osmosis": [], "raw loop": []}
     with scripted_endpoint(folder, setting.latency_ms) as endpoint:
         spare = [endpoint.process.pid]
-        arguments = [endpoint.url, body_file, repo / "test_data.jsonl", setting.rollouts, setting.batch_size]
-        raw_loop = [sys.executable, str(HERE / "raw_loop.py"), *map(str, arguments)]
+        raw_loop = raw_command(endpoint.url, repo, setting.rollouts, setting.batch_size)
         for _ in range(runs):
             command = osmosis_command(endpoint.url, setting.rollouts, setting.batch_size, None)
             walls["raw loop"].append(raw(run(raw_loop, cwd=repo, spare=spare)).seconds)

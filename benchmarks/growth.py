@@ -16,19 +16,16 @@ import asyncio
 import json
 import sqlite3
 import subprocess
-import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
-from typing import Any
 
-import msgspec
 import psutil
 from measuring import OSMOSIS, adopt_orphans, clean_environment, run
 from repository import sums, write_repo
-from rollouts import HERE, Side, osmosis_command, ours, raw, request_body, scripted_endpoint
+from rollouts import Side, osmosis_command, ours, raw, raw_command, scripted_endpoint, write_body
 from scores import fill
 
 SAMPLE_SECONDS = 0.1
@@ -39,30 +36,34 @@ READ = """
 """
 
 
-def peak_memory(command: list[str], cwd: Path) -> tuple[dict[str, Any], float, float]:
-    """Run a command; its summary, and the most MiB that it and the largest of its processes have held."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, cwd=cwd, env=clean_environment(), stdout=output, stderr=subprocess.DEVNULL)
-        tree = psutil.Process(process.pid)
-        own = largest = 0
-        while process.poll() is None:
-            try:
-                own = max(own, tree.memory_info().rss)
-                for child in tree.children(recursive=True):
-                    largest = max(largest, child.memory_info().rss)
-            except psutil.Error:
-                pass  # one that has just ended
-            sleep(SAMPLE_SECONDS)
-        output.seek(0)
-        summary: dict[str, Any] = json.loads(output.read())["summary"]
-    return summary, own / (1 << 20), largest / (1 << 20)
+def peak_memory(command: list[str], cwd: Path) -> tuple[float, float]:
+    """Run a command; the most MiB that it and the largest of its processes have held.
+
+    Raises:
+        SystemExit: It failed.
+    """
+    process = subprocess.Popen(
+        command, cwd=cwd, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    tree = psutil.Process(process.pid)
+    own = largest = 0
+    while process.poll() is None:
+        try:
+            own = max(own, tree.memory_info().rss)
+            for child in tree.children(recursive=True):
+                largest = max(largest, child.memory_info().rss)
+        except psutil.Error:
+            pass  # one that has just ended
+        sleep(SAMPLE_SECONDS)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    return own / (1 << 20), largest / (1 << 20)
 
 
 def measure_rows(folder: Path, options: argparse.Namespace) -> None:
     sizes = [100, 1_000, 10_000, *([100_000] if options.large else [])]
     repo = write_repo(folder / "rows", sums(sizes[-1]))
-    body_file = folder / "body.json"
-    body_file.write_bytes(msgspec.json.encode(request_body(repo)))
+    write_body(repo)
     floor: dict[int, list[float]] = {size: [] for size in sizes}
     sides: dict[int, list[Side]] = {size: [] for size in sizes}
     print(f"rows: {'':>8} {'rollouts':>10} {'raw loop':>10} {'share':>8} {'CPU each':>10} {'command':>10} a worker")
@@ -72,13 +73,12 @@ def measure_rows(folder: Path, options: argparse.Namespace) -> None:
         # In rounds, so that other load hits all sizes alike; the largest is long enough to be its own mean.
         for number in range(options.runs):
             for size in sizes if number == 0 else sizes[:3]:
-                arguments = [endpoint.url, body_file, repo / "test_data.jsonl", size, BATCH_SIZE]
-                loop = [sys.executable, str(HERE / "raw_loop.py"), *map(str, arguments)]
+                loop = raw_command(endpoint.url, repo, size, BATCH_SIZE)
                 floor[size].append(size / raw(run(loop, cwd=repo, spare=spare)).seconds)
                 command = osmosis_command(endpoint.url, size, BATCH_SIZE, None)
                 sides[size].append(ours(run(command, cwd=repo, spare=spare), size))
         for size in sizes:
-            _, own, worker = peak_memory(osmosis_command(endpoint.url, size, BATCH_SIZE, None), repo)
+            own, worker = peak_memory(osmosis_command(endpoint.url, size, BATCH_SIZE, None), repo)
             rate = median(size / side.seconds for side in sides[size])
             cpu = median(side.cpu - start for side in sides[size])
             # Of few rollouts the start is a hundred times the rest, and varies by more than that.
@@ -93,8 +93,7 @@ def measure_rows(folder: Path, options: argparse.Namespace) -> None:
 
 def measure_turns(folder: Path, options: argparse.Namespace) -> None:
     repo = write_repo(folder / "turns", sums(options.rollouts))
-    body_file = folder / "body.json"
-    body_file.write_bytes(msgspec.json.encode(request_body(repo)))
+    write_body(repo)
     for turns in (2, 10, 50):
         with scripted_endpoint(folder, 0.0, turns) as endpoint:
             url, spare = endpoint.url, [endpoint.process.pid]
@@ -104,8 +103,7 @@ def measure_turns(folder: Path, options: argparse.Namespace) -> None:
                 return ours(run(line, cwd=repo, spare=spare), rollouts).cpu
 
             def loop(rollouts: int, url: str = url, spare: list[int] = spare) -> float:
-                arguments = [HERE / "raw_loop.py", url, body_file, repo / "test_data.jsonl", rollouts, BATCH_SIZE]
-                return run([sys.executable, *map(str, arguments)], cwd=repo, spare=spare).cpu
+                return run(raw_command(url, repo, rollouts, BATCH_SIZE), cwd=repo, spare=spare).cpu
 
             beyond = [median(side(options.rollouts) - side(1) for _ in range(options.runs)) for side in (command, loop)]
         each, floor = (seconds / (options.rollouts - 1) / turns * 1000 for seconds in beyond)

@@ -21,7 +21,7 @@ from typing import Any
 
 from measuring import OSMOSIS, Measured, adopt_orphans, run
 from repository import sums, write_repo
-from rollouts import request_body, scripted_endpoint
+from rollouts import scripted_endpoint, write_body
 
 MODEL = "openai/scripted"
 TARGET = 1.15
@@ -75,8 +75,7 @@ def main() -> None:
     adopt_orphans()
     with tempfile.TemporaryDirectory() as folder:
         repo = write_repo(Path(folder) / "repo", sums(options.rollouts))
-        body_file = Path(folder) / "body.json"
-        body_file.write_text(json.dumps(request_body(repo)), encoding="utf-8")
+        body_file = write_body(repo)
         with scripted_endpoint(Path(folder), 0.0) as endpoint:
             provider = {
                 "OPENAI_BASE_URL": endpoint.url,

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -85,13 +85,21 @@ def scripted_endpoint(folder: Path, latency_ms: float, turns: int = 2) -> Iterat
         process.wait()
 
 
-def request_body(repo: Path) -> dict[str, Any]:
-    """What the command sends with a rollout's messages, so that the raw loop sends the same."""
+def write_body(repo: Path) -> Path:
+    """Write what the command sends with a rollout's messages, so that a plain loop sends the same."""
     with ScriptedEndpoint(by_turn(tool_call("add", a=1, b=2), text("3"))).run_in_thread() as endpoint:
         run(osmosis_command(endpoint.url, 1, 1, None), cwd=repo)
         body = dict(endpoint.chats[0].body)
     del body["messages"]
-    return body
+    file = repo / "body.json"
+    file.write_bytes(msgspec.json.encode(body))
+    return file
+
+
+def raw_command(url: str, repo: Path, rollouts: int, batch_size: int) -> list[str]:
+    """The raw loop over a repository's rows; `write_body` must have been called."""
+    arguments = [HERE / "raw_loop.py", url, repo / "body.json", repo / "test_data.jsonl", rollouts, batch_size]
+    return [sys.executable, *map(str, arguments)]
 
 
 def osmosis_command(url: str, rollouts: int, batch_size: int, workers: int | None) -> list[str]:
@@ -160,8 +168,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         repo = write_repo(Path(folder) / "repo", sums(options.rollouts))
-        body_file = Path(folder) / "body.json"
-        body_file.write_bytes(msgspec.json.encode(request_body(repo)))
+        write_body(repo)
         with scripted_endpoint(Path(folder), options.latency_ms) as endpoint:
             spare = [endpoint.process.pid]
 
@@ -170,8 +177,7 @@ def main() -> None:
                 return ours(run(command, cwd=repo, spare=spare), rollouts)
 
             def run_raw(rollouts: int) -> Side:
-                arguments = [endpoint.url, body_file, repo / "test_data.jsonl", rollouts, options.batch_size]
-                command = [sys.executable, str(HERE / "raw_loop.py"), *map(str, arguments)]
+                command = raw_command(endpoint.url, repo, rollouts, options.batch_size)
                 return raw(run(command, cwd=repo, spare=spare))
 
             start_ours, start_raw = run_ours(1), run_raw(1)

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from osmosis_ai.records import Failure
+from osmosis_ai.records import Failure, Score
 
-__all__ = ["content_text", "counted", "duration", "failure_text", "indented", "json_text"]
+__all__ = ["content_text", "counted", "duration", "failure_text", "indented", "json_text", "score_text"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -26,6 +26,14 @@ def failure_text(failure: Failure) -> str:
     where = f"\n  at {failure.file}" + (f":{failure.line}" if failure.line else "") if failure.file else ""
     detail = f"\n{indented(failure.detail.rstrip())}" if failure.detail else ""
     return f"{failure.origin}: {failure.message}{where}{detail}"
+
+
+def score_text(score: Score) -> str:
+    """A score with its explanation, or why there is none."""
+    if score.failure is not None:
+        return f"{score.function}: no score\n{indented(failure_text(score.failure))}"
+    line = f"{score.function}: {score.value:g}"
+    return line if score.explanation is None else f"{line}\n{indented(score.explanation)}"
 
 
 def content_text(content: Any) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from osmosis_ai.records import Message, ModelSpec, Score, Tool, ToolCall, Turn
 from osmosis_ai.runtime.debugger import Ended
 from osmosis_ai.runtime.frames import Called, Paused
-from osmosis_ai.wording import content_text, counted, duration, failure_text, indented, json_text
+from osmosis_ai.wording import content_text, counted, duration, failure_text, json_text, score_text
 
 __all__ = ["called", "conversation", "ended", "paused", "scores", "tools"]
 
@@ -66,14 +66,8 @@ def ended(end: Ended, *, edited: bool) -> Iterator[str]:
 
 
 def scores(given: Sequence[Score]) -> Iterator[str]:
-    """Scores, one per line."""
-    for score in given:
-        if score.failure is not None:
-            yield f"{score.function}: no score\n{indented(failure_text(score.failure))}"
-        else:
-            yield f"{score.function}: {score.value:g}"
-            if score.explanation is not None:
-                yield indented(score.explanation)
+    """Scores, each with its explanation."""
+    return map(score_text, given)
 
 
 def tools(given: Sequence[Tool]) -> Iterator[str]:

@@ -141,13 +141,12 @@ def _report(
     agent: bool,
     verbose: bool,
 ) -> None:
-    import msgspec
-
     from osmosis_ai.cli.validate_output import print_agent, print_annotations, print_validation
+    from osmosis_ai.wording import json_text
 
     if form == "json":
         values = {"components": validation.components, "findings": validation.findings}
-        output.line(msgspec.json.encode(values).decode("utf-8"))
+        output.line(json_text(values))
     elif form == "github":
         print_annotations(validation, Path(os.path.relpath(root, cwd)), output)
     elif agent:

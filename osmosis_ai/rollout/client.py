@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -25,7 +25,7 @@ from osmosis_ai.rollout.core.base import CompletionsResult, refuse_bytes
 from osmosis_ai.rollout.core.schemas import CompletionsRequest, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.settings import ClientSettings, client_settings
 
-__all__ = ["TrainerClient", "TrainerPool", "encode"]
+__all__ = ["TrainerClient", "TrainerPool", "encode", "encode_messages"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,20 @@ def encode(value: Any) -> bytes:
             return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise OsmosisRolloutError(f"it can't be written as JSON: {error}") from error
+
+
+def encode_messages(messages: Sequence[Any], start: int = 0) -> bytes:
+    """Messages of a conversation as JSON, without the bytes that `encode` would turn into base64.
+
+    Args:
+        messages: The messages.
+        start: The place of the first of them in the conversation.
+
+    Raises:
+        OsmosisRolloutError: One of them can't be written as JSON, or holds bytes.
+    """
+    refuse_bytes(messages, start)
+    return encode(messages)
 
 
 class TrainerPool:

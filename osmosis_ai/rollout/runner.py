@@ -16,8 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from osmosis_ai.errors import OsmosisRolloutError
 from osmosis_ai.records import Tool
-from osmosis_ai.rollout.client import TrainerPool, encode
-from osmosis_ai.rollout.core.base import ChatClient, RolloutAgentLoop, RolloutContext, RolloutResult, refuse_bytes
+from osmosis_ai.rollout.client import TrainerPool, encode_messages
+from osmosis_ai.rollout.core.base import ChatClient, RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_ai.rollout.core.schemas import (
     OpenAIFunctionToolSchema,
     RolloutMetrics,
@@ -325,8 +325,7 @@ def _problem(result: RolloutResult) -> str | None:
     if reward is not None and not (isinstance(reward, numbers.Real) and math.isfinite(reward)):
         return f"run returned the reward {reward!r}; a reward is a finite number or None"
     try:
-        refuse_bytes(messages)
-        encode(messages)
+        encode_messages(messages)
     except OsmosisRolloutError as error:
         return f"run returned `final_messages` that can't be sent: {error}"
     return None
@@ -352,8 +351,7 @@ def error_response(request: RolloutRequest, message: str, context: RolloutContex
 
 def _sendable(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     try:
-        refuse_bytes(messages)
-        encode(messages)
+        encode_messages(messages)
     except OsmosisRolloutError:
         # The failure that is reported may be this very one.
         return []

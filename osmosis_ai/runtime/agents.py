@@ -35,14 +35,13 @@ from osmosis_ai.errors import (
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.mcp_tools.loading import import_failure
 from osmosis_ai.records import AgentReport, Completion, Failure, FinishReason, Message, Score, Tool, ToolCall
-from osmosis_ai.rollout.client import encode
+from osmosis_ai.rollout.client import encode, encode_messages
 from osmosis_ai.rollout.core.base import (
     ChatClient,
     CompletionsResult,
     RolloutAgentLoop,
     RolloutContext,
     RolloutResult,
-    refuse_bytes,
 )
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import describe_raised, run_apart, tool_dicts, tools_of
@@ -282,8 +281,7 @@ def _copied(messages: list[Any], start: int = 0) -> list[Message]:
         for call in calls:
             if not isinstance(call.get("function") or {}, dict):
                 raise OsmosisRolloutError(f"message {place} has a tool call whose `function` isn't a dict")
-    refuse_bytes(messages, start)
-    copied: list[Message] = msgspec.json.decode(encode(messages))
+    copied: list[Message] = msgspec.json.decode(encode_messages(messages, start))
     return copied
 
 

@@ -22,6 +22,7 @@ from osmosis_ai.runtime.pool import SteppingPool
 from osmosis_ai.runtime.run import POLICY, RunPlan, judges_usd
 from osmosis_ai.runtime.sources import function_code
 from osmosis_ai.runtime.store import RunStore
+from osmosis_ai.wording import json_text
 
 __all__ = ["Debugger", "Ended", "RefusedError"]
 
@@ -345,7 +346,7 @@ def _checked_call(call: Any, place: int) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if not isinstance(arguments, str):
         # Easier to write by hand than JSON within JSON.
-        arguments = msgspec.json.encode(arguments).decode("utf-8")
+        arguments = json_text(arguments)
     call_id = call.get("id")
     return {
         **call,

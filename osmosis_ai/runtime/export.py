@@ -14,6 +14,7 @@ import msgspec
 from osmosis_ai.records import Failure, Message, Record, Turn
 from osmosis_ai.runtime.store import RunInfo
 from osmosis_ai.runtime.store.queries import Queries, ScoredRollout
+from osmosis_ai.wording import json_text
 
 __all__ = ["ExportFormat", "Selection", "export_objects", "replaced_file", "write_jsonl", "write_parquet"]
 
@@ -329,4 +330,4 @@ def _text(value: Any) -> str | None:
 
 
 def _json(value: Any) -> str | None:
-    return None if value is None else msgspec.json.encode(value).decode("utf-8")
+    return None if value is None else json_text(value)

@@ -6,9 +6,9 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterator
 
-from osmosis_ai.records import Message, Rollout, Score, ToolCall, Turn
+from osmosis_ai.records import Message, Rollout, ToolCall, Turn
 from osmosis_ai.runtime.store.queries import ScoredRollout
-from osmosis_ai.wording import content_text, counted, duration, failure_text, indented, json_text
+from osmosis_ai.wording import content_text, counted, duration, failure_text, indented, json_text, score_text
 
 __all__ = ["transcript", "visible"]
 
@@ -49,7 +49,7 @@ def _sections(scored: ScoredRollout) -> Iterator[str]:
         yield failure_text(rollout.failure)
     if scored.scores:
         yield "\n── scores"
-        yield from map(_score, scored.scores.values())
+        yield from map(score_text, scored.scores.values())
 
 
 def _title(scored: ScoredRollout) -> str:
@@ -140,13 +140,6 @@ def _spent(turn: Turn) -> str:
     if turn.edited:
         parts.append("edited by hand")
     return ", ".join(parts)
-
-
-def _score(score: Score) -> str:
-    if score.failure is not None:
-        return f"{score.function}: no score\n{indented(failure_text(score.failure))}"
-    line = f"{score.function}: {score.value:g}"
-    return line if score.explanation is None else f"{line}\n{indented(score.explanation)}"
 
 
 def _call(name: str, arguments: str) -> str:

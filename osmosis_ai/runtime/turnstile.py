@@ -16,7 +16,8 @@ AT_ONCE = 2
 """How many may be inside: with one, the loop would stand idle while a tool's thread works."""
 PATIENCE_SECONDS = 0.008
 """How long one that is inside holds up others. That is longer than most need; a tool that takes longer most often waits
-for something itself. So there is room for twice as many each time, until one is done in less."""
+for something itself. So from the second time on there is room for twice as many each time, until one is done in
+less."""
 
 
 class Turnstile:
