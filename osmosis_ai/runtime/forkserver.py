@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 __all__ = ["available", "preloads", "start", "start_early"]
 
+SAFE_PATH = "osmosis_ai.runtime.safe_path"
 PRELOAD = "osmosis_ai.runtime.preload"
 LITELLM = "osmosis_ai.runtime.preload_litellm"
 ENDPOINTS = "osmosis_ai.runtime.models.openai_compatible"
@@ -29,7 +30,7 @@ def start(models: Sequence[str] = ()) -> None:
     """
     from multiprocessing import forkserver, resource_tracker
 
-    forkserver.set_forkserver_preload([*models, PRELOAD])
+    forkserver.set_forkserver_preload([SAFE_PATH, *models, PRELOAD])
     # Before the signal is blocked, because its start unblocks it.
     resource_tracker.ensure_running()
     # Ctrl-C is for the command to handle; the server ignores it, but not before it has imported how.

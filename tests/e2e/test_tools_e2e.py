@@ -347,3 +347,12 @@ def test_a_server_at_a_url_and_one_of_an_mcp_json(osmosis: Osmosis, tmp_path: Pa
         seen = [tool_messages(request) for request in endpoint.chats if request.turn == 2]
     # A rollout's calls share one session, which is not the one that listed the tools.
     assert seen == [["1", "2"], ["1", "2"]]
+
+
+@pytest.mark.parametrize("isolation", ["session", "rollout"])
+def test_an_mcp_package_in_the_root_does_not_hide_the_sdk(osmosis: Osmosis, repo: Path, isolation: str) -> None:
+    """An `__init__.py` in a code folder is a habit of many; run from the root, `mcp` must still mean the SDK."""
+    (repo / "mcp" / "__init__.py").write_text("", encoding="utf-8")
+    done = osmosis("test", "--model", "offline/oracle", "--isolation", isolation, "--json", cwd=repo)
+    assert done.code == 0, done.stderr
+    assert [row["reward"] for row in done.json["results"]] == [1.0, 1.0, 1.0]
