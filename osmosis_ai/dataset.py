@@ -36,7 +36,7 @@ import msgspec
 
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Record, Row
-from osmosis_ai.wording import counted
+from osmosis_ai.text import counted
 
 __all__ = ["MAX_ROW_BYTES", "SUFFIXES", "Dataset", "DatasetSummary", "RowProblem", "open_dataset"]
 

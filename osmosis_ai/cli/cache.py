@@ -85,7 +85,7 @@ def clear(context: typer.Context, root: _Root = None, json: _Json = False) -> No
 def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
     """Find the cache; errors in the block are shown and become the exit code."""
     from osmosis_ai.environment import load_env_files
-    from osmosis_ai.runtime.masking import Masker
+    from osmosis_ai.masking import Masker
 
     group = context.obj if isinstance(context.obj, _Group) else _Group(None, False)
     cwd = Path.cwd()

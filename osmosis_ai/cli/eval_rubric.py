@@ -19,10 +19,10 @@ from osmosis_ai.records import FunctionRef
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
+    from osmosis_ai.masking import Masker
     from osmosis_ai.reward_rubric.configs import Rubric
     from osmosis_ai.reward_rubric.data import RubricRecord
     from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRecord, JudgedRun
-    from osmosis_ai.runtime.masking import Masker
 
 __all__ = ["eval_rubric"]
 
@@ -80,8 +80,8 @@ def eval_rubric(
     """Have a judge score recorded solutions, and say how far it agrees with itself and with people."""
     from osmosis_ai.cli.console import Output
     from osmosis_ai.environment import load_env_files
+    from osmosis_ai.masking import Masker
     from osmosis_ai.reward_rubric.redirect import redirect_judges
-    from osmosis_ai.runtime.masking import Masker
 
     cwd = Path.cwd()
     redirect_judges(judge_model, judge_base_url)
@@ -237,7 +237,7 @@ class _Evaluation:
         import anyio
 
         from osmosis_ai.reward_rubric.evaluation import judge_records
-        from osmosis_ai.runtime.tasks import task_group
+        from osmosis_ai.tasks import task_group
 
         plan, options = self._plan, self._plan.options
         total = len(plan.records) * options.number
@@ -270,9 +270,9 @@ class _Evaluation:
         if self._plan.rubric is not None:
             yield unlabelled(config_judge(self._plan.rubric))
             return
+        from osmosis_ai.process_tree import end_strays
         from osmosis_ai.reward_rubric.redirect import judge_environment
         from osmosis_ai.runtime.frames import Limits
-        from osmosis_ai.runtime.orphans import end_strays
         from osmosis_ai.runtime.pool import PoolOptions, default_workers
         from osmosis_ai.runtime.rubric_functions import function_judge
 

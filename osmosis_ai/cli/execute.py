@@ -23,19 +23,19 @@ from osmosis_ai.collector import calm_collector
 from osmosis_ai.dataset import DatasetSummary, open_dataset
 from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import DatasetError, StartError, StoreError
+from osmosis_ai.masking import Masker
+from osmosis_ai.process_tree import end_strays
 from osmosis_ai.reward_rubric.redirect import judge_environment, redirect_judges
 from osmosis_ai.runtime.judges import check_judges
 from osmosis_ai.runtime.logs import new_log
-from osmosis_ai.runtime.masking import Masker
-from osmosis_ai.runtime.orphans import end_strays
 from osmosis_ai.runtime.planning import Prepared, RunRequest, check_output, find_agent, prepare
 from osmosis_ai.runtime.pool import Pool, PoolOptions, SteppingPool, default_workers, open_pool
 from osmosis_ai.runtime.report import Report, build_report, results_object, run_summary, score_names
 from osmosis_ai.runtime.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run import Run, RunPlan
 from osmosis_ai.runtime.store import Completed, RunStore
-from osmosis_ai.runtime.tasks import task_group
-from osmosis_ai.wording import counted
+from osmosis_ai.tasks import task_group
+from osmosis_ai.text import counted
 
 __all__ = [
     "COULD_NOT_START",

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from osmosis_ai.errors import UsageError
-from osmosis_ai.wording import counted
+from osmosis_ai.text import counted
 
 __all__ = ["preview"]
 
@@ -25,7 +25,7 @@ def preview(
     import msgspec
 
     from osmosis_ai.cli.console import Output
-    from osmosis_ai.runtime.masking import Masker
+    from osmosis_ai.masking import Masker
 
     file = Path(path).expanduser()
     summary, entries, keys = _load(file)

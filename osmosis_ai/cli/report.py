@@ -9,7 +9,7 @@ from osmosis_ai.records import ModelSpec
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.report import Comparison, Report, Totals
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
-from osmosis_ai.wording import counted
+from osmosis_ai.text import counted
 
 __all__ = ["print_report"]
 

@@ -16,12 +16,12 @@ import typer
 
 from osmosis_ai.cli.console import Output
 from osmosis_ai.errors import OsmosisError, StoreError, UsageError
-from osmosis_ai.wording import counted
+from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
+    from osmosis_ai.masking import Masker
     from osmosis_ai.records import FunctionRef
     from osmosis_ai.runtime.frames import WorkerSpec
-    from osmosis_ai.runtime.masking import Masker
     from osmosis_ai.runtime.pool import PoolOptions
     from osmosis_ai.runtime.store import RunInfo, RunStore
 
@@ -415,7 +415,7 @@ def _writable(file: str | None) -> Path | None:
 def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
     """Find and open the store; errors in the block are shown and become the exit code."""
     from osmosis_ai.environment import load_env_files
-    from osmosis_ai.runtime.masking import Masker
+    from osmosis_ai.masking import Masker
     from osmosis_ai.runtime.store import RunStore
 
     group = context.obj if isinstance(context.obj, _Group) else _Group(None, False)

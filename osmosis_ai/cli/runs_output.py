@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from osmosis_ai.cli.console import Output
+from osmosis_ai.masking import Masker
 from osmosis_ai.records import Failure, Score
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.compare import FunctionComparison, RunComparison
-from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.store import RunInfo
 from osmosis_ai.runtime.store.queries import FunctionTotals, Queries, ScoredRollout
 from osmosis_ai.runtime.transcript import transcript, visible

@@ -21,14 +21,14 @@ from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import OsmosisRolloutError, StartError, UsageError
 from osmosis_ai.folders import private_folder
+from osmosis_ai.masking import Masker
+from osmosis_ai.process_tree import end_strays
 from osmosis_ai.records import Record
 from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, DEBUG_DIR_VARIABLE, build_app, debug_folder
 from osmosis_ai.rollout.server.serve import address_of, choose_api_key, make_server, open_socket
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
 from osmosis_ai.runtime.frames import Limits, WorkerSpec
 from osmosis_ai.runtime.logs import new_log
-from osmosis_ai.runtime.masking import Masker
-from osmosis_ai.runtime.orphans import end_strays
 from osmosis_ai.runtime.planning import find_agent
 from osmosis_ai.runtime.pool import PoolOptions, default_workers
 from osmosis_ai.runtime.serving import PoolRunner

@@ -67,7 +67,7 @@ def validate(
     from osmosis_ai.cli.console import Output
     from osmosis_ai.discovery.checks.probes import parse_answer_form
     from osmosis_ai.environment import load_env_files
-    from osmosis_ai.runtime.masking import Masker
+    from osmosis_ai.masking import Masker
     from osmosis_ai.runtime.validation import ValidationOptions
     from osmosis_ai.runtime.validation import validate as check
 
@@ -118,7 +118,7 @@ def _run_agent(agent: str, root: Path, options: ValidationOptions, output: Outpu
 
 
 def _run(validation: Callable[[], Coroutine[Any, Any, Validation]], output: Output, *, workers: bool) -> Validation:
-    from osmosis_ai.runtime.orphans import end_strays
+    from osmosis_ai.process_tree import end_strays
 
     try:
         return asyncio.run(validation())
@@ -142,7 +142,7 @@ def _report(
     verbose: bool,
 ) -> None:
     from osmosis_ai.cli.validate_output import print_agent, print_annotations, print_validation
-    from osmosis_ai.wording import json_text
+    from osmosis_ai.text import json_text
 
     if form == "json":
         values = {"components": validation.components, "findings": validation.findings}

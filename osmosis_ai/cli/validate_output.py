@@ -15,7 +15,7 @@ from osmosis_ai.discovery.checks import Finding
 from osmosis_ai.discovery.checks.controls import ControlReport
 from osmosis_ai.discovery.checks.probes import WRONG
 from osmosis_ai.runtime.validation import Validation
-from osmosis_ai.wording import counted
+from osmosis_ai.text import counted
 
 __all__ = ["print_annotations", "print_validation"]
 

@@ -25,17 +25,16 @@ from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.rubrics import rubric_files
 from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
+from osmosis_ai.masking import Masker
+from osmosis_ai.process_tree import end_strays
 from osmosis_ai.records import Record, Rollout, Score
 from osmosis_ai.reward_rubric.redirect import redirect_judges
-from osmosis_ai.runtime.masking import Masker
-from osmosis_ai.runtime.orphans import end_strays
 from osmosis_ai.runtime.planning import RunRequest, check_output, find_agent, find_dataset, prepare
 from osmosis_ai.runtime.pool import Pool
 from osmosis_ai.runtime.report import results_object
 from osmosis_ai.runtime.run import RunListener, RunPlan
 from osmosis_ai.runtime.session import Iteration, Rerun, WatchSession
 from osmosis_ai.runtime.store import RunStore
-from osmosis_ai.runtime.tasks import task_group
 from osmosis_ai.runtime.watch import (
     FileHashes,
     GitIgnore,
@@ -47,6 +46,7 @@ from osmosis_ai.runtime.watch import (
     settled,
     watch_files,
 )
+from osmosis_ai.tasks import task_group
 
 __all__ = ["BrokenSave", "Display", "watch"]
 

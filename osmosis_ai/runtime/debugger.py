@@ -14,15 +14,15 @@ from typing import Any
 import anyio.from_thread
 import msgspec
 
+from osmosis_ai.code_hashes import function_code
 from osmosis_ai.dataset import Dataset
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Message, Record, Rollout, Row, Score
 from osmosis_ai.runtime.frames import Called, Paused, Progress, Resume, RolloutJob, ScoreJob
 from osmosis_ai.runtime.pool import SteppingPool
 from osmosis_ai.runtime.run import POLICY, RunPlan, judges_usd
-from osmosis_ai.runtime.sources import function_code
 from osmosis_ai.runtime.store import RunStore
-from osmosis_ai.wording import json_text
+from osmosis_ai.text import json_text
 
 __all__ = ["Debugger", "Ended", "RefusedError"]
 

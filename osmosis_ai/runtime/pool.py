@@ -14,6 +14,7 @@ import msgspec
 import psutil
 
 from osmosis_ai.errors import ModelStartError
+from osmosis_ai.process_tree import end_strays
 from osmosis_ai.records import Failure, FunctionRef, Record, Rollout, Score
 from osmosis_ai.runtime.crew import Crew, JobFailedError
 from osmosis_ai.runtime.frames import (
@@ -51,7 +52,6 @@ from osmosis_ai.runtime.frames import (
     TurnDone,
     WorkerSpec,
 )
-from osmosis_ai.runtime.orphans import end_strays
 from osmosis_ai.runtime.process import Boot
 from osmosis_ai.runtime.spawning import LOAD_SECONDS, ForkServerSpawner, TemplateSpawner
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.code_hashes import combined_hash, python_files
 from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.records import ModelSpec
 from osmosis_ai.runtime.frames import Ready
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
-from osmosis_ai.runtime.sources import combined_hash, python_files
 from osmosis_ai.runtime.store import RunStore
 
 __all__ = ["find_resumable", "run_config", "run_identity"]

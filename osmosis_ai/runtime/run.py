@@ -14,14 +14,14 @@ from uuid import uuid4
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from osmosis_ai.code_hashes import function_code
 from osmosis_ai.dataset import Dataset
 from osmosis_ai.records import FunctionRef, ModelSpec, Outcome, Record, Rollout, Row, Score
 from osmosis_ai.runtime.frames import Limits, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
 from osmosis_ai.runtime.pool import Pool
-from osmosis_ai.runtime.sources import function_code
 from osmosis_ai.runtime.store import Completed, RolloutKey, RunStore
 from osmosis_ai.runtime.store.queries import ScoringKey
-from osmosis_ai.runtime.tasks import task_group
+from osmosis_ai.tasks import task_group
 
 __all__ = ["BASELINE", "POLICY", "RescoreListener", "Run", "RunListener", "RunPlan", "judges_usd", "rescore"]
 

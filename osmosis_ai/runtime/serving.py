@@ -19,7 +19,6 @@ from osmosis_ai.rollout.runner import error_response
 from osmosis_ai.runtime.crew import JobFailedError
 from osmosis_ai.runtime.frames import Inspected, Ready, WorkerSpec
 from osmosis_ai.runtime.pool import PoolOptions, ProcessPool
-from osmosis_ai.runtime.tasks import task_group
 from osmosis_ai.runtime.watch import (
     FileHashes,
     GitIgnore,
@@ -31,6 +30,7 @@ from osmosis_ai.runtime.watch import (
     settled,
     watch_files,
 )
+from osmosis_ai.tasks import task_group
 
 __all__ = ["PoolRunner"]
 

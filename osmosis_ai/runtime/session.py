@@ -16,6 +16,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from osmosis_ai.code_hashes import file_hash, function_code
 from osmosis_ai.dataset import Dataset, DatasetSummary
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.rubrics import rubric_files
@@ -29,7 +30,6 @@ from osmosis_ai.runtime.pool import InFlight, Pool, PoolOptions, open_pool
 from osmosis_ai.runtime.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.resume import run_config, run_identity
 from osmosis_ai.runtime.run import POLICY, Run, RunListener, RunPlan
-from osmosis_ai.runtime.sources import file_hash, function_code
 from osmosis_ai.runtime.store import Completed, RolloutKey, RunStore
 from osmosis_ai.runtime.watch import Stale, Watched, from_root, repository_files
 

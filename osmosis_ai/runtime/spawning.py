@@ -13,8 +13,8 @@ from typing import Protocol
 import anyio
 import msgspec
 
+from osmosis_ai.process_tree import end_processes
 from osmosis_ai.runtime import forkserver, frames
-from osmosis_ai.runtime.orphans import end_processes
 from osmosis_ai.runtime.process import Boot, Forked, TemplateEvent, read_frame, template_main, worker_main
 
 __all__ = [

@@ -10,8 +10,8 @@ import anyio
 import pathspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from osmosis_ai.code_hashes import file_hash
 from osmosis_ai.records import Record
-from osmosis_ai.runtime.sources import file_hash
 
 __all__ = [
     "FileHashes",

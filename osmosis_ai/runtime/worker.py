@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from osmosis_ai import tracebacks
+from osmosis_ai.code_hashes import imported_sources
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError
 from osmosis_ai.imports import uncached_imports
@@ -56,7 +57,6 @@ from osmosis_ai.runtime.frames import (
     WorkerSpec,
 )
 from osmosis_ai.runtime.models import ChatModel, ModelHost, create_model
-from osmosis_ai.runtime.sources import imported_sources
 from osmosis_ai.runtime.stepping import Stepper
 from osmosis_ai.runtime.turnstile import Turnstile
 
@@ -586,7 +586,7 @@ def _load_tools(source: McpSource, root: Path) -> Any:
 def _open_cache(spec: WorkerSpec) -> ReplyCache | None:
     if spec.cache is None or not spec.policies:
         return None
-    from osmosis_ai.runtime.masking import Masker
+    from osmosis_ai.masking import Masker
     from osmosis_ai.runtime.models.cache import open_cache
 
     keys = [model.api_key for model in spec.policies.values() if model.api_key]

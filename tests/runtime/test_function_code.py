@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from osmosis_ai.code_hashes import file_hash, function_code
 from osmosis_ai.discovery.closure import module_files
 from osmosis_ai.records import FunctionRef
-from osmosis_ai.runtime.sources import file_hash, function_code
 
 FILES = {
     "reward_fn/exact.py": "from shared.numbers import parse\nfrom . import forms\n",

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from osmosis_ai.masking import MASK, MIN_LENGTH, Masker
 from osmosis_ai.records import Failure, Rollout
-from osmosis_ai.runtime.masking import MASK, MIN_LENGTH, Masker
 
 KEY = "sk-proj-4fK/9+x=Zq"
 AWKWARD = 'p"a\\ss é\n\twörd'

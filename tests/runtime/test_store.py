@@ -23,8 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_ai.errors import StoreError
+from osmosis_ai.masking import MASK, Masker
 from osmosis_ai.records import CallOutcome, Failure, Outcome, Rollout, Row, Score, ToolCall, Turn, Usage
-from osmosis_ai.runtime.masking import MASK, Masker
 from osmosis_ai.runtime.store import PairedRow, RolloutKey, RunStore
 from osmosis_ai.runtime.store.schema import MIGRATIONS, migrate
 

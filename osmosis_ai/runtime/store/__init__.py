@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from osmosis_ai.errors import StoreError
+from osmosis_ai.masking import Masker
 from osmosis_ai.records import Rollout, Row, Score
-from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.store.codec import Encoder, decode_object, pack
 from osmosis_ai.runtime.store.owners import process_alive, this_process
 from osmosis_ai.runtime.store.queries import (

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from osmosis_ai.errors import StoreError
+from osmosis_ai.masking import Masker
 from osmosis_ai.records import (
     AgentReport,
     CallOutcome,
@@ -22,7 +23,6 @@ from osmosis_ai.records import (
     Turn,
     Usage,
 )
-from osmosis_ai.runtime.masking import Masker
 
 __all__ = ["Encoder", "decode_calls", "decode_object", "decode_rollout", "decode_row", "decode_score", "pack", "unpack"]
 

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from osmosis_ai.errors import ModelError, StartError
+from osmosis_ai.masking import Masker
 from osmosis_ai.records import Completion, Message, ModelSpec, Row, Tool, Turn, Usage
-from osmosis_ai.runtime.masking import Masker
 from osmosis_ai.runtime.models import create_model
 from osmosis_ai.runtime.models.cache import (
     CacheContents,
