@@ -18,7 +18,7 @@ import pytest
 from fastmcp import Client
 from fastmcp.client.transports import StdioTransport
 
-from osmosis_ai.runtime.models.planner import PlannerModel
+from osmosis_ai.models.planner import PlannerModel
 
 REPO = Path(__file__).parents[1] / "examples" / "calculator"
 ROWS = [json.loads(line) for line in (REPO / "test_data.jsonl").read_text(encoding="utf-8").splitlines()]

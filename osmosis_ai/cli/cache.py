@@ -56,7 +56,7 @@ def cache(context: typer.Context, root: _Root = None, json: _Json = False) -> No
     if context.invoked_subcommand is not None:
         return
     with _session(context, root, json) as session:
-        from osmosis_ai.runtime.models.cache import cache_contents
+        from osmosis_ai.models.cache import cache_contents
 
         found = cache_contents(session.path)
         session.show(
@@ -69,7 +69,7 @@ def cache(context: typer.Context, root: _Root = None, json: _Json = False) -> No
 def clear(context: typer.Context, root: _Root = None, json: _Json = False) -> None:
     """Remove every stored reply. Runs that use the cache go on, and fill it again."""
     with _session(context, root, json) as session:
-        from osmosis_ai.runtime.models.cache import clear_cache
+        from osmosis_ai.models.cache import clear_cache
 
         removed = clear_cache(session.path)
         if removed is None:
@@ -99,7 +99,7 @@ def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_
 
 
 def _find(root: str | None, cwd: Path) -> Path:
-    from osmosis_ai.runtime.models.cache import cache_path
+    from osmosis_ai.models.cache import cache_path
 
     if root is not None:
         folder = cwd / Path(root).expanduser()

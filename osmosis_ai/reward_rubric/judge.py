@@ -21,8 +21,8 @@ from osmosis_ai.reward_rubric.target import Target, find_target, missing_key
 from osmosis_ai.reward_rubric.tracing import judge_call_listeners
 
 if TYPE_CHECKING:
-    from osmosis_ai.runtime.models.litellm_model import LiteLLMModel
-    from osmosis_ai.runtime.models.retry import AdaptiveLimiter
+    from osmosis_ai.models.retry import AdaptiveLimiter
+    from osmosis_ai.runtime.models.litellm import LiteLLMModel
 
 __all__ = [
     "DEFAULT_SCORE_MAX",
@@ -227,7 +227,7 @@ def has_price(target: Target) -> bool:
     Args:
         target: The judge.
     """
-    from osmosis_ai.runtime.models.litellm_model import price_known
+    from osmosis_ai.runtime.models.litellm import price_known
 
     return target.base_url is None and price_known(target.name)
 
@@ -239,8 +239,8 @@ class _Judge:
     """A judge's client, kept for the life of the process, and what holds requests to it back when it is overloaded."""
 
     def __init__(self, target: Target) -> None:
-        from osmosis_ai.runtime.models.litellm_model import LiteLLMModel, import_litellm
-        from osmosis_ai.runtime.models.retry import AdaptiveLimiter
+        from osmosis_ai.models.retry import AdaptiveLimiter
+        from osmosis_ai.runtime.models.litellm import LiteLLMModel, import_litellm
 
         litellm = import_litellm()
         if os.environ.get(JUDGE_PRICED) and not has_price(target):
@@ -336,7 +336,7 @@ async def _ask(
 async def _complete(judge: _Judge, evaluation: _Evaluation, messages: list[Message]) -> Completion:
     import anyio
 
-    from osmosis_ai.runtime.models.retry import RetryingModel, RetryPolicy
+    from osmosis_ai.models.retry import RetryingModel, RetryPolicy
 
     params: dict[str, Any] = {}
     if judge.takes_schema:
@@ -357,7 +357,7 @@ async def _complete(judge: _Judge, evaluation: _Evaluation, messages: list[Messa
 
 
 def _failure(target: Target, error: ModelError) -> ProviderRequestError:
-    from osmosis_ai.runtime.models import UNKNOWN_MODEL
+    from osmosis_ai.models import UNKNOWN_MODEL
 
     detail = str(error)
     if error.status == 404 or (error.kind == "bad_request" and UNKNOWN_MODEL.search(detail)):
@@ -371,7 +371,7 @@ def _failure(target: Target, error: ModelError) -> ProviderRequestError:
 
 
 def _text(completion: Completion, target: Target) -> str:
-    from osmosis_ai.runtime.models.base import mask
+    from osmosis_ai.models.base import mask
 
     content = completion.message.get("content")
     if isinstance(content, list):

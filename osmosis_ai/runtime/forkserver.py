@@ -12,7 +12,7 @@ __all__ = ["available", "preloads", "start", "start_early"]
 SAFE_PATH = "osmosis_ai.runtime.safe_path"
 PRELOAD = "osmosis_ai.runtime.preload"
 LITELLM = "osmosis_ai.runtime.preload_litellm"
-ENDPOINTS = "osmosis_ai.runtime.models.openai_compatible"
+ENDPOINTS = "osmosis_ai.runtime.models.endpoint"
 NO_RUNS = (["rubric"], ["submit"], ["list"], ["info"], ["stop"])
 """Subcommands of `eval`."""
 

@@ -13,9 +13,9 @@ from osmosis_ai.discovery.repository import McpSource, Repository, find_reposito
 from osmosis_ai.discovery.rubrics import resolve_rubrics
 from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, UsageError
+from osmosis_ai.models.choice import ModelChoice, choose_model
 from osmosis_ai.records import FunctionRef, Record
 from osmosis_ai.runtime.frames import Limits, WorkerSpec
-from osmosis_ai.runtime.models.choice import ModelChoice, choose_model
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
 
 __all__ = ["Prepared", "RunRequest", "find_agent", "prepare"]
@@ -199,7 +199,7 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
 
 
 def _find_cache(repository: Repository) -> str:
-    from osmosis_ai.runtime.models.cache import prepare_cache
+    from osmosis_ai.models.cache import prepare_cache
 
     return str(prepare_cache(repository.root))
 

@@ -13,11 +13,11 @@ import anyio
 
 from osmosis_ai.mcp_tools import loading
 from osmosis_ai.mcp_tools.host import ToolHost
+from osmosis_ai.models import cache as cache
 from osmosis_ai.process_tree import adopt_orphans
 from osmosis_ai.reward_fn import decorator as decorator
 from osmosis_ai.runtime import agents as agents
 from osmosis_ai.runtime import process as process  # what a worker runs
-from osmosis_ai.runtime.models import cache as cache
 
 
 async def _warm_up() -> None:

@@ -26,12 +26,12 @@ import msgspec
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.errors import StartError
 from osmosis_ai.masking import Masker
+from osmosis_ai.models import import_model
 from osmosis_ai.process_tree import end_processes
 from osmosis_ai.records import Record
 from osmosis_ai.runtime import frames
 from osmosis_ai.runtime.frames import Event, Job, Order, WorkerSpec
 from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file
-from osmosis_ai.runtime.models import import_model
 from osmosis_ai.runtime.watchdog import JobTasks, Watchdog
 from osmosis_ai.runtime.worker import (
     LoadedRepository,

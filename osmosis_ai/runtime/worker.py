@@ -25,6 +25,7 @@ from osmosis_ai.code_hashes import imported_sources
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError
 from osmosis_ai.imports import uncached_imports
+from osmosis_ai.models import ChatModel, ModelHost, create_model
 from osmosis_ai.records import Completion, Failure, FinishReason, Message, Score, Tool, ToolCall, Turn
 from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput, load_scorer
 from osmosis_ai.runtime.clocks import Clock, Clocks, elapsed_ms
@@ -56,17 +57,16 @@ from osmosis_ai.runtime.frames import (
     TurnDone,
     WorkerSpec,
 )
-from osmosis_ai.runtime.models import ChatModel, ModelHost, create_model
 from osmosis_ai.runtime.stepping import Stepper
 from osmosis_ai.runtime.turnstile import Turnstile
 
 if TYPE_CHECKING:
+    from osmosis_ai.models.cache import ReplyCache
     from osmosis_ai.rollout.client import TrainerPool
     from osmosis_ai.rollout.core.base import CompletionsResult
     from osmosis_ai.rollout.core.schemas import RolloutRequest
     from osmosis_ai.runtime.agent_loop import McpContext
     from osmosis_ai.runtime.agents import LoadedAgent
-    from osmosis_ai.runtime.models.cache import ReplyCache
 
 __all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "labels_of", "load_repository"]
 
@@ -587,7 +587,7 @@ def _open_cache(spec: WorkerSpec) -> ReplyCache | None:
     if spec.cache is None or not spec.policies:
         return None
     from osmosis_ai.masking import Masker
-    from osmosis_ai.runtime.models.cache import open_cache
+    from osmosis_ai.models.cache import open_cache
 
     keys = [model.api_key for model in spec.policies.values() if model.api_key]
     return open_cache(Path(spec.cache), Masker.from_environment(os.environ, keys))

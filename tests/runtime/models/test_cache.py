@@ -16,9 +16,8 @@ import pytest
 
 from osmosis_ai.errors import ModelError, StartError
 from osmosis_ai.masking import Masker
-from osmosis_ai.records import Completion, Message, ModelSpec, Row, Tool, Turn, Usage
-from osmosis_ai.runtime.models import create_model
-from osmosis_ai.runtime.models.cache import (
+from osmosis_ai.models import create_model
+from osmosis_ai.models.cache import (
     CacheContents,
     CachedModel,
     ReplyCache,
@@ -28,6 +27,7 @@ from osmosis_ai.runtime.models.cache import (
     open_cache,
     prepare_cache,
 )
+from osmosis_ai.records import Completion, Message, ModelSpec, Row, Tool, Turn, Usage
 from osmosis_ai.runtime.trajectory import total_cost, total_usage
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, status, text, tool_call
 

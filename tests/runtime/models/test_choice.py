@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import UsageError
-from osmosis_ai.runtime.models.choice import ModelChoice, choose_model
+from osmosis_ai.models.choice import ModelChoice, choose_model
 
 URL = "http://localhost:8000/v1"
 
@@ -164,7 +164,7 @@ def test_parameters_and_timeout_reach_the_spec() -> None:
 
 def test_choosing_imports_nothing_heavy() -> None:
     code = (
-        "import sys; import osmosis_ai.runtime.models.choice; "
+        "import sys; import osmosis_ai.models.choice; "
         "print({'aiohttp', 'litellm', 'fastmcp', 'mcp', 'pydantic', 'openai'} & sys.modules.keys())"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from osmosis_ai.runtime.models.litellm import LiteLLMModel, price_known
 
 from osmosis_ai.errors import ModelError, ModelStartError
+from osmosis_ai.models import create_model
+from osmosis_ai.models.retry import RetryPolicy
 from osmosis_ai.records import Completion, ModelSpec, Usage
-from osmosis_ai.runtime.models import create_model
-from osmosis_ai.runtime.models.litellm_model import LiteLLMModel, price_known
-from osmosis_ai.runtime.models.retry import RetryPolicy
 from osmosis_ai.testing import (
     Reply,
     ScriptedEndpoint,
@@ -271,7 +271,7 @@ def test_nothing_is_printed_or_left_open(tmp_path: Any) -> None:
     code = """
 import asyncio, sys
 from osmosis_ai.records import ModelSpec
-from osmosis_ai.runtime.models import create_model
+from osmosis_ai.models import create_model
 from osmosis_ai.errors import ModelError
 
 async def main():

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from osmosis_ai.runtime.models.planner import PlannerModel, plan
+from osmosis_ai.models.planner import PlannerModel, plan
 
 Messages = list[dict[str, Any]]
 HASHES = "Use the tools. End with the answer as `#### x`."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from osmosis_ai.models.planner.answers import render
 from osmosis_ai.records import Completion, Message, Tool
-from osmosis_ai.runtime.models.planner.answers import render
 
 __all__ = ["EmptyModel", "OracleModel"]
 

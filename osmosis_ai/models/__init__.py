@@ -9,12 +9,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import ModelError, ModelStartError
+from osmosis_ai.models.base import ChatModel
+from osmosis_ai.models.retry import AdaptiveLimiter, OnWait, RetryingModel, RetryPolicy
 from osmosis_ai.records import ModelSpec, Row
-from osmosis_ai.runtime.models.base import ChatModel
-from osmosis_ai.runtime.models.retry import AdaptiveLimiter, OnWait, RetryingModel, RetryPolicy
 
 if TYPE_CHECKING:
-    from osmosis_ai.runtime.models.cache import ReplyCache
+    from osmosis_ai.models.cache import ReplyCache
 
 __all__ = ["ChatModel", "ModelHost", "create_model", "import_model"]
 
@@ -61,19 +61,19 @@ class ModelHost:
             run_index: Which of the row's runs, from 0.
         """
         if self._model is not None and self._cache is not None:
-            from osmosis_ai.runtime.models.cache import CachedModel
+            from osmosis_ai.models.cache import CachedModel
 
             return CachedModel(self._model, self._cache, self.spec, run_index)
         if self._model is not None:
             return self._model
-        from osmosis_ai.runtime.models.controls import OracleModel
+        from osmosis_ai.models.controls import OracleModel
 
         return OracleModel(row.ground_truth)
 
     def price_known(self) -> bool:
         """Whether a run on this model can be held to a budget. Offline models cost nothing."""
         if self.spec.engine == "litellm":
-            from osmosis_ai.runtime.models.litellm_model import price_known
+            from osmosis_ai.runtime.models.litellm import price_known
 
             return price_known(self.spec.model)
         return self.spec.engine == "offline"
@@ -135,7 +135,7 @@ class ModelHost:
         }.get(kind, "Check the endpoint's own log, or try again later.")
 
     def _hint_for_provider(self, kind: str) -> str:
-        from osmosis_ai.runtime.models.litellm_model import missing_keys
+        from osmosis_ai.runtime.models.litellm import missing_keys
 
         missing = [] if self.spec.api_key else missing_keys(self.spec.model)
         if missing:
@@ -152,7 +152,7 @@ class ModelHost:
         }.get(kind, "Try again later, or check the provider's status.")
 
     async def _served_models(self) -> list[str]:
-        from osmosis_ai.runtime.models.openai_compatible import OpenAICompatibleModel
+        from osmosis_ai.runtime.models.endpoint import OpenAICompatibleModel
 
         # A client of its own: the host's is wrapped in retries, and this answer is only for an error message.
         client = OpenAICompatibleModel(self.spec)
@@ -186,11 +186,11 @@ def create_model(
         return ModelHost(spec, _offline_model(spec.model))
     inner: ChatModel
     if spec.engine == "openai_compatible":
-        from osmosis_ai.runtime.models.openai_compatible import OpenAICompatibleModel
+        from osmosis_ai.runtime.models.endpoint import OpenAICompatibleModel
 
         inner = OpenAICompatibleModel(spec)
     else:
-        from osmosis_ai.runtime.models.litellm_model import LiteLLMModel
+        from osmosis_ai.runtime.models.litellm import LiteLLMModel
 
         inner = LiteLLMModel(spec)
     limiter = AdaptiveLimiter(concurrency)
@@ -209,9 +209,9 @@ def import_model(spec: ModelSpec) -> None:
     if spec.engine == "offline":
         _offline_model(spec.model)
     elif spec.engine == "openai_compatible":
-        from osmosis_ai.runtime.models import openai_compatible as openai_compatible
+        from osmosis_ai.runtime.models import endpoint as endpoint
     else:
-        from osmosis_ai.runtime.models.litellm_model import price_known
+        from osmosis_ai.runtime.models.litellm import price_known
 
         price_known(spec.model)
 
@@ -220,11 +220,11 @@ def _offline_model(name: str) -> ChatModel | None:
     if name == "offline/oracle":
         return None
     if name == "offline/empty":
-        from osmosis_ai.runtime.models.controls import EmptyModel
+        from osmosis_ai.models.controls import EmptyModel
 
         return EmptyModel()
     if name == "offline/planner":
-        from osmosis_ai.runtime.models.planner import PlannerModel
+        from osmosis_ai.models.planner import PlannerModel
 
         return PlannerModel()
     raise ModelStartError(f"There is no offline model {name!r}.")

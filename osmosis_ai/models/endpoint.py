@@ -12,8 +12,8 @@ import msgspec
 from yarl import URL
 
 from osmosis_ai.errors import ModelError
+from osmosis_ai.models.base import describe_error, error_kind, mask, parse_reply, retry_after
 from osmosis_ai.records import Completion, Message, ModelSpec, Tool
-from osmosis_ai.runtime.models.base import describe_error, error_kind, mask, parse_reply, retry_after
 
 __all__ = ["OpenAICompatibleModel"]
 

@@ -23,8 +23,8 @@ import msgspec
 from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.folders import private_folder
 from osmosis_ai.masking import Masker
+from osmosis_ai.models.base import ChatModel
 from osmosis_ai.records import Completion, Message, ModelSpec, Record, Tool
-from osmosis_ai.runtime.models.base import ChatModel
 from osmosis_ai.runtime.store.schema import configure, database_path, migrate
 from osmosis_ai.runtime.store.writer import Writer
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from osmosis_ai.errors import ModelError
+from osmosis_ai.models.base import ChatModel
 from osmosis_ai.records import Completion, Message, Record, Tool
-from osmosis_ai.runtime.models.base import ChatModel
 
 __all__ = ["AdaptiveLimiter", "OnWait", "RetryPolicy", "RetryingModel"]
 

@@ -21,8 +21,7 @@ from typing import Any
 import anyio
 
 from osmosis_ai.errors import ModelError
-from osmosis_ai.records import Completion, Message, ModelSpec, Tool
-from osmosis_ai.runtime.models.base import (
+from osmosis_ai.models.base import (
     MAX_ERROR_TEXT,
     describe_error,
     error_kind,
@@ -30,6 +29,7 @@ from osmosis_ai.runtime.models.base import (
     parse_reply,
     retry_after,
 )
+from osmosis_ai.records import Completion, Message, ModelSpec, Tool
 
 __all__ = ["LiteLLMModel", "import_litellm", "missing_keys", "price_known"]
 
