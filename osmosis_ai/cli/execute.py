@@ -33,7 +33,7 @@ from osmosis_ai.runtime.pool import Pool, PoolOptions, SteppingPool, default_wor
 from osmosis_ai.runtime.report import Report, build_report, results_object, run_summary, score_names
 from osmosis_ai.runtime.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run import Run, RunPlan
-from osmosis_ai.runtime.store import Completed, RunStore
+from osmosis_ai.store import Completed, RunStore
 from osmosis_ai.tasks import task_group
 from osmosis_ai.text import counted
 

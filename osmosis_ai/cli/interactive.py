@@ -27,8 +27,8 @@ from osmosis_ai.runtime.pool import SteppingPool
 from osmosis_ai.runtime.report import build_report, results_object, run_summary, score_names
 from osmosis_ai.runtime.resume import run_config, run_identity
 from osmosis_ai.runtime.run import POLICY, RunPlan
-from osmosis_ai.runtime.store import RunStore
-from osmosis_ai.runtime.transcript import visible
+from osmosis_ai.store import RunStore
+from osmosis_ai.store.transcript import visible
 
 __all__ = ["check_interactive", "interact"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from osmosis_ai.records import FunctionRef
     from osmosis_ai.runtime.frames import WorkerSpec
     from osmosis_ai.runtime.pool import PoolOptions
-    from osmosis_ai.runtime.store import RunInfo, RunStore
+    from osmosis_ai.store import RunInfo, RunStore
 
 __all__ = ["app"]
 
@@ -174,7 +174,7 @@ def compare(
     """Compare run B with run A on the rows both have."""
     with _session(context, root, json) as session:
         from osmosis_ai.cli.runs_output import comparison_object, print_comparison, print_json
-        from osmosis_ai.runtime.compare import compare_runs
+        from osmosis_ai.store.compare import compare_runs
 
         store = session.store
         comparison = compare_runs(store, store.find_run(a), store.find_run(b), pass_threshold)
@@ -227,7 +227,7 @@ def export(
     """Export a run for training: one row per rollout."""
     with _session(context, root, json) as session:
         from osmosis_ai.cli.runs_output import print_json
-        from osmosis_ai.runtime.export import Selection, export_objects, replaced_file, write_jsonl, write_parquet
+        from osmosis_ai.store.export import Selection, export_objects, replaced_file, write_jsonl, write_parquet
 
         store, output = session.store, session.output
         chosen = format or (_Format.parquet if (file or "").endswith(".parquet") else _Format.jsonl)
@@ -416,7 +416,7 @@ def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_
     """Find and open the store; errors in the block are shown and become the exit code."""
     from osmosis_ai.environment import load_env_files
     from osmosis_ai.masking import Masker
-    from osmosis_ai.runtime.store import RunStore
+    from osmosis_ai.store import RunStore
 
     group = context.obj if isinstance(context.obj, _Group) else _Group(None, False)
     cwd = Path.cwd()

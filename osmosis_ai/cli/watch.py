@@ -34,7 +34,6 @@ from osmosis_ai.runtime.pool import Pool
 from osmosis_ai.runtime.report import results_object
 from osmosis_ai.runtime.run import RunListener, RunPlan
 from osmosis_ai.runtime.session import Iteration, Rerun, WatchSession
-from osmosis_ai.runtime.store import RunStore
 from osmosis_ai.runtime.watch import (
     FileHashes,
     GitIgnore,
@@ -46,6 +45,7 @@ from osmosis_ai.runtime.watch import (
     settled,
     watch_files,
 )
+from osmosis_ai.store import RunStore
 from osmosis_ai.tasks import task_group
 
 __all__ = ["BrokenSave", "Display", "watch"]
@@ -293,7 +293,7 @@ class _Watcher:
         flips = [*iteration.passed, *iteration.failed] if iteration is not None else []
         if iteration is None or not flips:
             return ["no row has flipped"]
-        from osmosis_ai.runtime.transcript import transcript
+        from osmosis_ai.store.transcript import transcript
 
         first = flips[0]
         found = self.session.store.scored(

@@ -25,8 +25,8 @@ from osmosis_ai.folders import private_folder
 from osmosis_ai.masking import Masker
 from osmosis_ai.models.base import ChatModel
 from osmosis_ai.records import Completion, Message, ModelSpec, Record, Tool
-from osmosis_ai.runtime.store.schema import configure, database_path, migrate
-from osmosis_ai.runtime.store.writer import Writer
+from osmosis_ai.store.schema import configure, database_path, migrate
+from osmosis_ai.store.writer import Writer
 
 __all__ = [
     "CacheContents",

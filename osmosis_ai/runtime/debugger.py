@@ -21,7 +21,7 @@ from osmosis_ai.records import Message, Record, Rollout, Row, Score
 from osmosis_ai.runtime.frames import Called, Paused, Progress, Resume, RolloutJob, ScoreJob
 from osmosis_ai.runtime.pool import SteppingPool
 from osmosis_ai.runtime.run import POLICY, RunPlan, judges_usd
-from osmosis_ai.runtime.store import RunStore
+from osmosis_ai.store import RunStore
 from osmosis_ai.text import json_text
 
 __all__ = ["Debugger", "Ended", "RefusedError"]

@@ -11,7 +11,7 @@ from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.records import ModelSpec
 from osmosis_ai.runtime.frames import Ready
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
-from osmosis_ai.runtime.store import RunStore
+from osmosis_ai.store import RunStore
 
 __all__ = ["find_resumable", "run_config", "run_identity"]
 

@@ -19,8 +19,8 @@ from osmosis_ai.dataset import Dataset
 from osmosis_ai.records import FunctionRef, ModelSpec, Outcome, Record, Rollout, Row, Score
 from osmosis_ai.runtime.frames import Limits, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
 from osmosis_ai.runtime.pool import Pool
-from osmosis_ai.runtime.store import Completed, RolloutKey, RunStore
-from osmosis_ai.runtime.store.queries import ScoringKey
+from osmosis_ai.store import Completed, RolloutKey, RunStore
+from osmosis_ai.store.queries import ScoringKey
 from osmosis_ai.tasks import task_group
 
 __all__ = ["BASELINE", "POLICY", "RescoreListener", "Run", "RunListener", "RunPlan", "judges_usd", "rescore"]

@@ -30,8 +30,8 @@ from osmosis_ai.runtime.pool import InFlight, Pool, PoolOptions, open_pool
 from osmosis_ai.runtime.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.resume import run_config, run_identity
 from osmosis_ai.runtime.run import POLICY, Run, RunListener, RunPlan
-from osmosis_ai.runtime.store import Completed, RolloutKey, RunStore
 from osmosis_ai.runtime.watch import Stale, Watched, from_root, repository_files
+from osmosis_ai.store import Completed, RolloutKey, RunStore
 
 __all__ = ["Flip", "Iteration", "Rerun", "ToolChanges", "WatchSession"]
 

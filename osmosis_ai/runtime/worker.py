@@ -283,7 +283,7 @@ class Worker:
         self._batch_done(batch.id, scores)
 
     async def _score_stored(self, batch: StoredBatch) -> None:
-        from osmosis_ai.runtime.store.reading import read_scoring_inputs
+        from osmosis_ai.store.reading import read_scoring_inputs
 
         trajectories = read_scoring_inputs(Path(batch.store), batch.rollouts)
         self._batch_done(batch.id, await self._score_all(batch.id, batch.functions, trajectories))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from osmosis_ai.records import Failure, Rollout, Row, Score
-from osmosis_ai.runtime.compare import Flip, compare_runs
-from osmosis_ai.runtime.store import RunInfo, RunStore
+from osmosis_ai.store import RunInfo, RunStore
+from osmosis_ai.store.compare import Flip, compare_runs
 
 FAILURE = Failure("model", "dropped")
 

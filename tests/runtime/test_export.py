@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from osmosis_ai.records import Failure, Rollout, Row, Score, ToolCall, Turn, Usage
-from osmosis_ai.runtime.export import Selection, export_objects, replaced_file, write_jsonl, write_parquet
-from osmosis_ai.runtime.store import RunInfo, RunStore
+from osmosis_ai.store import RunInfo, RunStore
+from osmosis_ai.store.export import Selection, export_objects, replaced_file, write_jsonl, write_parquet
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 MESSAGES = [

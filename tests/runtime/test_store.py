@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import MASK, Masker
 from osmosis_ai.records import CallOutcome, Failure, Outcome, Rollout, Row, Score, ToolCall, Turn, Usage
-from osmosis_ai.runtime.store import PairedRow, RolloutKey, RunStore
-from osmosis_ai.runtime.store.schema import MIGRATIONS, migrate
+from osmosis_ai.store import PairedRow, RolloutKey, RunStore
+from osmosis_ai.store.schema import MIGRATIONS, migrate
 
 RUN_ID = r"\d{8}-\d{6}-[0-9a-f]{4}"
 
@@ -552,7 +552,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from osmosis_ai.records import *
-from osmosis_ai.runtime.store import RunStore
+from osmosis_ai.store import RunStore
 
 def rollout(index):
     messages = [{"role": "tool", "content": f"{index} " * 1000}]
@@ -827,7 +827,7 @@ def test_a_file_in_the_folders_place_is_an_error(tmp_path: Path) -> None:
 READ_ONLY = """
 import os, sys, pathlib
 from osmosis_ai.errors import StoreError
-from osmosis_ai.runtime.store import RunStore
+from osmosis_ai.store import RunStore
 import psutil
 if os.geteuid() == 0:
     os.setgid(65534), os.setuid(65534)
@@ -863,7 +863,7 @@ import asyncio, os, resource, sys
 from pathlib import Path
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import *
-from osmosis_ai.runtime.store import RunStore
+from osmosis_ai.store import RunStore
 
 async def main(root):
     store = RunStore.open(root)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.records import Failure, Rollout, Row, Score, ToolCall, Turn, Usage
-from osmosis_ai.runtime.store.queries import ScoredRollout, StoredRollout
-from osmosis_ai.runtime.transcript import transcript, visible
+from osmosis_ai.store.queries import ScoredRollout, StoredRollout
+from osmosis_ai.store.transcript import transcript, visible
 
 ROW = Row(3, "r3", "be exact", "add", ground_truth="42", extra={"level": 1})
 OPENING = [{"role": "system", "content": "be exact"}, {"role": "user", "content": "add"}]

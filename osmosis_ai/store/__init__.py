@@ -14,9 +14,9 @@ from typing import Any
 from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Rollout, Row, Score
-from osmosis_ai.runtime.store.codec import Encoder, decode_object, pack
-from osmosis_ai.runtime.store.owners import process_alive, this_process
-from osmosis_ai.runtime.store.queries import (
+from osmosis_ai.store.codec import Encoder, decode_object, pack
+from osmosis_ai.store.owners import process_alive, this_process
+from osmosis_ai.store.queries import (
     Completed,
     PairedRow,
     Queries,
@@ -27,8 +27,8 @@ from osmosis_ai.runtime.store.queries import (
     StoredRollout,
     StoredScore,
 )
-from osmosis_ai.runtime.store.schema import database_path, open_writer
-from osmosis_ai.runtime.store.writer import Writer
+from osmosis_ai.store.schema import database_path, open_writer
+from osmosis_ai.store.writer import Writer
 
 __all__ = [
     "Completed",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.runtime.store.schema import store_error
+from osmosis_ai.store.schema import store_error
 
 __all__ = ["Operation", "Writer"]
 

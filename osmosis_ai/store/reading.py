@@ -10,8 +10,8 @@ import msgspec
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Message
 from osmosis_ai.reward_fn.scoring import ScoringInput
-from osmosis_ai.runtime.store.codec import decode_row, unpack
-from osmosis_ai.runtime.store.schema import open_reader
+from osmosis_ai.store.codec import decode_row, unpack
+from osmosis_ai.store.schema import open_reader
 
 __all__ = ["read_scoring_inputs"]
 

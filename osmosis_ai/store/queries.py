@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Outcome, Record, Rollout, Row, Score
-from osmosis_ai.runtime.store.codec import decode_calls, decode_object, decode_rollout, decode_row, decode_score
-from osmosis_ai.runtime.store.owners import process_alive
-from osmosis_ai.runtime.store.schema import open_reader
+from osmosis_ai.store.codec import decode_calls, decode_object, decode_rollout, decode_row, decode_score
+from osmosis_ai.store.owners import process_alive
+from osmosis_ai.store.schema import open_reader
 
 __all__ = [
     "Completed",
