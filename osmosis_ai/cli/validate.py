@@ -15,7 +15,7 @@ from osmosis_ai.errors import UsageError
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
-    from osmosis_ai.runtime.validation import Validation, ValidationOptions
+    from osmosis_ai.validate.validation import Validation, ValidationOptions
 
 __all__ = ["validate"]
 
@@ -65,11 +65,11 @@ def validate(
     Every code that a finding can have is in docs/checks.md, with its cause and remedy.
     """
     from osmosis_ai.cli.console import Output
-    from osmosis_ai.discovery.checks.probes import parse_answer_form
     from osmosis_ai.environment import load_env_files
     from osmosis_ai.masking import Masker
-    from osmosis_ai.runtime.validation import ValidationOptions
-    from osmosis_ai.runtime.validation import validate as check
+    from osmosis_ai.validate.probes import parse_answer_form
+    from osmosis_ai.validate.validation import ValidationOptions
+    from osmosis_ai.validate.validation import validate as check
 
     form = "json" if json else form
     if form not in FORMATS:
@@ -109,7 +109,7 @@ def _dataset(given: str, cwd: Path) -> str:
 
 def _run_agent(agent: str, root: Path, options: ValidationOptions, output: Output) -> Validation:
     from osmosis_ai.discovery.agents import resolve_agent
-    from osmosis_ai.runtime.validation import validate_agent
+    from osmosis_ai.validate.validation import validate_agent
 
     if options.static:
         raise UsageError("-m runs the agent loop's module, which --static forbids; leave one of them out")

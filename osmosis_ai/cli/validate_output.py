@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.discovery.checks import Finding
-from osmosis_ai.discovery.checks.controls import ControlReport
-from osmosis_ai.discovery.checks.probes import WRONG
-from osmosis_ai.runtime.validation import Validation
 from osmosis_ai.text import counted
+from osmosis_ai.validate import Finding
+from osmosis_ai.validate.controls import ControlReport
+from osmosis_ai.validate.probes import WRONG
+from osmosis_ai.validate.validation import Validation
 
 __all__ = ["print_annotations", "print_validation"]
 

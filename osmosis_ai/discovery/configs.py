@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from osmosis_ai.discovery.checks.findings import Finding, finding
-from osmosis_ai.discovery.checks.secrets import kind_of_secret, secret_finding
 from osmosis_ai.discovery.toml import KeyLines, TomlError, parse_toml, read_toml_text
+from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.secrets import kind_of_secret, secret_finding
 
 __all__ = ["check_config", "check_configs"]
 

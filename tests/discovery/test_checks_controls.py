@@ -17,7 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai import osmosis_reward
-from osmosis_ai.discovery.checks.controls import (
+from osmosis_ai.records import FunctionRef, Row, Score
+from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput
+from osmosis_ai.validate.controls import (
     ControlledFunction,
     ControlReport,
     Trial,
@@ -25,8 +27,8 @@ from osmosis_ai.discovery.checks.controls import (
     judge_together,
     tells_rows_apart,
 )
-from osmosis_ai.discovery.checks.findings import Finding
-from osmosis_ai.discovery.checks.probes import (
+from osmosis_ai.validate.findings import Finding
+from osmosis_ai.validate.probes import (
     Form,
     answer_forms,
     as_number,
@@ -35,8 +37,6 @@ from osmosis_ai.discovery.checks.probes import (
     probes,
     same_answer,
 )
-from osmosis_ai.records import FunctionRef, Row, Score
-from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput
 
 NUMBERS = ["42", "45", "168", "24", "56", "6.75", "64", "-7.5", "1,250", "0"]
 WORDS = ["Paris", "the Danube", "Mount Kenya", "Lake Titicaca", "Reykjavik"]

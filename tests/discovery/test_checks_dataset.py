@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.discovery.checks.findings import Finding
-from osmosis_ai.discovery.checks.rows import check_dataset, keys_read
+from osmosis_ai.validate.findings import Finding
+from osmosis_ai.validate.rows import check_dataset, keys_read
 
 
 def row(number: int, **more: Any) -> dict[str, Any]:

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.discovery.checks.findings import Finding
-from osmosis_ai.discovery.checks.functions import (
+from osmosis_ai.discovery.scan import scan_functions
+from osmosis_ai.records import Failure
+from osmosis_ai.validate.findings import Finding
+from osmosis_ai.validate.functions import (
     check_functions,
     check_load_problems,
     is_about_form,
     reads_ground_truth,
 )
-from osmosis_ai.discovery.checks.imports import check_imports
-from osmosis_ai.discovery.checks.judges import check_key_variables, check_rubric_files
-from osmosis_ai.discovery.checks.secrets import check_secrets, kind_of_secret
-from osmosis_ai.discovery.scan import scan_functions
-from osmosis_ai.records import Failure
+from osmosis_ai.validate.imports import check_imports
+from osmosis_ai.validate.judges import check_key_variables, check_rubric_files
+from osmosis_ai.validate.secrets import check_secrets, kind_of_secret
 
 START = "from osmosis_ai import osmosis_reward, osmosis_rubric\n\n"
 # Made of parts, so that no tool takes this file for one that holds a key.

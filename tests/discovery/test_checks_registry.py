@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import osmosis_ai
-from osmosis_ai.discovery.checks import CODES, finding
+from osmosis_ai.validate import CODES, finding
 
 ROOT = Path(osmosis_ai.__file__).parents[1]
 PACKAGE = ROOT / "osmosis_ai"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.discovery.checks.findings import Finding
-from osmosis_ai.discovery.checks.tools import check_loaded_tools, check_tool_source, merge_tools
 from osmosis_ai.discovery.scan import Component, scan_tools
+from osmosis_ai.validate.findings import Finding
+from osmosis_ai.validate.tools import check_loaded_tools, check_tool_source, merge_tools
 
 GOOD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer", "description": "A number"}}}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.discovery.checks.workcopy import check_working_copy
+from osmosis_ai.validate.workcopy import check_working_copy
 
 
 def git(root: Path, *arguments: str) -> None:

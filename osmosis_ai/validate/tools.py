@@ -10,10 +10,10 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.discovery.checks.findings import Finding, finding
 from osmosis_ai.discovery.scan import Component, tool_name
 from osmosis_ai.discovery.source import UnreadableError, aliases_of, parse_file
 from osmosis_ai.records import Tool
+from osmosis_ai.validate.findings import Finding, finding
 
 __all__ = ["check_loaded_tools", "check_tool_source", "merge_tools"]
 

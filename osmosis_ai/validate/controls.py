@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from osmosis_ai.discovery.checks.findings import Finding, finding
-from osmosis_ai.discovery.checks.probes import WRONG, Probe
 from osmosis_ai.records import FunctionRef, Record, Score
+from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.probes import WRONG, Probe
 
 __all__ = [
     "ControlReport",

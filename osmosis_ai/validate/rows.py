@@ -12,10 +12,10 @@ from statistics import median
 from typing import Any
 
 from osmosis_ai.dataset import Dataset, RowProblem, open_dataset
-from osmosis_ai.discovery.checks.findings import Finding, finding
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Row
+from osmosis_ai.validate.findings import Finding, finding
 
 __all__ = ["check_dataset", "keys_read"]
 

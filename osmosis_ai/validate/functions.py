@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from osmosis_ai.discovery.checks.findings import Finding, finding
 from osmosis_ai.discovery.scan import Component
 from osmosis_ai.discovery.source import (
     FunctionNode,
@@ -24,6 +23,7 @@ from osmosis_ai.discovery.source import (
 )
 from osmosis_ai.errors import FunctionError
 from osmosis_ai.records import Failure, FunctionRef
+from osmosis_ai.validate.findings import Finding, finding
 
 __all__ = [
     "check_functions",

@@ -17,29 +17,6 @@ import msgspec
 from osmosis_ai import tracebacks
 from osmosis_ai.dataset import RowProblem, open_dataset
 from osmosis_ai.discovery.agents import AgentSource
-from osmosis_ai.discovery.checks import Finding, finding
-from osmosis_ai.discovery.checks.controls import (
-    ControlledFunction,
-    ControlReport,
-    Trial,
-    judge,
-    judge_together,
-    tells_rows_apart,
-)
-from osmosis_ai.discovery.checks.functions import (
-    check_functions,
-    check_load_problems,
-    is_about_form,
-    reads_ground_truth,
-    refs_of,
-)
-from osmosis_ai.discovery.checks.imports import check_imports
-from osmosis_ai.discovery.checks.judges import check_key_variables, check_rubric_files
-from osmosis_ai.discovery.checks.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
-from osmosis_ai.discovery.checks.rows import check_dataset, keys_read
-from osmosis_ai.discovery.checks.secrets import check_secrets
-from osmosis_ai.discovery.checks.tools import check_loaded_tools, check_tool_source, merge_tools
-from osmosis_ai.discovery.checks.workcopy import check_working_copy
 from osmosis_ai.discovery.configs import check_configs
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.discovery.scan import Component, Problem, scan_functions, scan_tools
@@ -49,6 +26,29 @@ from osmosis_ai.records import FunctionRef, Record, Row, Score, Tool
 from osmosis_ai.runtime.crew import JobFailedError
 from osmosis_ai.runtime.frames import Limits, LoopFinding, Ready, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.pool import Pool, PoolOptions, ProcessPool, open_pool
+from osmosis_ai.validate import Finding, finding
+from osmosis_ai.validate.controls import (
+    ControlledFunction,
+    ControlReport,
+    Trial,
+    judge,
+    judge_together,
+    tells_rows_apart,
+)
+from osmosis_ai.validate.functions import (
+    check_functions,
+    check_load_problems,
+    is_about_form,
+    reads_ground_truth,
+    refs_of,
+)
+from osmosis_ai.validate.imports import check_imports
+from osmosis_ai.validate.judges import check_key_variables, check_rubric_files
+from osmosis_ai.validate.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
+from osmosis_ai.validate.rows import check_dataset, keys_read
+from osmosis_ai.validate.secrets import check_secrets
+from osmosis_ai.validate.tools import check_loaded_tools, check_tool_source, merge_tools
+from osmosis_ai.validate.workcopy import check_working_copy
 
 __all__ = ["Validation", "ValidationOptions", "validate", "validate_agent"]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.discovery.checks.findings import Finding, finding
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, relative_to_root
 from osmosis_ai.discovery.toml import TomlError, read_toml
+from osmosis_ai.validate.findings import Finding, finding
 
 __all__ = ["check_imports"]
 

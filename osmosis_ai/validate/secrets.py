@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from osmosis_ai.discovery.checks.findings import Finding, finding
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, read_file
 from osmosis_ai.discovery.source import relative_to_root as shown
+from osmosis_ai.validate.findings import Finding, finding
 
 __all__ = ["check_secrets", "kind_of_secret", "kind_of_value", "secret_finding"]
 

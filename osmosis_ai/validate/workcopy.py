@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from osmosis_ai.discovery.checks.findings import Finding, examples, finding
+from osmosis_ai.validate.findings import Finding, examples, finding
 
 __all__ = ["check_working_copy"]
 

@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from osmosis_ai.discovery.checks.findings import Finding, finding
-from osmosis_ai.discovery.checks.secrets import kind_of_value, secret_finding
 from osmosis_ai.discovery.source import (
     UnreadableError,
     dotted_name,
@@ -18,6 +16,8 @@ from osmosis_ai.discovery.source import (
     statements,
 )
 from osmosis_ai.errors import UsageError
+from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.secrets import kind_of_value, secret_finding
 
 __all__ = ["check_key_variables", "check_rubric_files"]
 
