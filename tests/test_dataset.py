@@ -24,8 +24,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import osmosis_ai.dataset
-from osmosis_ai.dataset import MAX_ROW_BYTES, SUFFIXES, DatasetSummary, open_dataset
+import osmosis_ai.data.dataset
+from osmosis_ai.data.dataset import MAX_ROW_BYTES, SUFFIXES, DatasetSummary, open_dataset
 from osmosis_ai.errors import DatasetError
 
 GOOD = {"system_prompt": "Be brief.", "user_prompt": "2+2?", "ground_truth": "4"}
@@ -604,7 +604,7 @@ def test_elements_across_any_chunk_boundary(tmp_path: Path, chunk: int) -> None:
     path = tmp_path / "rows.json"
     write_json(path, rows)
     with path.open("rb") as file:
-        window = osmosis_ai.dataset._JsonWindow(_Dribble(file, chunk))  # type: ignore[arg-type]
+        window = osmosis_ai.data.dataset._JsonWindow(_Dribble(file, chunk))  # type: ignore[arg-type]
         assert window.peek() == b"["
         window.take(1)
         got = []
@@ -632,7 +632,7 @@ class _Dribble:
 MEASURE = """
 import re, sys
 from pathlib import Path
-from osmosis_ai.dataset import open_dataset
+from osmosis_ai.data.dataset import open_dataset
 if sys.argv[1].endswith(".parquet"):
     import pyarrow, pyarrow.parquet
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) // 1024

@@ -20,7 +20,7 @@ from osmosis_ai.cli.options import RunOptions
 from osmosis_ai.cli.progress import RunProgress, checking
 from osmosis_ai.cli.report import print_report
 from osmosis_ai.collector import calm_collector
-from osmosis_ai.dataset import DatasetSummary, open_dataset
+from osmosis_ai.data.dataset import DatasetSummary, open_dataset
 from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import DatasetError, StartError, StoreError
 from osmosis_ai.masking import Masker

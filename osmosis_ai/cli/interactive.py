@@ -18,7 +18,7 @@ from osmosis_ai.cli import steps
 from osmosis_ai.cli.execute import FAILED, INTERRUPTED, Start, loaded, open_store, pool_options, prepared
 from osmosis_ai.cli.options import RunOptions
 from osmosis_ai.cli.prompt import Prompt, edited_text
-from osmosis_ai.dataset import DatasetSummary
+from osmosis_ai.data.dataset import DatasetSummary
 from osmosis_ai.errors import UsageError
 from osmosis_ai.runtime.debugger import Debugger, Ended, RefusedError
 from osmosis_ai.runtime.frames import Paused

@@ -51,7 +51,7 @@ def _load(file: Path) -> tuple[str, Iterable[Any], list[str]]:
         if holds_solutions(file):
             records = load_records(file)
             return counted(len(records), "record"), [record.values for record in records], []
-    from osmosis_ai.dataset import SUFFIXES, open_dataset
+    from osmosis_ai.data.dataset import SUFFIXES, open_dataset
 
     if suffix not in SUFFIXES and file.exists():
         raise UsageError(

@@ -15,7 +15,7 @@ import anyio.from_thread
 import msgspec
 
 from osmosis_ai.code_hashes import function_code
-from osmosis_ai.dataset import Dataset
+from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Message, Record, Rollout, Row, Score
 from osmosis_ai.runtime.frames import Called, Paused, Progress, Resume, RolloutJob, ScoreJob

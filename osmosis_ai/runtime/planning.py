@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.dataset import Dataset, open_dataset
+from osmosis_ai.data.dataset import Dataset, open_dataset
 from osmosis_ai.discovery.agents import AgentSource, resolve_agent
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
 from osmosis_ai.discovery.rubrics import resolve_rubrics

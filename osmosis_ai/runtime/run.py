@@ -15,7 +15,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from osmosis_ai.code_hashes import function_code
-from osmosis_ai.dataset import Dataset
+from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.records import FunctionRef, ModelSpec, Outcome, Record, Rollout, Row, Score
 from osmosis_ai.runtime.frames import Limits, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
 from osmosis_ai.runtime.pool import Pool

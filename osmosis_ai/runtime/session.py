@@ -17,7 +17,7 @@ import anyio.abc
 import msgspec
 
 from osmosis_ai.code_hashes import file_hash, function_code
-from osmosis_ai.dataset import Dataset, DatasetSummary
+from osmosis_ai.data.dataset import Dataset, DatasetSummary
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.rubrics import rubric_files
 from osmosis_ai.discovery.scan import Problem

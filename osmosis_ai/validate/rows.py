@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from osmosis_ai.dataset import Dataset, RowProblem, open_dataset
+from osmosis_ai.data.dataset import Dataset, RowProblem, open_dataset
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Row

@@ -15,7 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from osmosis_ai import tracebacks
-from osmosis_ai.dataset import RowProblem, open_dataset
+from osmosis_ai.data.dataset import RowProblem, open_dataset
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.configs import check_configs
 from osmosis_ai.discovery.repository import McpSource

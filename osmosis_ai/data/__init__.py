@@ -1,0 +1,1 @@
+"""Rows of a dataset, whatever file they are in."""
