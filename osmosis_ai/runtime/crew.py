@@ -24,8 +24,8 @@ from osmosis_ai.process_tree import end_processes
 from osmosis_ai.records import Failure
 from osmosis_ai.runtime import frames
 from osmosis_ai.runtime.frames import Done, Event, Job, Progress
-from osmosis_ai.runtime.process import pack, read_frame
 from osmosis_ai.runtime.spawning import LOAD_SECONDS, Spawned, Spawner
+from osmosis_ai.runtime.worker.main import pack, read_frame
 from osmosis_ai.tasks import task_group
 
 __all__ = ["Crew", "JobFailedError", "WorkerProcess"]

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 __all__ = ["available", "preloads", "start", "start_early"]
 
 SAFE_PATH = "osmosis_ai.runtime.safe_path"
-PRELOAD = "osmosis_ai.runtime.preload"
-LITELLM = "osmosis_ai.runtime.preload_litellm"
+PRELOAD = "osmosis_ai.runtime.worker.preload"
+LITELLM = "osmosis_ai.runtime.worker.preload_litellm"
 ENDPOINTS = "osmosis_ai.runtime.models.endpoint"
 NO_RUNS = (["rubric"], ["submit"], ["list"], ["info"], ["stop"])
 """Subcommands of `eval`."""

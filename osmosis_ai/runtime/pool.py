@@ -52,10 +52,10 @@ from osmosis_ai.runtime.frames import (
     TurnDone,
     WorkerSpec,
 )
-from osmosis_ai.runtime.process import Boot
 from osmosis_ai.runtime.spawning import LOAD_SECONDS, ForkServerSpawner, TemplateSpawner
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder
-from osmosis_ai.runtime.worker import Worker, load_repository
+from osmosis_ai.runtime.worker.main import Boot
+from osmosis_ai.runtime.worker.worker import Worker, load_repository
 
 __all__ = [
     "InFlight",

@@ -15,7 +15,7 @@ import msgspec
 
 from osmosis_ai.process_tree import end_processes
 from osmosis_ai.runtime import forkserver, frames
-from osmosis_ai.runtime.process import Boot, Forked, TemplateEvent, read_frame, template_main, worker_main
+from osmosis_ai.runtime.worker.main import Boot, Forked, TemplateEvent, read_frame, template_main, worker_main
 
 __all__ = [
     "LOAD_SECONDS",

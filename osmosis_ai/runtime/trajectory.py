@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
-from osmosis_ai.runtime.clocks import elapsed_ms
 from osmosis_ai.runtime.frames import (
     Acting,
     Asked,
@@ -21,6 +20,7 @@ from osmosis_ai.runtime.frames import (
     SampleDone,
     TurnDone,
 )
+from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 
 __all__ = ["TrajectoryBuilder", "opening_messages", "total_cost", "total_usage"]
 

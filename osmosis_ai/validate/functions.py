@@ -150,8 +150,8 @@ def _check_lookalikes(
 
 def _check_signature(component: Component, node: FunctionNode, tree: ast.Module, root: Path) -> Iterator[Finding]:
     from osmosis_ai.reward_fn.decorator import osmosis_reward
-    from osmosis_ai.reward_fn.scoring import Scorer
     from osmosis_ai.reward_rubric.decorator import osmosis_rubric
+    from osmosis_ai.runtime.worker.scorer import Scorer
 
     stub = _stub(node, tree)
     if stub is None:

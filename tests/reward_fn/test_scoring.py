@@ -22,7 +22,7 @@ import osmosis_ai
 from osmosis_ai import osmosis_reward, osmosis_rubric
 from osmosis_ai.errors import FunctionError
 from osmosis_ai.records import Failure, FunctionRef, Message, Score
-from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput, load_scorer, scoring_form
+from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput, load_scorer, scoring_form
 
 MESSAGES: list[Message] = [
     {"role": "system", "content": "Answer."},
@@ -598,7 +598,7 @@ def test_a_function_that_never_returns_does_not_keep_the_process_from_ending(tmp
         import threading
         import anyio
         from osmosis_ai.records import FunctionRef
-        from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput
+        from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput
 
         def stuck(solution_str):
             threading.Event().wait()

@@ -15,8 +15,8 @@ from osmosis_ai.discovery.repository import find_repository
 from osmosis_ai.discovery.rubrics import discovered_rubrics, resolve_rubrics
 from osmosis_ai.errors import FunctionError
 from osmosis_ai.records import FunctionRef, Score
-from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput, load_rubric_scorer, load_scorer
 from osmosis_ai.reward_rubric.redirect import redirect_judges
+from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput, load_rubric_scorer, load_scorer
 from osmosis_ai.testing import ScriptedEndpoint, status, text
 
 FUNCTIONS = """

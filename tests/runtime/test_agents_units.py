@@ -11,10 +11,10 @@ import pytest
 from osmosis_ai.errors import ModelError, OsmosisRolloutError
 from osmosis_ai.records import Row, ToolCall, Turn, Usage
 from osmosis_ai.rollout import RolloutAgentLoop, RolloutRequest, RolloutResult
-from osmosis_ai.runtime.agent_loop import McpAgentLoop
-from osmosis_ai.runtime.agents import LoadedAgent, finished
 from osmosis_ai.runtime.frames import Acting, Asked, RolloutDone, RolloutJob, TurnDone
 from osmosis_ai.runtime.trajectory import TrajectoryBuilder
+from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop
+from osmosis_ai.runtime.worker.agents import LoadedAgent, finished
 
 HERE = Path(__file__).resolve()
 ROW = Row(0, "r", "Be short.", "Hello.")

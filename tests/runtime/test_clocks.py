@@ -7,7 +7,7 @@ import threading
 import anyio
 import pytest
 
-from osmosis_ai.runtime.clocks import Clocks
+from osmosis_ai.runtime.worker.deadlines import Clocks
 
 
 @pytest.mark.anyio

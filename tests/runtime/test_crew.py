@@ -19,8 +19,8 @@ from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.records import Row, Turn, Usage
 from osmosis_ai.runtime import frames
 from osmosis_ai.runtime.crew import MAX_FAILED_STARTS, Crew, JobFailedError
-from osmosis_ai.runtime.process import pack, read_frame
 from osmosis_ai.runtime.spawning import Spawned
+from osmosis_ai.runtime.worker.main import pack, read_frame
 
 pytestmark = pytest.mark.anyio
 

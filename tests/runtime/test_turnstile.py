@@ -7,8 +7,8 @@ import asyncio
 import anyio
 import pytest
 
-from osmosis_ai.runtime import turnstile as module
-from osmosis_ai.runtime.turnstile import AT_ONCE, Turnstile
+from osmosis_ai.runtime.worker import admission as module
+from osmosis_ai.runtime.worker.admission import AT_ONCE, Turnstile
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
-from osmosis_ai.runtime.clocks import Clocks
-from osmosis_ai.runtime.watchdog import JobTasks, Watchdog
+from osmosis_ai.runtime.worker.deadlines import Clocks
+from osmosis_ai.runtime.worker.watchdog import JobTasks, Watchdog
 
 PATIENCE = 30.0
 

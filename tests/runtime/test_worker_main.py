@@ -9,7 +9,7 @@ from pathlib import Path
 
 from osmosis_ai.records import FunctionRef
 from osmosis_ai.runtime import frames
-from osmosis_ai.runtime.process import HEADER, Boot, pack, worker_main
+from osmosis_ai.runtime.worker.main import HEADER, Boot, pack, worker_main
 
 PATIENCE = 60.0
 REWARD = """

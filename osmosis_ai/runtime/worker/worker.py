@@ -27,8 +27,6 @@ from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, Osmosi
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.models import ChatModel, ModelHost, create_model
 from osmosis_ai.records import Completion, Failure, FinishReason, Message, Score, Tool, ToolCall, Turn
-from osmosis_ai.reward_fn.scoring import Scorer, ScoringInput, load_scorer
-from osmosis_ai.runtime.clocks import Clock, Clocks, elapsed_ms
 from osmosis_ai.runtime.frames import (
     Acting,
     BatchDone,
@@ -57,16 +55,18 @@ from osmosis_ai.runtime.frames import (
     TurnDone,
     WorkerSpec,
 )
-from osmosis_ai.runtime.stepping import Stepper
-from osmosis_ai.runtime.turnstile import Turnstile
+from osmosis_ai.runtime.worker.admission import Turnstile
+from osmosis_ai.runtime.worker.deadlines import Clock, Clocks, elapsed_ms
+from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput, load_scorer
+from osmosis_ai.runtime.worker.stepping import Stepper
 
 if TYPE_CHECKING:
     from osmosis_ai.models.cache import ReplyCache
     from osmosis_ai.rollout.client import TrainerPool
     from osmosis_ai.rollout.core.base import CompletionsResult
     from osmosis_ai.rollout.core.schemas import RolloutRequest
-    from osmosis_ai.runtime.agent_loop import McpContext
-    from osmosis_ai.runtime.agents import LoadedAgent
+    from osmosis_ai.runtime.worker.agent_loop import McpContext
+    from osmosis_ai.runtime.worker.agents import LoadedAgent
 
 __all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "labels_of", "load_repository"]
 
@@ -133,7 +133,7 @@ def load_repository(spec: WorkerSpec) -> LoadedRepository:
         server = _load_tools(spec.mcp, root)
         tool_sources = imported_sources(root)
     elif spec.agent is not None:
-        from osmosis_ai.runtime.agents import load_agent
+        from osmosis_ai.runtime.worker.agents import load_agent
 
         agent = load_agent(spec.agent)
         tool_sources = imported_sources(root)
@@ -322,7 +322,7 @@ class Worker:
             self._emit(Retiring("a function that ran out of time may still hold a thread"))
 
     async def _rollout(self, job: RolloutJob) -> None:
-        from osmosis_ai.runtime.agent_loop import McpAgentLoop, McpContext, SteppedMcpContext, row_request
+        from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop, McpContext, SteppedMcpContext, row_request
 
         await self.turnstile.enter(job.id)
         limits = self.spec.limits
@@ -366,7 +366,7 @@ class Worker:
             self._emit(Retiring(f"a tool of row {job.row.index} still holds a thread"))
 
     async def _agent_rollout(self, job: RolloutJob, agent: LoadedAgent) -> None:
-        from osmosis_ai.runtime.agents import AgentRollout, Ending
+        from osmosis_ai.runtime.worker.agents import AgentRollout, Ending
 
         spec, limits = self.spec, self.spec.limits
         edges = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
@@ -395,8 +395,8 @@ class Worker:
     async def _serve(self, job: ServeJob) -> None:
         from osmosis_ai.rollout.core.schemas import RolloutRequest
         from osmosis_ai.rollout.runner import error_response, run_loop
-        from osmosis_ai.runtime.agent_loop import McpAgentLoop
-        from osmosis_ai.runtime.agents import ReplayedChat, sendable
+        from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop
+        from osmosis_ai.runtime.worker.agents import ReplayedChat, sendable
 
         self._emit(Acting(job.id))
         request = RolloutRequest.model_validate(job.request)
@@ -442,7 +442,7 @@ class Worker:
     def _served(self, request: RolloutRequest, session: Any) -> Callable[..., McpContext]:
         """Makes the built-in loop's context for a trainer's rollout."""
         from osmosis_ai.mcp_tools.conversion import truncate
-        from osmosis_ai.runtime.agent_loop import McpContext
+        from osmosis_ai.runtime.worker.agent_loop import McpContext
 
         limits = self.spec.limits
 
@@ -461,7 +461,7 @@ class Worker:
     def _look_at_agent(self, job: ToolsJob | InspectJob) -> None:
         from osmosis_ai.rollout.core.schemas import RolloutRequest
         from osmosis_ai.rollout.runner import tool_dicts, tools_of
-        from osmosis_ai.runtime.agents import inspect_agent
+        from osmosis_ai.runtime.worker.agents import inspect_agent
 
         self._emit(Acting(job.id))
         assert self._agent is not None
@@ -499,7 +499,7 @@ class _RolloutRun:
 
     async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
         """Ask the run's model on behalf of the built-in loop."""
-        from osmosis_ai.runtime.agent_loop import result_of
+        from osmosis_ai.runtime.worker.agent_loop import result_of
 
         self._turnstile.leave(self._job.id)
         completion = await self.complete(messages, self._tools, params)

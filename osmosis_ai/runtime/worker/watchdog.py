@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from osmosis_ai.runtime.clocks import Clocks
+from osmosis_ai.runtime.worker.deadlines import Clocks
 
 __all__ = ["JobTasks", "Watchdog"]
 

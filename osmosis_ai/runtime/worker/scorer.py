@@ -23,10 +23,10 @@ from osmosis_ai import tracebacks
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.imports import SourceLoader
 from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Message, Record, Score
-from osmosis_ai.reward_fn.series import Overdue, run_series
 from osmosis_ai.reward_fn.signature import annotation_members
 from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
 from osmosis_ai.reward_rubric.tracing import trace_judge_calls
+from osmosis_ai.runtime.worker.series import Overdue, run_series
 
 __all__ = ["Form", "Scorer", "ScoringInput", "load_rubric_scorer", "load_scorer", "scoring_form"]
 
@@ -350,7 +350,7 @@ def load_rubric_scorer(path: Path, rubric_id: str) -> Scorer:
 
 def _rubric_scorer(ref: FunctionRef) -> Scorer:
     from osmosis_ai.reward_rubric.configs import load_rubric
-    from osmosis_ai.reward_rubric.entry import RubricEntry
+    from osmosis_ai.runtime.worker.rubric_entry import RubricEntry
 
     try:
         rubric = load_rubric(Path(ref.root, ref.file or ""), ref.attribute)

@@ -21,10 +21,10 @@ from osmosis_ai.rollout.core.base import (
     RolloutResult,
 )
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest
-from osmosis_ai.runtime.clocks import elapsed_ms
 from osmosis_ai.runtime.frames import Limits, RolloutJob
-from osmosis_ai.runtime.stepping import Stepper
 from osmosis_ai.runtime.trajectory import opening_messages
+from osmosis_ai.runtime.worker.deadlines import elapsed_ms
+from osmosis_ai.runtime.worker.stepping import Stepper
 
 __all__ = ["McpAgentLoop", "McpContext", "SteppedContext", "SteppedMcpContext", "result_of", "row_request"]
 

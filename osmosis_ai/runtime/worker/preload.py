@@ -16,8 +16,8 @@ from osmosis_ai.mcp_tools.host import ToolHost
 from osmosis_ai.models import cache as cache
 from osmosis_ai.process_tree import adopt_orphans
 from osmosis_ai.reward_fn import decorator as decorator
-from osmosis_ai.runtime import agents as agents
-from osmosis_ai.runtime import process as process  # what a worker runs
+from osmosis_ai.runtime.worker import agents as agents
+from osmosis_ai.runtime.worker import main as main  # what a worker runs
 
 
 async def _warm_up() -> None:

@@ -32,8 +32,8 @@ from osmosis_ai.records import Record
 from osmosis_ai.runtime import frames
 from osmosis_ai.runtime.frames import Event, Job, Order, WorkerSpec
 from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file
-from osmosis_ai.runtime.watchdog import JobTasks, Watchdog
-from osmosis_ai.runtime.worker import (
+from osmosis_ai.runtime.worker.watchdog import JobTasks, Watchdog
+from osmosis_ai.runtime.worker.worker import (
     LoadedRepository,
     Worker,
     current_job,

@@ -1,0 +1,1 @@
+"""Inside a worker process: the only place that imports user code."""
