@@ -272,8 +272,8 @@ class _Evaluation:
             return
         from osmosis_ai.process_tree import end_strays
         from osmosis_ai.reward_rubric.redirect import judge_environment
-        from osmosis_ai.runtime.frames import Limits
-        from osmosis_ai.runtime.pool import PoolOptions, default_workers
+        from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
+        from osmosis_ai.runtime.protocol import Limits
         from osmosis_ai.runtime.rubric_functions import function_judge
 
         assert self._plan.function is not None

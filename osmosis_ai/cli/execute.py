@@ -29,7 +29,7 @@ from osmosis_ai.reward_rubric.redirect import judge_environment, redirect_judges
 from osmosis_ai.runtime.judges import check_judges
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.planning import Prepared, RunRequest, check_output, find_agent, prepare
-from osmosis_ai.runtime.pool import Pool, PoolOptions, SteppingPool, default_workers, open_pool
+from osmosis_ai.runtime.pool.pool import Pool, PoolOptions, SteppingPool, default_workers, open_pool
 from osmosis_ai.runtime.report import Report, build_report, results_object, run_summary, score_names
 from osmosis_ai.runtime.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run import Run, RunPlan

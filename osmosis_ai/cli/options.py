@@ -70,8 +70,8 @@ class RunOptions(Record, frozen=True):
 
     def request(self, command: str) -> RunRequest:
         """What a command is asked to run."""
-        from osmosis_ai.runtime.frames import Limits
         from osmosis_ai.runtime.planning import RunRequest
+        from osmosis_ai.runtime.protocol import Limits
 
         return RunRequest(
             command=command,

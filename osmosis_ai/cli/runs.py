@@ -21,8 +21,8 @@ from osmosis_ai.text import counted
 if TYPE_CHECKING:
     from osmosis_ai.masking import Masker
     from osmosis_ai.records import FunctionRef
-    from osmosis_ai.runtime.frames import WorkerSpec
-    from osmosis_ai.runtime.pool import PoolOptions
+    from osmosis_ai.runtime.pool.pool import PoolOptions
+    from osmosis_ai.runtime.protocol import WorkerSpec
     from osmosis_ai.store import RunInfo, RunStore
 
 __all__ = ["app"]
@@ -287,9 +287,9 @@ def rescore(
     Rollouts that this code has scored already are left alone. Exit code 1 when a score could not be computed.
     """
     with _session(context, root, json) as session:
-        from osmosis_ai.runtime.frames import Limits, WorkerSpec
         from osmosis_ai.runtime.logs import new_log
-        from osmosis_ai.runtime.pool import PoolOptions, default_workers
+        from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
+        from osmosis_ai.runtime.protocol import Limits, WorkerSpec
 
         info = session.store.find_run(run)
         if info.alive:
@@ -349,7 +349,7 @@ def remove(
 
 async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
     from osmosis_ai.cli.runs_output import RescoreProgress, plain, print_json, print_rescored
-    from osmosis_ai.runtime.pool import open_pool
+    from osmosis_ai.runtime.pool.pool import open_pool
     from osmosis_ai.runtime.run import rescore as score_again
 
     store, output = session.store, session.output

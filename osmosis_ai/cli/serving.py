@@ -27,10 +27,10 @@ from osmosis_ai.records import Record
 from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, DEBUG_DIR_VARIABLE, build_app, debug_folder
 from osmosis_ai.rollout.server.serve import address_of, choose_api_key, make_server, open_socket
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
-from osmosis_ai.runtime.frames import Limits, WorkerSpec
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.planning import find_agent
-from osmosis_ai.runtime.pool import PoolOptions, default_workers
+from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
+from osmosis_ai.runtime.protocol import Limits, WorkerSpec
 from osmosis_ai.runtime.serving import PoolRunner
 
 __all__ = ["ServeOptions", "serve_agent"]

@@ -30,7 +30,7 @@ from osmosis_ai.process_tree import end_strays
 from osmosis_ai.records import Record, Rollout, Score
 from osmosis_ai.reward_rubric.redirect import redirect_judges
 from osmosis_ai.runtime.planning import RunRequest, check_output, find_agent, find_dataset, prepare
-from osmosis_ai.runtime.pool import Pool
+from osmosis_ai.runtime.pool.pool import Pool
 from osmosis_ai.runtime.report import results_object
 from osmosis_ai.runtime.run import RunListener, RunPlan
 from osmosis_ai.runtime.session import Iteration, Rerun, WatchSession

@@ -18,8 +18,8 @@ from osmosis_ai.code_hashes import function_code
 from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Message, Record, Rollout, Row, Score
-from osmosis_ai.runtime.frames import Called, Paused, Progress, Resume, RolloutJob, ScoreJob
-from osmosis_ai.runtime.pool import SteppingPool
+from osmosis_ai.runtime.pool.pool import SteppingPool
+from osmosis_ai.runtime.protocol import Called, Paused, Progress, Resume, RolloutJob, ScoreJob
 from osmosis_ai.runtime.run import POLICY, RunPlan, judges_usd
 from osmosis_ai.store import RunStore
 from osmosis_ai.text import json_text

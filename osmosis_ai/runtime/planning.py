@@ -15,7 +15,7 @@ from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.models.choice import ModelChoice, choose_model
 from osmosis_ai.records import FunctionRef, Record
-from osmosis_ai.runtime.frames import Limits, WorkerSpec
+from osmosis_ai.runtime.protocol import Limits, WorkerSpec
 from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
 
 __all__ = ["Prepared", "RunRequest", "find_agent", "prepare"]

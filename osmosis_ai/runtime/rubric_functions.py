@@ -12,8 +12,8 @@ from osmosis_ai.errors import ScoreError
 from osmosis_ai.records import Failure, FunctionRef
 from osmosis_ai.reward_rubric.data import RubricRecord
 from osmosis_ai.reward_rubric.evaluation import Answer, Judge
-from osmosis_ai.runtime.frames import Limits, ScoreJob, WorkerSpec
-from osmosis_ai.runtime.pool import PoolOptions, open_pool
+from osmosis_ai.runtime.pool.pool import PoolOptions, open_pool
+from osmosis_ai.runtime.protocol import Limits, ScoreJob, WorkerSpec
 
 __all__ = ["function_judge"]
 

@@ -17,8 +17,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from osmosis_ai.code_hashes import function_code
 from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.records import FunctionRef, ModelSpec, Outcome, Record, Rollout, Row, Score
-from osmosis_ai.runtime.frames import Limits, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
-from osmosis_ai.runtime.pool import Pool
+from osmosis_ai.runtime.pool.pool import Pool
+from osmosis_ai.runtime.protocol import Limits, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
 from osmosis_ai.store import Completed, RolloutKey, RunStore
 from osmosis_ai.store.queries import ScoringKey
 from osmosis_ai.tasks import task_group

@@ -16,9 +16,9 @@ from osmosis_ai.errors import OsmosisRolloutError, StartError
 from osmosis_ai.records import Failure, Tool
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import error_response
-from osmosis_ai.runtime.crew import JobFailedError
-from osmosis_ai.runtime.frames import Inspected, Ready, WorkerSpec
-from osmosis_ai.runtime.pool import PoolOptions, ProcessPool
+from osmosis_ai.runtime.pool.group import JobFailedError
+from osmosis_ai.runtime.pool.pool import PoolOptions, ProcessPool
+from osmosis_ai.runtime.protocol import Inspected, Ready, WorkerSpec
 from osmosis_ai.runtime.watch import (
     FileHashes,
     GitIgnore,

@@ -23,9 +23,9 @@ from osmosis_ai.discovery.scan import Component, Problem, scan_functions, scan_t
 from osmosis_ai.environment import read_env_file
 from osmosis_ai.errors import DatasetError, OsmosisError, RepositoryError, StartError, UsageError
 from osmosis_ai.records import FunctionRef, Record, Row, Score, Tool
-from osmosis_ai.runtime.crew import JobFailedError
-from osmosis_ai.runtime.frames import Limits, LoopFinding, Ready, ScoreJob, WorkerSpec
-from osmosis_ai.runtime.pool import Pool, PoolOptions, ProcessPool, open_pool
+from osmosis_ai.runtime.pool.group import JobFailedError
+from osmosis_ai.runtime.pool.pool import Pool, PoolOptions, ProcessPool, open_pool
+from osmosis_ai.runtime.protocol import Limits, LoopFinding, Ready, ScoreJob, WorkerSpec
 from osmosis_ai.validate import Finding, finding
 from osmosis_ai.validate.controls import (
     ControlledFunction,

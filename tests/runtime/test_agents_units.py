@@ -11,8 +11,8 @@ import pytest
 from osmosis_ai.errors import ModelError, OsmosisRolloutError
 from osmosis_ai.records import Row, ToolCall, Turn, Usage
 from osmosis_ai.rollout import RolloutAgentLoop, RolloutRequest, RolloutResult
-from osmosis_ai.runtime.frames import Acting, Asked, RolloutDone, RolloutJob, TurnDone
-from osmosis_ai.runtime.trajectory import TrajectoryBuilder
+from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
+from osmosis_ai.runtime.protocol import Acting, Asked, RolloutDone, RolloutJob, TurnDone
 from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop
 from osmosis_ai.runtime.worker.agents import LoadedAgent, finished
 

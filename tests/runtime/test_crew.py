@@ -17,9 +17,9 @@ import pytest
 
 from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.records import Row, Turn, Usage
-from osmosis_ai.runtime import frames
-from osmosis_ai.runtime.crew import MAX_FAILED_STARTS, Crew, JobFailedError
-from osmosis_ai.runtime.spawning import Spawned
+from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.pool.group import MAX_FAILED_STARTS, Crew, JobFailedError
+from osmosis_ai.runtime.pool.spawn import Spawned
 from osmosis_ai.runtime.worker.main import pack, read_frame
 
 pytestmark = pytest.mark.anyio
@@ -44,31 +44,31 @@ class ScriptedWorker:
         self._reader, self._jobs_writer = await asyncio.open_unix_connection(sock=jobs)
         _, self._writer = await asyncio.open_unix_connection(sock=events)
 
-    async def next(self) -> frames.Order:
-        order = frames.decode_order(await read_frame(self._reader))
-        if isinstance(order, frames.RolloutJob):
+    async def next(self) -> protocol.Order:
+        order = protocol.decode_order(await read_frame(self._reader))
+        if isinstance(order, protocol.RolloutJob):
             self.jobs.append(order.id)
             self.open_jobs.add(order.id)
         return order
 
-    def send(self, event: frames.Event) -> None:
+    def send(self, event: protocol.Event) -> None:
         self._writer.write(pack(event))
 
     def call_tool(self, job: str) -> None:
         """From now on the job is inside user code."""
         call = {"id": "c", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
         turn = Turn(0, "tool_calls", Usage(), 1.0)
-        self.send(frames.TurnDone(job, turn, {"role": "assistant", "content": None, "tool_calls": [call]}))
+        self.send(protocol.TurnDone(job, turn, {"role": "assistant", "content": None, "tool_calls": [call]}))
 
     def done(self, job: str) -> None:
         self.open_jobs.discard(job)
-        self.send(frames.RolloutDone(job, "stop", 1.0))
+        self.send(protocol.RolloutDone(job, "stop", 1.0))
 
     async def serve(self) -> None:
         """Be ready and finish every job at once, until told to stop."""
-        self.send(frames.Ready())
-        while not isinstance(order := await self.next(), frames.Stop):
-            if isinstance(order, frames.RolloutJob):
+        self.send(protocol.Ready())
+        while not isinstance(order := await self.next(), protocol.Stop):
+            if isinstance(order, protocol.RolloutJob):
                 self.done(order.id)
 
     def end(self, code: int) -> None:
@@ -127,7 +127,7 @@ async def well(worker: ScriptedWorker) -> None:
 
 
 async def cannot_load(worker: ScriptedWorker) -> None:
-    worker.send(frames.NotReady("RepositoryError", "mcp/main.py:1: it is broken"))
+    worker.send(protocol.NotReady("RepositoryError", "mcp/main.py:1: it is broken"))
 
 
 @asynccontextmanager
@@ -145,9 +145,9 @@ class Heard:
         self.restarts: list[str] = []
         self._crew = crew
 
-    async def run(self, job: str) -> frames.RolloutDone:
-        rollout = frames.RolloutJob(job, Row(0, "row", "s", "u"), 0, "policy")
-        return await self._crew.run(rollout, frames.RolloutDone, _ignore, lambda: self.restarts.append(job))
+    async def run(self, job: str) -> protocol.RolloutDone:
+        rollout = protocol.RolloutJob(job, Row(0, "row", "s", "u"), 0, "policy")
+        return await self._crew.run(rollout, protocol.RolloutDone, _ignore, lambda: self.restarts.append(job))
 
 
 def _ignore(event: Any) -> None:
@@ -156,7 +156,7 @@ def _ignore(event: Any) -> None:
 
 async def test_a_worker_that_ends_right_after_it_was_ready_loses_no_job() -> None:
     async def brief(worker: ScriptedWorker) -> int:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         return 3
 
     async with crew_of(ScriptedSpawner(brief, brief, then=well), alone=1) as crew:
@@ -165,7 +165,7 @@ async def test_a_worker_that_ends_right_after_it_was_ready_loses_no_job() -> Non
 
 async def test_whoever_was_not_in_user_code_simply_runs_again() -> None:
     async def dies_with_two(worker: ScriptedWorker) -> int:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         for _ in range(2):
             await worker.next()
         worker.call_tool("suspect")
@@ -185,9 +185,9 @@ async def test_whoever_was_not_in_user_code_simply_runs_again() -> None:
 
 async def test_a_lone_suspect_is_blamed_at_once_in_a_worker_nobody_else_was_in() -> None:
     async def dies(worker: ScriptedWorker) -> int:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         order = await worker.next()
-        assert isinstance(order, frames.RolloutJob)
+        assert isinstance(order, protocol.RolloutJob)
         worker.call_tool(order.id)
         return 7
 
@@ -202,7 +202,7 @@ async def test_a_lone_suspect_is_not_blamed_where_another_job_was_before() -> No
     """A thread that the first job has left may be what takes the worker down."""
 
     async def dies_in_the_second(worker: ScriptedWorker) -> int:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         await worker.next()
         worker.done("a")
         await worker.next()
@@ -218,7 +218,7 @@ async def test_a_lone_suspect_is_not_blamed_where_another_job_was_before() -> No
 
 async def test_a_job_that_meets_one_dying_worker_after_another_gets_one_of_its_own() -> None:
     async def dies(worker: ScriptedWorker) -> int:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         await worker.next()
         return -35
 
@@ -231,7 +231,7 @@ async def test_a_job_that_meets_one_dying_worker_after_another_gets_one_of_its_o
 
 async def test_a_job_whose_workers_always_die_fails_in_the_end() -> None:
     async def dies(worker: ScriptedWorker) -> int:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         await worker.next()
         return -40
 
@@ -244,7 +244,7 @@ async def test_jobs_are_shared_out_and_wait_for_a_worker_that_is_being_started()
     both_here = anyio.Event()
 
     async def first(worker: ScriptedWorker) -> None:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         for _ in range(2):
             await worker.next()
         both_here.set()
@@ -252,7 +252,7 @@ async def test_jobs_are_shared_out_and_wait_for_a_worker_that_is_being_started()
 
     async def second(worker: ScriptedWorker) -> None:
         await both_here.wait()
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         for _ in range(2):
             await worker.next()
         # The first worker's jobs are still there, so that these could go nowhere else.
@@ -301,7 +301,7 @@ async def test_with_a_worker_for_each_job_the_next_one_is_started_ahead() -> Non
     next_came = anyio.Event()
 
     async def first(worker: ScriptedWorker) -> None:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         await worker.next()
         # Its job isn't done before another worker is there, for which there is no job yet.
         await next_came.wait()
@@ -332,9 +332,9 @@ async def test_jobs_with_a_worker_each_do_not_wait_for_one_that_is_kept_ahead() 
     all_here = anyio.Event()
 
     async def waits(worker: ScriptedWorker) -> None:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         order = await worker.next()
-        assert isinstance(order, frames.RolloutJob)
+        assert isinstance(order, protocol.RolloutJob)
         if sum(bool(other.jobs) for other in spawner.workers) == 3:
             all_here.set()
         await all_here.wait()
@@ -352,7 +352,7 @@ async def test_jobs_with_a_worker_each_do_not_wait_for_one_that_is_kept_ahead() 
 
 async def test_jobs_fail_when_workers_can_no_longer_be_started() -> None:
     async def dies(worker: ScriptedWorker) -> int:
-        worker.send(frames.Ready())
+        worker.send(protocol.Ready())
         await worker.next()
         return 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.runtime.forkserver import ENDPOINTS, LITELLM, preloads
+from osmosis_ai.runtime.pool.forkserver import ENDPOINTS, LITELLM, preloads
 
 ENDPOINT = ["--base-url", "http://localhost:8000/v1"]
 

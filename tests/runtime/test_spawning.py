@@ -7,7 +7,7 @@ import socket
 
 import anyio
 
-from osmosis_ai.runtime.spawning import _start
+from osmosis_ai.runtime.pool.spawn import _start
 
 
 def test_many_start_while_others_end() -> None:

@@ -21,8 +21,8 @@ from osmosis_ai.rollout.core.base import (
     RolloutResult,
 )
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest
-from osmosis_ai.runtime.frames import Limits, RolloutJob
-from osmosis_ai.runtime.trajectory import opening_messages
+from osmosis_ai.runtime.pool.trajectory import opening_messages
+from osmosis_ai.runtime.protocol import Limits, RolloutJob
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 from osmosis_ai.runtime.worker.stepping import Stepper
 

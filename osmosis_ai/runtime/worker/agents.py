@@ -46,7 +46,8 @@ from osmosis_ai.rollout.core.base import (
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import describe_raised, run_apart, tool_dicts, tools_of
 from osmosis_ai.rollout.validator import validate_agent_loop
-from osmosis_ai.runtime.frames import (
+from osmosis_ai.runtime.pool.trajectory import opening_messages
+from osmosis_ai.runtime.protocol import (
     Acting,
     Asked,
     Event,
@@ -57,7 +58,6 @@ from osmosis_ai.runtime.frames import (
     RolloutJob,
     TrainerReply,
 )
-from osmosis_ai.runtime.trajectory import opening_messages
 from osmosis_ai.runtime.worker.agent_loop import SteppedContext, result_of, row_request
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 from osmosis_ai.runtime.worker.stepping import Stepper

@@ -29,9 +29,9 @@ from osmosis_ai.masking import Masker
 from osmosis_ai.models import import_model
 from osmosis_ai.process_tree import end_processes
 from osmosis_ai.records import Record
-from osmosis_ai.runtime import frames
-from osmosis_ai.runtime.frames import Event, Job, Order, WorkerSpec
+from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file
+from osmosis_ai.runtime.protocol import Event, Job, Order, WorkerSpec
 from osmosis_ai.runtime.worker.watchdog import JobTasks, Watchdog
 from osmosis_ai.runtime.worker.worker import (
     LoadedRepository,
@@ -62,7 +62,7 @@ class Boot(Record, frozen=True):
 
 def pack(record: Record) -> bytes:
     """One frame."""
-    body = frames.encode(record)
+    body = protocol.encode(record)
     return HEADER.pack(len(body)) + body
 
 
@@ -154,7 +154,7 @@ def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None
         loaded = load_repository(order.spec)
     except StartError as error:
         output.close()
-        outbox.send(frames.NotReady(type(error).__name__, str(error)))
+        outbox.send(protocol.NotReady(type(error).__name__, str(error)))
         return
     serve(loaded, jobs, outbox, output)
 
@@ -173,7 +173,7 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
     order = msgspec.json.decode(boot, type=Boot)
     os.environ.update(order.environ)
     writer = log_writer(order)
-    failure: frames.NotReady | None = None
+    failure: protocol.NotReady | None = None
     loaded: LoadedRepository | None = None
     # No thread may run where a fork is to come, so what is printed meanwhile waits in a file.
     with output_in_file(writer):
@@ -182,7 +182,7 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
             for model in order.spec.policies.values():
                 import_model(model)
         except StartError as error:
-            failure = frames.NotReady(type(error).__name__, str(error))
+            failure = protocol.NotReady(type(error).__name__, str(error))
     children: set[int] = set()
     wake, waker = socket.socketpair()
     wake.setblocking(False)
@@ -218,7 +218,7 @@ def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -
 def _run_forked(
     writer: LogWriter,
     loaded: LoadedRepository | None,
-    failure: frames.NotReady | None,
+    failure: protocol.NotReady | None,
     jobs: socket.socket,
     outbox: Outbox,
 ) -> None:
@@ -269,9 +269,9 @@ def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output:
     try:
         loop.run_until_complete(_serve(loaded, jobs, outbox, output.finish))
     except StartError as error:
-        outbox.send(frames.NotReady(type(error).__name__, str(error)))
+        outbox.send(protocol.NotReady(type(error).__name__, str(error)))
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt from user code end the worker
-        outbox.send(frames.Dying(describe(error)))
+        outbox.send(protocol.Dying(describe(error)))
     output.close()
     # Threads that user code left behind must not keep the process; its group goes with it.
     end_group()
@@ -285,7 +285,7 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
 
     def emit(event: Event) -> None:
         # What was printed is complete before the record is, whatever becomes of this process then.
-        if isinstance(event, (frames.RolloutDone, frames.ScoresDone, frames.ServeDone)):
+        if isinstance(event, (protocol.RolloutDone, protocol.ScoresDone, protocol.ServeDone)):
             finish(worker_label())
         outbox.send(event)
 
@@ -302,7 +302,7 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
             loop,
             worker.clocks,
             tasks,
-            beat=lambda: outbox.send(frames.Beat()),
+            beat=lambda: outbox.send(protocol.Beat()),
             stuck=lambda job, seconds: _stuck(outbox, job, seconds),
             orphaned=end_group,
         )
@@ -310,12 +310,12 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
         async with anyio.create_task_group() as group:
             while True:
                 order = await _next_order(reader)
-                if isinstance(order, frames.Stop):
+                if isinstance(order, protocol.Stop):
                     break
-                if isinstance(order, frames.Cancel):
+                if isinstance(order, protocol.Cancel):
                     worker.cancel(order.id)
                     continue
-                if isinstance(order, frames.Resume):
+                if isinstance(order, protocol.Resume):
                     worker.resume(order)
                     continue
                 # Set before the task is made, so that the task and all it starts are known to be the job's.
@@ -335,7 +335,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 async def _next_order(reader: asyncio.StreamReader) -> Order:
     try:
-        order: Order = frames.decode_order(await read_frame(reader))
+        order: Order = protocol.decode_order(await read_frame(reader))
         return order
     except asyncio.IncompleteReadError:
         # The run is gone, and nobody will read what this process still does.
@@ -344,5 +344,5 @@ async def _next_order(reader: asyncio.StreamReader) -> Order:
 
 
 def _stuck(outbox: Outbox, job: str | None, seconds: float) -> None:
-    outbox.send(frames.Stuck(job, seconds))
+    outbox.send(protocol.Stuck(job, seconds))
     end_group()

@@ -9,7 +9,7 @@ from time import monotonic
 import msgspec
 
 from osmosis_ai.records import Completion, Message, ToolCall, Turn
-from osmosis_ai.runtime.frames import CallDone, Called, Event, Paused, Resume, Reworded
+from osmosis_ai.runtime.protocol import CallDone, Called, Event, Paused, Resume, Reworded
 from osmosis_ai.runtime.worker.deadlines import Clocks
 
 __all__ = ["Stepper"]

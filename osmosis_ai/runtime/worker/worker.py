@@ -27,7 +27,7 @@ from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, Osmosi
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.models import ChatModel, ModelHost, create_model
 from osmosis_ai.records import Completion, Failure, FinishReason, Message, Score, Tool, ToolCall, Turn
-from osmosis_ai.runtime.frames import (
+from osmosis_ai.runtime.protocol import (
     Acting,
     BatchDone,
     CallDone,

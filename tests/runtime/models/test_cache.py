@@ -28,7 +28,7 @@ from osmosis_ai.models.cache import (
     prepare_cache,
 )
 from osmosis_ai.records import Completion, Message, ModelSpec, Row, Tool, Turn, Usage
-from osmosis_ai.runtime.trajectory import total_cost, total_usage
+from osmosis_ai.runtime.pool.trajectory import total_cost, total_usage
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, status, text, tool_call
 
 pytestmark = pytest.mark.anyio

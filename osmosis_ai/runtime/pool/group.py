@@ -22,9 +22,9 @@ from osmosis_ai import errors
 from osmosis_ai.errors import OsmosisError, StartError, WorkerError
 from osmosis_ai.process_tree import end_processes
 from osmosis_ai.records import Failure
-from osmosis_ai.runtime import frames
-from osmosis_ai.runtime.frames import Done, Event, Job, Progress
-from osmosis_ai.runtime.spawning import LOAD_SECONDS, Spawned, Spawner
+from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.pool.spawn import LOAD_SECONDS, Spawned, Spawner
+from osmosis_ai.runtime.protocol import Done, Event, Job, Progress
 from osmosis_ai.runtime.worker.main import pack, read_frame
 from osmosis_ai.tasks import task_group
 
@@ -39,13 +39,13 @@ MAX_FAILED_STARTS = 3
 
 DoneT = TypeVar(
     "DoneT",
-    frames.RolloutDone,
-    frames.ScoresDone,
-    frames.BatchDone,
-    frames.Probed,
-    frames.ServeDone,
-    frames.ToolsDone,
-    frames.Inspected,
+    protocol.RolloutDone,
+    protocol.ScoresDone,
+    protocol.BatchDone,
+    protocol.Probed,
+    protocol.ServeDone,
+    protocol.ToolsDone,
+    protocol.Inspected,
 )
 
 
@@ -92,7 +92,7 @@ class WorkerProcess:
 
     def __init__(self, imported: Callable[[dict[str, str]], None]) -> None:
         self._imported = imported
-        self.ready: frames.Ready | None = None
+        self.ready: protocol.Ready | None = None
         self.taken = 0
         self.stopping = False
         self.pid = 0
@@ -106,7 +106,7 @@ class WorkerProcess:
         self._spawned: Spawned
         self._end: Failure | None = None
         self._culprit: str | None = None
-        self._not_ready: frames.NotReady | None = None
+        self._not_ready: protocol.NotReady | None = None
 
     @property
     def load(self) -> int:
@@ -166,12 +166,12 @@ class WorkerProcess:
             return await assignment.done
         except asyncio.CancelledError:
             if not self.ended.is_set():
-                self._writer.write(pack(frames.Cancel(job.id)))
+                self._writer.write(pack(protocol.Cancel(job.id)))
             raise
         finally:
             self._jobs.pop(job.id, None)
 
-    def resume(self, order: frames.Resume) -> None:
+    def resume(self, order: protocol.Resume) -> None:
         """Pass an order on to a paused rollout, if this process has it."""
         if order.id in self._jobs and not self.ended.is_set():
             self._writer.write(pack(order))
@@ -183,7 +183,7 @@ class WorkerProcess:
                 group.start_soon(self._watch_exit)
                 with suppress(asyncio.IncompleteReadError, ConnectionError):
                     while True:
-                        self._take(frames.decode_event(await read_frame(self._reader)))
+                        self._take(protocol.decode_event(await read_frame(self._reader)))
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -201,7 +201,7 @@ class WorkerProcess:
         """Let the process close its server properly; what takes longer is killed."""
         self.stopping = True
         if not self.ended.is_set() and self.ready is not None and not self._jobs:
-            self._writer.write(pack(frames.Stop()))
+            self._writer.write(pack(protocol.Stop()))
             with anyio.move_on_after(STOP_SECONDS):
                 await self.ended.wait()
         if not self.ended.is_set():
@@ -231,19 +231,19 @@ class WorkerProcess:
             assignment = self._jobs.get(event.job)
             if assignment is not None and not assignment.done.done():
                 assignment.done.set_result(event)
-        elif isinstance(event, frames.Ready):
+        elif isinstance(event, protocol.Ready):
             self.ready = event
             self._imported(event.tool_sources | event.function_sources)
             self.settled.set()
-        elif isinstance(event, frames.NotReady):
+        elif isinstance(event, protocol.NotReady):
             self._not_ready = event
-        elif isinstance(event, frames.Imported):
+        elif isinstance(event, protocol.Imported):
             self._imported(event.sources)
-        elif isinstance(event, frames.Retiring):
+        elif isinstance(event, protocol.Retiring):
             self.leaving.set()
-        elif isinstance(event, frames.Dying):
+        elif isinstance(event, protocol.Dying):
             self._end = _died(event.reason)
-        elif isinstance(event, frames.Stuck):
+        elif isinstance(event, protocol.Stuck):
             self._culprit = event.job
             self._end = _blocked(f"user code held the event loop for {event.seconds:.0f} s")
 
@@ -345,7 +345,7 @@ class Crew:
                     await self._spawner.aclose()
                 group.cancel_scope.cancel()
 
-    async def ready(self) -> frames.Ready:
+    async def ready(self) -> protocol.Ready:
         """What the first worker found when it loaded the repository.
 
         Raises:
@@ -394,17 +394,17 @@ class Crew:
                 losses += 1
                 to_blame = lost.culprit == job.id or (lost.suspects == {job.id} and unshared)
                 # What a person has done in it step by step can't be done again for them.
-                stepping = isinstance(job, frames.RolloutJob) and job.stepping
+                stepping = isinstance(job, protocol.RolloutJob) and job.stepping
                 to_blame = to_blame or (stepping and job.id in lost.suspects)
                 # Its parts run again, each on its own.
-                to_blame = to_blame or isinstance(job, (frames.ScoreBatch, frames.StoredBatch))
+                to_blame = to_blame or isinstance(job, (protocol.ScoreBatch, protocol.StoredBatch))
                 if to_blame or (alone and losses >= MAX_LOSSES):
                     raise JobFailedError(lost.failure) from lost
                 # In a worker of its own nobody else's fault can hit it yet again.
                 alone = self._alone or job.id in lost.suspects or losses >= MAX_SHARED_LOSSES
                 restart()
 
-    def resume(self, order: frames.Resume) -> None:
+    def resume(self, order: protocol.Resume) -> None:
         """Pass an order on to the worker that has the paused rollout; to none when that was lost."""
         for worker in self._workers:
             worker.resume(order)
@@ -543,17 +543,17 @@ def _blocked(how: str) -> Failure:
 
 def _note_user_code(inside: set[str], event: Progress) -> None:
     """Keep track of the tool calls, scores and loop's code that are running on a job's behalf."""
-    if isinstance(event, frames.Acting):
+    if isinstance(event, protocol.Acting):
         inside.add("agent")
-    elif isinstance(event, frames.Asked):
+    elif isinstance(event, protocol.Asked):
         inside.clear()
-    elif isinstance(event, frames.TurnDone):
+    elif isinstance(event, protocol.TurnDone):
         inside.clear()
         inside.update(call["id"] for call in event.message.get("tool_calls") or ())
-    elif isinstance(event, frames.CallDone):
+    elif isinstance(event, protocol.CallDone):
         inside.discard(event.call.id)
-    elif isinstance(event, frames.ScoringStarted):
+    elif isinstance(event, protocol.ScoringStarted):
         inside.add(event.function)
-    elif isinstance(event, frames.Paused):
+    elif isinstance(event, protocol.Paused):
         # From now on a person may call tools by hand in it.
         inside.add("paused")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
-from osmosis_ai.runtime.frames import (
+from osmosis_ai.runtime.protocol import (
     Acting,
     Asked,
     CallDone,

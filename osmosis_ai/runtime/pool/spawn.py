@@ -70,7 +70,7 @@ class ForkServerSpawner:
     """
 
     def __init__(self, boot: Boot) -> None:
-        self._boot = frames.encode(boot)
+        self._boot = protocol.encode(boot)
 
     async def spawn(self, jobs: socket.socket, events: socket.socket) -> Spawned:
         return await _start(worker_main, jobs, events, self._boot)
@@ -90,7 +90,7 @@ class TemplateSpawner:
     """
 
     def __init__(self, boot: Boot) -> None:
-        self._boot = frames.encode(boot)
+        self._boot = protocol.encode(boot)
         self._lock = asyncio.Lock()
         self._template: _Template | None = None
         self._stopped = False

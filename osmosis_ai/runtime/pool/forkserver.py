@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 __all__ = ["available", "preloads", "start", "start_early"]
 
-SAFE_PATH = "osmosis_ai.runtime.safe_path"
+SAFE_PATH = "osmosis_ai.runtime.pool.safe_path"
 PRELOAD = "osmosis_ai.runtime.worker.preload"
 LITELLM = "osmosis_ai.runtime.worker.preload_litellm"
 ENDPOINTS = "osmosis_ai.runtime.models.endpoint"

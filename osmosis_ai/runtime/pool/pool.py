@@ -16,8 +16,10 @@ import psutil
 from osmosis_ai.errors import ModelStartError
 from osmosis_ai.process_tree import end_strays
 from osmosis_ai.records import Failure, FunctionRef, Record, Rollout, Score
-from osmosis_ai.runtime.crew import Crew, JobFailedError
-from osmosis_ai.runtime.frames import (
+from osmosis_ai.runtime.pool.group import Crew, JobFailedError
+from osmosis_ai.runtime.pool.spawn import LOAD_SECONDS, ForkServerSpawner, TemplateSpawner
+from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
+from osmosis_ai.runtime.protocol import (
     Acting,
     Asked,
     BatchDone,
@@ -52,8 +54,6 @@ from osmosis_ai.runtime.frames import (
     TurnDone,
     WorkerSpec,
 )
-from osmosis_ai.runtime.spawning import LOAD_SECONDS, ForkServerSpawner, TemplateSpawner
-from osmosis_ai.runtime.trajectory import TrajectoryBuilder
 from osmosis_ai.runtime.worker.main import Boot
 from osmosis_ai.runtime.worker.worker import Worker, load_repository
 
