@@ -274,7 +274,7 @@ class _Evaluation:
         from osmosis_ai.reward_rubric.redirect import judge_environment
         from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
         from osmosis_ai.runtime.protocol import Limits
-        from osmosis_ai.runtime.rubric_functions import function_judge
+        from osmosis_ai.runtime.run.rubric_functions import function_judge
 
         assert self._plan.function is not None
         workers = PoolOptions(workers=default_workers(self._plan.options.batch_size), environ=judge_environment())

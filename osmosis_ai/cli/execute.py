@@ -26,13 +26,13 @@ from osmosis_ai.errors import DatasetError, StartError, StoreError
 from osmosis_ai.masking import Masker
 from osmosis_ai.process_tree import end_strays
 from osmosis_ai.reward_rubric.redirect import judge_environment, redirect_judges
-from osmosis_ai.runtime.judges import check_judges
 from osmosis_ai.runtime.logs import new_log
-from osmosis_ai.runtime.planning import Prepared, RunRequest, check_output, find_agent, prepare
 from osmosis_ai.runtime.pool.pool import Pool, PoolOptions, SteppingPool, default_workers, open_pool
-from osmosis_ai.runtime.report import Report, build_report, results_object, run_summary, score_names
-from osmosis_ai.runtime.resume import find_resumable, run_config, run_identity
-from osmosis_ai.runtime.run import Run, RunPlan
+from osmosis_ai.runtime.run.judges import check_judges
+from osmosis_ai.runtime.run.prepare import Prepared, RunRequest, check_output, find_agent, prepare
+from osmosis_ai.runtime.run.report import Report, build_report, results_object, run_summary, score_names
+from osmosis_ai.runtime.run.resume import find_resumable, run_config, run_identity
+from osmosis_ai.runtime.run.run import Run, RunPlan
 from osmosis_ai.store import Completed, RunStore
 from osmosis_ai.tasks import task_group
 from osmosis_ai.text import counted

@@ -20,13 +20,13 @@ from osmosis_ai.cli.options import RunOptions
 from osmosis_ai.cli.prompt import Prompt, edited_text
 from osmosis_ai.data.dataset import DatasetSummary
 from osmosis_ai.errors import UsageError
-from osmosis_ai.runtime.debugger import Debugger, Ended, RefusedError
-from osmosis_ai.runtime.planning import RunRequest
 from osmosis_ai.runtime.pool.pool import SteppingPool
 from osmosis_ai.runtime.protocol import Paused
-from osmosis_ai.runtime.report import build_report, results_object, run_summary, score_names
-from osmosis_ai.runtime.resume import run_config, run_identity
-from osmosis_ai.runtime.run import POLICY, RunPlan
+from osmosis_ai.runtime.run.debugger import Debugger, Ended, RefusedError
+from osmosis_ai.runtime.run.prepare import RunRequest
+from osmosis_ai.runtime.run.report import build_report, results_object, run_summary, score_names
+from osmosis_ai.runtime.run.resume import run_config, run_identity
+from osmosis_ai.runtime.run.run import POLICY, RunPlan
 from osmosis_ai.store import RunStore
 from osmosis_ai.store.transcript import visible
 

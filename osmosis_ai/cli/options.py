@@ -15,7 +15,7 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.records import Record
 
 if TYPE_CHECKING:
-    from osmosis_ai.runtime.planning import RunRequest
+    from osmosis_ai.runtime.run.prepare import RunRequest
 
 __all__ = ["SCORING", "RunOptions", "run_options", "takes"]
 
@@ -70,8 +70,8 @@ class RunOptions(Record, frozen=True):
 
     def request(self, command: str) -> RunRequest:
         """What a command is asked to run."""
-        from osmosis_ai.runtime.planning import RunRequest
         from osmosis_ai.runtime.protocol import Limits
+        from osmosis_ai.runtime.run.prepare import RunRequest
 
         return RunRequest(
             command=command,

@@ -7,8 +7,8 @@ from rich.table import Table
 from osmosis_ai.cli.console import Output
 from osmosis_ai.records import ModelSpec
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
-from osmosis_ai.runtime.report import Comparison, Report, Totals
-from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.runtime.run.report import Comparison, Report, Totals
+from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
 from osmosis_ai.text import counted
 
 __all__ = ["print_report"]

@@ -350,7 +350,7 @@ def remove(
 async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
     from osmosis_ai.cli.runs_output import RescoreProgress, plain, print_json, print_rescored
     from osmosis_ai.runtime.pool.pool import open_pool
-    from osmosis_ai.runtime.run import rescore as score_again
+    from osmosis_ai.runtime.run.run import rescore as score_again
 
     store, output = session.store, session.output
     before = {total.function: total.mean for total in store.function_totals(info.id)}
@@ -376,7 +376,7 @@ async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: 
 
 def _functions(session: _Session, info: RunInfo, eval_fns: list[str]) -> list[FunctionRef]:
     from osmosis_ai.discovery.repository import find_repository
-    from osmosis_ai.runtime.planning import find_functions
+    from osmosis_ai.runtime.run.prepare import find_functions
 
     repository = find_repository(None, session.root)
     refs, problems = find_functions(eval_fns, repository, Path.cwd())
@@ -403,7 +403,7 @@ def _nothing_there(store: RunStore, run: RunInfo, row: int, run_index: int | Non
 
 
 def _writable(file: str | None) -> Path | None:
-    from osmosis_ai.runtime.planning import check_output
+    from osmosis_ai.runtime.run.prepare import check_output
 
     path = check_output(file, Path.cwd())
     if path is not None and path.is_file() and not os.access(path.resolve().parent, os.W_OK):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from osmosis_ai.cli.options import RunOptions
 from osmosis_ai.errors import UsageError
-from osmosis_ai.runtime.planning import RunRequest
+from osmosis_ai.runtime.run.prepare import RunRequest
 
 __all__ = ["start"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from osmosis_ai.records import Message, ModelSpec, Score, Tool, ToolCall, Turn
-from osmosis_ai.runtime.debugger import Ended
 from osmosis_ai.runtime.protocol import Called, Paused
+from osmosis_ai.runtime.run.debugger import Ended
 from osmosis_ai.text import content_text, counted, duration, failure_text, json_text, score_text
 
 __all__ = ["called", "conversation", "ended", "paused", "scores", "tools"]

@@ -29,12 +29,11 @@ from osmosis_ai.masking import Masker
 from osmosis_ai.process_tree import end_strays
 from osmosis_ai.records import Record, Rollout, Score
 from osmosis_ai.reward_rubric.redirect import redirect_judges
-from osmosis_ai.runtime.planning import RunRequest, check_output, find_agent, find_dataset, prepare
 from osmosis_ai.runtime.pool.pool import Pool
-from osmosis_ai.runtime.report import results_object
-from osmosis_ai.runtime.run import RunListener, RunPlan
-from osmosis_ai.runtime.session import Iteration, Rerun, WatchSession
-from osmosis_ai.runtime.watch import (
+from osmosis_ai.runtime.run.prepare import RunRequest, check_output, find_agent, find_dataset, prepare
+from osmosis_ai.runtime.run.report import results_object
+from osmosis_ai.runtime.run.run import RunListener, RunPlan
+from osmosis_ai.runtime.watch.changes import (
     FileHashes,
     GitIgnore,
     Stale,
@@ -45,6 +44,7 @@ from osmosis_ai.runtime.watch import (
     settled,
     watch_files,
 )
+from osmosis_ai.runtime.watch.session import Iteration, Rerun, WatchSession
 from osmosis_ai.store import RunStore
 from osmosis_ai.tasks import task_group
 

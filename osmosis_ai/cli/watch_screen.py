@@ -14,8 +14,8 @@ from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.watch import BrokenSave
 from osmosis_ai.records import Rollout, Score
 from osmosis_ai.runtime.pool.pool import Pool
-from osmosis_ai.runtime.run import POLICY, RunListener, RunPlan
-from osmosis_ai.runtime.session import Flip, Iteration
+from osmosis_ai.runtime.run.run import POLICY, RunListener, RunPlan
+from osmosis_ai.runtime.watch.session import Flip, Iteration
 
 __all__ = ["Screen"]
 

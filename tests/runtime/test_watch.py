@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from osmosis_ai.runtime.watch import (
+from osmosis_ai.runtime.watch.changes import (
     FileHashes,
     GitIgnore,
     Stale,

@@ -23,14 +23,14 @@ from osmosis_ai.discovery.rubrics import rubric_files
 from osmosis_ai.discovery.scan import Problem
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout, Score
-from osmosis_ai.runtime.judges import check_judges
-from osmosis_ai.runtime.planning import Prepared, RunRequest, prepare
 from osmosis_ai.runtime.pool.pool import InFlight, Pool, PoolOptions, open_pool
 from osmosis_ai.runtime.protocol import Ready, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
-from osmosis_ai.runtime.report import Report, build_report, run_summary, score_names
-from osmosis_ai.runtime.resume import run_config, run_identity
-from osmosis_ai.runtime.run import POLICY, Run, RunListener, RunPlan
-from osmosis_ai.runtime.watch import Stale, Watched, from_root, repository_files
+from osmosis_ai.runtime.run.judges import check_judges
+from osmosis_ai.runtime.run.prepare import Prepared, RunRequest, prepare
+from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
+from osmosis_ai.runtime.run.resume import run_config, run_identity
+from osmosis_ai.runtime.run.run import POLICY, Run, RunListener, RunPlan
+from osmosis_ai.runtime.watch.changes import Stale, Watched, from_root, repository_files
 from osmosis_ai.store import Completed, RolloutKey, RunStore
 
 __all__ = ["Flip", "Iteration", "Rerun", "ToolChanges", "WatchSession"]

@@ -16,7 +16,7 @@ from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.models.choice import ModelChoice, choose_model
 from osmosis_ai.records import FunctionRef, Record
 from osmosis_ai.runtime.protocol import Limits, WorkerSpec
-from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
 
 __all__ = ["Prepared", "RunRequest", "find_agent", "prepare"]
 

@@ -12,7 +12,7 @@ import msgspec
 from osmosis_ai.records import CallOutcome, Failure, JudgeCall, Outcome, Record, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
 from osmosis_ai.runtime.protocol import Ready
-from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
 
 __all__ = [
     "Cause",

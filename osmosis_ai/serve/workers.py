@@ -19,7 +19,7 @@ from osmosis_ai.rollout.runner import error_response
 from osmosis_ai.runtime.pool.group import JobFailedError
 from osmosis_ai.runtime.pool.pool import PoolOptions, ProcessPool
 from osmosis_ai.runtime.protocol import Inspected, Ready, WorkerSpec
-from osmosis_ai.runtime.watch import (
+from osmosis_ai.runtime.watch.changes import (
     FileHashes,
     GitIgnore,
     Watched,

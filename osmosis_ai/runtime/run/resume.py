@@ -10,7 +10,7 @@ from osmosis_ai.code_hashes import combined_hash, python_files
 from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.records import ModelSpec
 from osmosis_ai.runtime.protocol import Ready
-from osmosis_ai.runtime.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
 from osmosis_ai.store import RunStore
 
 __all__ = ["find_resumable", "run_config", "run_identity"]

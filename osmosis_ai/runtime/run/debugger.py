@@ -20,7 +20,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Message, Record, Rollout, Row, Score
 from osmosis_ai.runtime.pool.pool import SteppingPool
 from osmosis_ai.runtime.protocol import Called, Paused, Progress, Resume, RolloutJob, ScoreJob
-from osmosis_ai.runtime.run import POLICY, RunPlan, judges_usd
+from osmosis_ai.runtime.run.run import POLICY, RunPlan, judges_usd
 from osmosis_ai.store import RunStore
 from osmosis_ai.text import json_text
 

@@ -1,0 +1,1 @@
+"""An agent loop offered to a trainer, run in workers."""
