@@ -73,7 +73,7 @@ class ModelHost:
     def price_known(self) -> bool:
         """Whether a run on this model can be held to a budget. Offline models cost nothing."""
         if self.spec.engine == "litellm":
-            from osmosis_ai.runtime.models.litellm import price_known
+            from osmosis_ai.models.litellm import price_known
 
             return price_known(self.spec.model)
         return self.spec.engine == "offline"
@@ -135,7 +135,7 @@ class ModelHost:
         }.get(kind, "Check the endpoint's own log, or try again later.")
 
     def _hint_for_provider(self, kind: str) -> str:
-        from osmosis_ai.runtime.models.litellm import missing_keys
+        from osmosis_ai.models.litellm import missing_keys
 
         missing = [] if self.spec.api_key else missing_keys(self.spec.model)
         if missing:
@@ -152,7 +152,7 @@ class ModelHost:
         }.get(kind, "Try again later, or check the provider's status.")
 
     async def _served_models(self) -> list[str]:
-        from osmosis_ai.runtime.models.endpoint import OpenAICompatibleModel
+        from osmosis_ai.models.endpoint import OpenAICompatibleModel
 
         # A client of its own: the host's is wrapped in retries, and this answer is only for an error message.
         client = OpenAICompatibleModel(self.spec)
@@ -186,11 +186,11 @@ def create_model(
         return ModelHost(spec, _offline_model(spec.model))
     inner: ChatModel
     if spec.engine == "openai_compatible":
-        from osmosis_ai.runtime.models.endpoint import OpenAICompatibleModel
+        from osmosis_ai.models.endpoint import OpenAICompatibleModel
 
         inner = OpenAICompatibleModel(spec)
     else:
-        from osmosis_ai.runtime.models.litellm import LiteLLMModel
+        from osmosis_ai.models.litellm import LiteLLMModel
 
         inner = LiteLLMModel(spec)
     limiter = AdaptiveLimiter(concurrency)
@@ -209,9 +209,9 @@ def import_model(spec: ModelSpec) -> None:
     if spec.engine == "offline":
         _offline_model(spec.model)
     elif spec.engine == "openai_compatible":
-        from osmosis_ai.runtime.models import endpoint as endpoint
+        from osmosis_ai.models import endpoint as endpoint
     else:
-        from osmosis_ai.runtime.models.litellm import price_known
+        from osmosis_ai.models.litellm import price_known
 
         price_known(spec.model)
 

@@ -21,8 +21,8 @@ from osmosis_ai.reward_rubric.target import Target, find_target, missing_key
 from osmosis_ai.reward_rubric.tracing import judge_call_listeners
 
 if TYPE_CHECKING:
+    from osmosis_ai.models.litellm import LiteLLMModel
     from osmosis_ai.models.retry import AdaptiveLimiter
-    from osmosis_ai.runtime.models.litellm import LiteLLMModel
 
 __all__ = [
     "DEFAULT_SCORE_MAX",
@@ -227,7 +227,7 @@ def has_price(target: Target) -> bool:
     Args:
         target: The judge.
     """
-    from osmosis_ai.runtime.models.litellm import price_known
+    from osmosis_ai.models.litellm import price_known
 
     return target.base_url is None and price_known(target.name)
 
@@ -239,8 +239,8 @@ class _Judge:
     """A judge's client, kept for the life of the process, and what holds requests to it back when it is overloaded."""
 
     def __init__(self, target: Target) -> None:
+        from osmosis_ai.models.litellm import LiteLLMModel, import_litellm
         from osmosis_ai.models.retry import AdaptiveLimiter
-        from osmosis_ai.runtime.models.litellm import LiteLLMModel, import_litellm
 
         litellm = import_litellm()
         if os.environ.get(JUDGE_PRICED) and not has_price(target):

@@ -12,7 +12,7 @@ __all__ = ["available", "preloads", "start", "start_early"]
 SAFE_PATH = "osmosis_ai.runtime.pool.safe_path"
 PRELOAD = "osmosis_ai.runtime.worker.preload"
 LITELLM = "osmosis_ai.runtime.worker.preload_litellm"
-ENDPOINTS = "osmosis_ai.runtime.models.endpoint"
+ENDPOINTS = "osmosis_ai.models.endpoint"
 NO_RUNS = (["rubric"], ["submit"], ["list"], ["info"], ["stop"])
 """Subcommands of `eval`."""
 

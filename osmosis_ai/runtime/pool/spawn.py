@@ -14,7 +14,8 @@ import anyio
 import msgspec
 
 from osmosis_ai.process_tree import end_processes
-from osmosis_ai.runtime import forkserver, frames
+from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.runtime.worker.main import Boot, Forked, TemplateEvent, read_frame, template_main, worker_main
 
 __all__ = [

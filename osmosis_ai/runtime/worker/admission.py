@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-__all__ = ["Turnstile"]
+__all__ = ["Admission"]
 
 AT_ONCE = 2
 """How many may be inside: with one, the loop would stand idle while a tool's thread works."""
@@ -20,7 +20,7 @@ for something itself. So from the second time on there is room for twice as many
 less."""
 
 
-class Turnstile:
+class Admission:
     """Who may use the loop now, and who comes next. Whoever is in or waits has a name that no other has."""
 
     def __init__(self) -> None:

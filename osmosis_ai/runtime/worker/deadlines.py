@@ -10,10 +10,10 @@ from typing import Any
 
 import anyio
 
-__all__ = ["Clock", "Clocks", "elapsed_ms"]
+__all__ = ["Deadline", "Deadlines", "elapsed_ms"]
 
 
-class Clocks:
+class Deadlines:
     """The running time limits of one worker.
 
     A tool that blocks the event loop holds up every rollout beside it. When the loop runs again, `give_back` moves all
@@ -23,14 +23,14 @@ class Clocks:
     def __init__(self) -> None:
         self._running: dict[anyio.CancelScope, str] = {}
 
-    def limit(self, seconds: float | None, job: str) -> Clock:
+    def limit(self, seconds: float | None, job: str) -> Deadline:
         """Cancel the block after so many seconds (None: never); `scope.cancelled_caught` tells whether that happened.
 
         Args:
             seconds: The time the block may take.
             job: Whose clock it is.
         """
-        return Clock(self._running, seconds, job)
+        return Deadline(self._running, seconds, job)
 
     def give_back(self, seconds: float, culprit: str | None) -> None:
         """Move every deadline but the culprit's by the time the loop stood still."""
@@ -40,7 +40,7 @@ class Clocks:
 
     @contextmanager
     def suspended(self, job: str) -> Iterator[None]:
-        """Stop a job's clocks for the block: a person thinks."""
+        """Stop a job's deadlines for the block: a person thinks."""
         left = {scope: scope.deadline - anyio.current_time() for scope, owner in self._running.items() if owner == job}
         for scope in left:
             scope.deadline = math.inf
@@ -51,14 +51,14 @@ class Clocks:
                 scope.deadline = anyio.current_time() + seconds
 
     def expired(self, job: str) -> bool:
-        """Whether one of a job's clocks has run out. May be asked from any thread, also while the loop stands still."""
+        """True if one of a job's deadlines has expired. Callable from any thread, also while the loop is blocked."""
         # The loop's clock is time.monotonic() on every platform; copied first because the loop's thread may change it.
         now = monotonic()
         return any(owner == job and scope.deadline <= now for scope, owner in list(self._running.items()))
 
 
-class Clock:
-    """One time limit, as a context manager that gives its cancel scope. Made by `Clocks.limit`."""
+class Deadline:
+    """One time limit, as a context manager that gives its cancel scope. Made by `Deadlines.limit`."""
 
     def __init__(self, running: dict[anyio.CancelScope, str], seconds: float | None, job: str) -> None:
         self._running = running

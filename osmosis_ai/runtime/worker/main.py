@@ -300,7 +300,7 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
 
         watchdog = Watchdog(
             loop,
-            worker.clocks,
+            worker.deadlines,
             tasks,
             beat=lambda: outbox.send(protocol.Beat()),
             stuck=lambda job, seconds: _stuck(outbox, job, seconds),

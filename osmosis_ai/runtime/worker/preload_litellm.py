@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from osmosis_ai.runtime.models.litellm import import_litellm
+from osmosis_ai.models.litellm import import_litellm
 
 import_litellm()

@@ -10,7 +10,7 @@ import msgspec
 
 from osmosis_ai.records import Completion, Message, ToolCall, Turn
 from osmosis_ai.runtime.protocol import CallDone, Called, Event, Paused, Resume, Reworded
-from osmosis_ai.runtime.worker.deadlines import Clocks
+from osmosis_ai.runtime.worker.deadlines import Deadlines
 
 __all__ = ["Stepper"]
 
@@ -21,7 +21,7 @@ class Stepper:
     Args:
         job: The rollout's job.
         emit: Takes every event.
-        clocks: The worker's time limits.
+        deadlines: The worker's time limits.
         call: Calls a tool by name and arguments (JSON text) in the rollout's session.
 
     Attributes:
@@ -32,13 +32,13 @@ class Stepper:
         self,
         job: str,
         emit: Callable[[Event], None],
-        clocks: Clocks,
+        deadlines: Deadlines,
         call: Callable[[str, str], Awaitable[tuple[ToolCall, str]]],
     ) -> None:
         self.paused_seconds = 0.0
         self._job = job
         self._emit = emit
-        self._clocks = clocks
+        self._deadlines = deadlines
         self._call = call
         self._orders: asyncio.Queue[Resume] = asyncio.Queue()
         self._index = 0
@@ -98,7 +98,7 @@ class Stepper:
 
     async def _pause(self, paused: Paused) -> list[Message] | None:
         started = monotonic()
-        with self._clocks.suspended(self._job):
+        with self._deadlines.suspended(self._job):
             self._emit(paused)
             try:
                 while (order := await self._orders.get()).action == "call":

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from osmosis_ai.runtime.worker.deadlines import Clocks
+from osmosis_ai.runtime.worker.deadlines import Deadlines
 
 __all__ = ["JobTasks", "Watchdog"]
 
@@ -57,12 +57,12 @@ class JobTasks:
 class Watchdog:
     """Watches one event loop.
 
-    A call that holds the loop can't be cancelled. While it lasts, the clocks of every other job stand still; when it
+    A call that holds the loop can't be cancelled. While it lasts, the deadlines of every other job stand still; when it
     outlasts the time its own job has, `stuck` is called and must end the process.
 
     Args:
         loop: The loop to watch; `start` must be called on it.
-        clocks: The running time limits.
+        deadlines: The running time limits.
         tasks: Tells which job holds the loop.
         beat: Called from the thread about once a second while the process lives.
         stuck: Called from the thread with the job to blame (None: nobody's task) and the seconds it stood still.
@@ -72,7 +72,7 @@ class Watchdog:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        clocks: Clocks,
+        deadlines: Deadlines,
         tasks: JobTasks,
         *,
         beat: Callable[[], None],
@@ -80,7 +80,7 @@ class Watchdog:
         orphaned: Callable[[], None],
     ) -> None:
         self._loop = loop
-        self._clocks = clocks
+        self._deadlines = deadlines
         self._tasks = tasks
         self._beat = beat
         self._stuck = stuck
@@ -105,7 +105,7 @@ class Watchdog:
         late = now - self._last_beat - BEAT_SECONDS
         if late > STALL_SECONDS:
             # Timers that ran out while the loop stood still are ready in this same turn of it, behind this one.
-            self._clocks.give_back(late, self._holder)
+            self._deadlines.give_back(late, self._holder)
         self._holder = None
         self._last_beat = now
         if not self._stop.is_set():
@@ -130,5 +130,5 @@ class Watchdog:
                     self._stuck(None, still)
                 continue
             self._holder = holder
-            if self._clocks.expired(holder):
+            if self._deadlines.expired(holder):
                 self._stuck(holder, still)

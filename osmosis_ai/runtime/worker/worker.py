@@ -55,8 +55,8 @@ from osmosis_ai.runtime.protocol import (
     TurnDone,
     WorkerSpec,
 )
-from osmosis_ai.runtime.worker.admission import Turnstile
-from osmosis_ai.runtime.worker.deadlines import Clock, Clocks, elapsed_ms
+from osmosis_ai.runtime.worker.admission import Admission
+from osmosis_ai.runtime.worker.deadlines import Deadline, Deadlines, elapsed_ms
 from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput, load_scorer
 from osmosis_ai.runtime.worker.stepping import Stepper
 
@@ -152,8 +152,8 @@ class Worker:
 
     def __init__(self, loaded: LoadedRepository, emit: Callable[[Event], None]) -> None:
         self.spec = loaded.spec
-        self.clocks = Clocks()
-        self.turnstile = Turnstile()
+        self.deadlines = Deadlines()
+        self.admission = Admission()
         self._emit = emit
         self._host: Any = None
         self._agent = loaded.agent
@@ -184,7 +184,7 @@ class Worker:
                 from osmosis_ai.mcp_tools.host import ToolHost
 
                 worker._host = await stack.enter_async_context(
-                    ToolHost(loaded.server, root=Path(worker.spec.root), limit=worker._tool_clock)
+                    ToolHost(loaded.server, root=Path(worker.spec.root), limit=worker._tool_deadline)
                 )
                 tools = worker._host.tools
             stack.push_async_callback(worker._close_trainers)
@@ -228,7 +228,7 @@ class Worker:
                     self._look_at_agent(job)
             finally:
                 del self._scopes[job.id]
-                self.turnstile.leave(job.id)
+                self.admission.leave(job.id)
                 self._steppers.pop(job.id, None)
                 self._report_imports()
 
@@ -264,8 +264,8 @@ class Worker:
         else:
             self._emit(Probed(job.id))
 
-    def _tool_clock(self, seconds: float) -> Clock:
-        return self.clocks.limit(seconds, current_job.get() or "")
+    def _tool_deadline(self, seconds: float) -> Deadline:
+        return self.deadlines.limit(seconds, current_job.get() or "")
 
     async def _score(self, job: ScoreJob) -> None:
         scores = []
@@ -310,7 +310,7 @@ class Worker:
         for position, trajectory in enumerate(trajectories):
             begin(position)
             # The scorer keeps the limit itself; this clock is for functions that hold the event loop.
-            with self.clocks.limit(seconds + SCORE_GRACE_SECONDS, owner) as clock:
+            with self.deadlines.limit(seconds + SCORE_GRACE_SECONDS, owner) as clock:
                 scores.append(await scorer.score(trajectory, seconds))
             if clock.cancelled_caught:
                 failure = Failure(scorer.ref.kind, f"took longer than {seconds:g} s", kind="timeout")
@@ -324,12 +324,12 @@ class Worker:
     async def _rollout(self, job: RolloutJob) -> None:
         from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop, McpContext, SteppedMcpContext, row_request
 
-        await self.turnstile.enter(job.id)
+        await self.admission.enter(job.id)
         limits = self.spec.limits
         rollout = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
         make_context: Callable[..., McpContext] = McpContext
         if job.stepping:
-            stepper = Stepper(job.id, self._emit, self.clocks, rollout.call_by_hand)
+            stepper = Stepper(job.id, self._emit, self.deadlines, rollout.call_by_hand)
             rollout.stepper = self._steppers[job.id] = stepper
             make_context = partial(SteppedMcpContext, stepper)
         started = monotonic()
@@ -344,7 +344,7 @@ class Worker:
                 call_tool=rollout.call_tool,
                 max_tokens_total=limits.max_tokens_total,
             )
-            with self.clocks.limit(limits.timeout, job.id) as clock:
+            with self.deadlines.limit(limits.timeout, job.id) as clock:
                 try:
                     reason = cast(FinishReason, (await McpAgentLoop().run(context)).finish_reason)
                 except ModelError as error:
@@ -371,7 +371,7 @@ class Worker:
         spec, limits = self.spec, self.spec.limits
         edges = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
         if job.stepping:
-            edges.stepper = self._steppers[job.id] = Stepper(job.id, self._emit, self.clocks, _no_call_by_hand)
+            edges.stepper = self._steppers[job.id] = Stepper(job.id, self._emit, self.deadlines, _no_call_by_hand)
         rollout = AgentRollout(
             agent,
             job,
@@ -386,7 +386,7 @@ class Worker:
         )
         started = monotonic()
         ending = Ending("timeout", _timed_out(limits.timeout))
-        with self.clocks.limit(limits.timeout, job.id):
+        with self.deadlines.limit(limits.timeout, job.id):
             ending = await rollout.run(self._retire_held)
         if edges.stepper is not None:
             started += edges.stepper.paused_seconds
@@ -416,7 +416,7 @@ class Worker:
             if self._host is not None:
                 meta = {"rollout_id": request.rollout_id, "metadata": request.metadata}
                 session = await stack.enter_async_context(self._host.session(meta=meta))
-            with self.clocks.limit(seconds, job.id) as clock:
+            with self.deadlines.limit(seconds, job.id) as clock:
                 if self._agent is not None:
                     response = await run(self._agent.loop)
                 else:
@@ -466,7 +466,7 @@ class Worker:
         self._emit(Acting(job.id))
         assert self._agent is not None
         # What it may take is kept to by the watchdog: nothing here lets go of the event loop.
-        with self.clocks.limit(min(LOOK_SECONDS, self.spec.limits.timeout), job.id):
+        with self.deadlines.limit(min(LOOK_SECONDS, self.spec.limits.timeout), job.id):
             if isinstance(job, InspectJob):
                 self._emit(inspect_agent(self._agent, job.id))
                 return
@@ -487,8 +487,8 @@ class _RolloutRun:
     def __init__(self, worker: Worker, job: RolloutJob, model: ChatModel) -> None:
         self._spec = worker.spec
         self._emit = worker._emit
-        self._clocks = worker.clocks
-        self._turnstile = worker.turnstile
+        self._deadlines = worker.deadlines
+        self._admission = worker.admission
         self._job = job
         self._model = model
         self._params = worker.spec.policies[job.policy].params
@@ -501,9 +501,9 @@ class _RolloutRun:
         """Ask the run's model on behalf of the built-in loop."""
         from osmosis_ai.runtime.worker.agent_loop import result_of
 
-        self._turnstile.leave(self._job.id)
+        self._admission.leave(self._job.id)
         completion = await self.complete(messages, self._tools, params)
-        await self._turnstile.enter(self._job.id)
+        await self._admission.enter(self._job.id)
         return result_of(completion)
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:

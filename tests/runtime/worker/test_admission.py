@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from osmosis_ai.runtime.worker import admission as module
-from osmosis_ai.runtime.worker.admission import AT_ONCE, Turnstile
+from osmosis_ai.runtime.worker.admission import AT_ONCE, Admission
 
 pytestmark = pytest.mark.anyio
 
@@ -27,10 +27,10 @@ async def settle() -> None:
 class Visitors:
     """Tasks that enter, note it, and stay until they are told to go."""
 
-    def __init__(self, turnstile: Turnstile) -> None:
+    def __init__(self, admission: Admission) -> None:
         self.inside: list[str] = []
         self.arrivals: asyncio.Queue[str] = asyncio.Queue()
-        self._turnstile = turnstile
+        self._admission = admission
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._leave: dict[str, asyncio.Event] = {}
 
@@ -41,12 +41,12 @@ class Visitors:
 
     async def _visit(self, name: str) -> None:
         try:
-            await self._turnstile.enter(name)
+            await self._admission.enter(name)
             self.inside.append(name)
             self.arrivals.put_nowait(name)
             await self._leave[name].wait()
         finally:
-            self._turnstile.leave(name)
+            self._admission.leave(name)
 
     async def go(self, name: str) -> None:
         self._leave[name].set()
@@ -70,7 +70,7 @@ def endless_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("endless_patience")
 async def test_the_next_one_gets_in_when_one_leaves() -> None:
-    visitors = Visitors(Turnstile())
+    visitors = Visitors(Admission())
     names = [str(number) for number in range(AT_ONCE + 3)]
     visitors.come(*names)
     await settle()
@@ -84,7 +84,7 @@ async def test_the_next_one_gets_in_when_one_leaves() -> None:
 
 @pytest.mark.usefixtures("endless_patience")
 async def test_whoever_is_cancelled_holds_up_nobody() -> None:
-    visitors = Visitors(Turnstile())
+    visitors = Visitors(Admission())
     names = [str(number) for number in range(AT_ONCE + 3)]
     visitors.come(*names)
     await settle()
@@ -92,7 +92,7 @@ async def test_whoever_is_cancelled_holds_up_nobody() -> None:
     await visitors.give_up(names[AT_ONCE])
     await visitors.give_up("0")
     assert visitors.inside == [*names[:AT_ONCE], names[AT_ONCE + 1]]
-    visitors._turnstile.leave("1")
+    visitors._admission.leave("1")
     await visitors.give_up(names[AT_ONCE + 2])
     visitors.come("late")
     await settle()
@@ -101,7 +101,7 @@ async def test_whoever_is_cancelled_holds_up_nobody() -> None:
 
 
 async def test_one_that_stays_does_not_hold_up_the_others_for_long() -> None:
-    visitors = Visitors(Turnstile())
+    visitors = Visitors(Admission())
     names = [str(number) for number in range(5 * AT_ONCE)]
     visitors.come(*names)
     with anyio.fail_after(30):
@@ -110,25 +110,25 @@ async def test_one_that_stays_does_not_hold_up_the_others_for_long() -> None:
 
 
 async def test_one_that_is_let_in_and_cancelled_at_once_leaves_its_place() -> None:
-    turnstile = Turnstile()
+    admission = Admission()
     names = [str(number) for number in range(AT_ONCE)]
     for name in names:
-        await turnstile.enter(name)
-    unlucky = asyncio.create_task(turnstile.enter("unlucky"))
+        await admission.enter(name)
+    unlucky = asyncio.create_task(admission.enter("unlucky"))
     await settle()
-    turnstile.leave(names[0])
+    admission.leave(names[0])
     unlucky.cancel()
     await asyncio.gather(unlucky, return_exceptions=True)
     assert unlucky.cancelled()
     with anyio.fail_after(30):
-        await turnstile.enter("next")
+        await admission.enter("next")
 
 
 async def test_many_that_stay_hold_up_the_others_hardly_longer_than_few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.0)
     lost = 0
 
-    class Counting(Turnstile):
+    class Counting(Admission):
         def _lose_patience(self) -> None:
             nonlocal lost
             lost += 1

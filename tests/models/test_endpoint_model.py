@@ -10,10 +10,10 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from osmosis_ai.runtime.models.endpoint import OpenAICompatibleModel
 
 from osmosis_ai.errors import ModelError, ModelStartError
 from osmosis_ai.models import create_model
+from osmosis_ai.models.endpoint import OpenAICompatibleModel
 from osmosis_ai.models.retry import RetryPolicy
 from osmosis_ai.records import Completion, ModelSpec, Row, Usage
 from osmosis_ai.testing import (

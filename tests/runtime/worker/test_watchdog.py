@@ -7,7 +7,7 @@ import threading
 from contextvars import ContextVar
 from typing import Any
 
-from osmosis_ai.runtime.worker.deadlines import Clocks
+from osmosis_ai.runtime.worker.deadlines import Deadlines
 from osmosis_ai.runtime.worker.watchdog import JobTasks, Watchdog
 
 PATIENCE = 30.0
@@ -19,7 +19,7 @@ class Watched:
     """A loop with a watchdog whose reports are kept."""
 
     def __init__(self) -> None:
-        self.clocks = Clocks()
+        self.deadlines = Deadlines()
         self.tasks = JobTasks(job.get)
         self.beats = threading.Semaphore(0)
         self.stuck = threading.Event()
@@ -32,7 +32,7 @@ class Watched:
             loop = asyncio.get_running_loop()
             loop.set_task_factory(self.tasks)
             dog = Watchdog(
-                loop, self.clocks, self.tasks, beat=self.beats.release, stuck=self._report, orphaned=lambda: None
+                loop, self.deadlines, self.tasks, beat=self.beats.release, stuck=self._report, orphaned=lambda: None
             )
             dog.start()
             try:
@@ -59,12 +59,12 @@ def as_job(name: str, coroutine: Any) -> asyncio.Task[Any]:
 def test_the_job_that_holds_the_loop_past_its_limit_is_reported() -> None:
     async def main(watched: Watched) -> None:
         async def hold() -> None:
-            with watched.clocks.limit(0.3, "culprit"):
+            with watched.deadlines.limit(0.3, "culprit"):
                 # A blocking call, as far as the loop is concerned.
                 assert watched.stuck.wait(PATIENCE)
 
         async def wait() -> None:
-            with watched.clocks.limit(0.3, "innocent") as clock:
+            with watched.deadlines.limit(0.3, "innocent") as clock:
                 await asyncio.sleep(0)
             assert not clock.cancelled_caught
 
@@ -83,14 +83,14 @@ def test_whoever_waits_beside_a_blocked_loop_loses_no_time() -> None:
         held = asyncio.Event()
 
         async def hold() -> None:
-            with watched.clocks.limit(PATIENCE, "blocker"):
+            with watched.deadlines.limit(PATIENCE, "blocker"):
                 held.set()
                 # Two beats of the watchdog are more than a second.
                 for _ in range(3):
                     assert watched.beats.acquire(timeout=PATIENCE)
 
         async def wait() -> None:
-            with watched.clocks.limit(1.5, "neighbour") as clock:
+            with watched.deadlines.limit(1.5, "neighbour") as clock:
                 await held.wait()
                 # The turn of the loop in which expired timers would fire.
                 for _ in range(5):

@@ -8,10 +8,10 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from osmosis_ai.runtime.models.endpoint import OpenAICompatibleModel
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.models import create_model
+from osmosis_ai.models.endpoint import OpenAICompatibleModel
 from osmosis_ai.models.retry import AdaptiveLimiter, RetryingModel, RetryPolicy
 from osmosis_ai.records import Completion, Message, ModelSpec, Row, Tool
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, drop, status, text
