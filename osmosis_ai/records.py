@@ -10,6 +10,12 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
+"""Any JSON value, to be narrowed before use."""
+
+JsonObject: TypeAlias = dict[str, Any]
+"""A JSON object whose keys are known from elsewhere: a schema, a protocol, a provider's documentation."""
+
 Message: TypeAlias = dict[str, Any]
 """One chat message: {"role": …, "content": …, …}."""
 
