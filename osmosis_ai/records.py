@@ -152,6 +152,19 @@ class Rollout(Record, frozen=True):
     agent: AgentReport | None = None
 
 
+class ScoringInput(Record, frozen=True):
+    """What a function scores: a rollout's messages, and the dataset row it came from.
+
+    `extra` holds the row's columns other than the prompts and `ground_truth`; `row_index` is the absolute position in
+    the file.
+    """
+
+    messages: list[Message]
+    ground_truth: str | None
+    row_index: int
+    extra: dict[str, Any]
+
+
 class JudgeCall(Record, frozen=True):
     """One request to a judge, and what came of it. Times in milliseconds.
 

@@ -1,1 +1,1 @@
-"""Deterministic scores: the decorator, calling a function on a trajectory, and the statistics of what came out."""
+"""Deterministic scores: the decorator, and the statistics of what came out."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from osmosis_ai.reward_fn.signature import Expected, check_signature, wrap
+from osmosis_ai.decorators import Expected, check_signature, wrap
 
 __all__ = ["osmosis_reward"]
 

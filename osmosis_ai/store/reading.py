@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.records import Message
-from osmosis_ai.runtime.worker.scorer import ScoringInput
+from osmosis_ai.records import Message, ScoringInput
 from osmosis_ai.store.codec import decode_row, unpack
 from osmosis_ai.store.schema import open_reader
 

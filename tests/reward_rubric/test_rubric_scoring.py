@@ -14,9 +14,9 @@ import pytest
 from osmosis_ai.discovery.repository import find_repository
 from osmosis_ai.discovery.rubrics import discovered_rubrics, resolve_rubrics
 from osmosis_ai.errors import FunctionError
-from osmosis_ai.records import FunctionRef, Score
+from osmosis_ai.records import FunctionRef, Score, ScoringInput
 from osmosis_ai.reward_rubric.redirect import redirect_judges
-from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput, load_rubric_scorer, load_scorer
+from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
 from osmosis_ai.testing import ScriptedEndpoint, status, text
 
 FUNCTIONS = """
@@ -152,8 +152,7 @@ def test_a_rows_own_columns_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: info[name] for name in own} == own
     assert info["api_key_env"] == "ANTHROPIC_API_KEY"
     assert extra_info_of(input_of(model="Golf GTI", score_min="low"))["model"] == "gpt-5-mini"
-    named = ScoringInput([{"role": "assistant", "content": "x"}], None, 0, {}, user_prompt="given")
-    assert extra_info_of(named)["original_input"] == "given"
+    assert extra_info_of(ScoringInput([{"role": "assistant", "content": "x"}], None, 0, {}))["original_input"] is None
 
 
 def test_judge_calls_and_their_explanations_stay_on_the_score(root: Path, endpoint: ScriptedEndpoint) -> None:
@@ -184,7 +183,7 @@ def test_a_judge_that_fails_is_the_rubrics_failure(root: Path, endpoint: Scripte
 def test_a_missing_key_is_the_rubrics_failure(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OSMOSIS_JUDGE_BASE_URL", raising=False)
     monkeypatch.delenv("OSMOSIS_JUDGE_MODEL", raising=False)
-    result = score(load_rubric_scorer(root / "rubric_configs.yaml", "polite"), input_of())
+    result = score(load(root, "polite"), input_of())
     assert result.failure is not None
     assert (result.failure.origin, result.failure.file) == ("rubric", "rubric_configs.yaml")
     assert "the environment variable NOT_SET is not set" in result.failure.message
@@ -246,4 +245,4 @@ def test_a_repository_without_rubrics_says_so(tmp_path: Path) -> None:
 
 def test_an_entry_that_is_gone_is_a_function_error(root: Path) -> None:
     with pytest.raises(FunctionError, match="has no rubric 'politely'; did you mean polite"):
-        load_rubric_scorer(root / "rubric_configs.yaml", "politely")
+        load_scorer(FunctionRef("f", "", "politely", str(root), kind="rubric", file="rubric_configs.yaml"))

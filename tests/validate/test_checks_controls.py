@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai import osmosis_reward
-from osmosis_ai.records import FunctionRef, Row, Score
-from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput
+from osmosis_ai.records import FunctionRef, Row, Score, ScoringInput
+from osmosis_ai.runtime.worker.scorer import Scorer
 from osmosis_ai.validate.controls import (
     ControlledFunction,
     ControlReport,

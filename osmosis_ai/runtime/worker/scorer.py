@@ -20,15 +20,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import anyio
 
 from osmosis_ai import tracebacks
+from osmosis_ai.decorators import annotation_members
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.imports import SourceLoader
-from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Message, Record, Score
-from osmosis_ai.reward_fn.signature import annotation_members
+from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Message, Score, ScoringInput
 from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
 from osmosis_ai.reward_rubric.tracing import trace_judge_calls
 from osmosis_ai.runtime.worker.series import Overdue, run_series
 
-__all__ = ["Form", "Scorer", "ScoringInput", "load_rubric_scorer", "load_scorer", "scoring_form"]
+__all__ = ["Form", "Scorer", "load_scorer", "scoring_form"]
 
 Form: TypeAlias = Literal["simple", "full"]
 
@@ -39,20 +39,6 @@ _FORMS: dict[str, tuple[Form, tuple[str, ...]]] = {
 _TWO_FORMS = (
     "the simple form is (solution_str, ground_truth, extra_info), the full form (messages, ground_truth, metadata)"
 )
-
-
-class ScoringInput(Record, frozen=True):
-    """What a function scores: a rollout's messages, and the dataset row it came from.
-
-    `extra` holds the row's columns other than the prompts and `ground_truth`; `row_index` is the absolute position in
-    the file. Without `user_prompt` the first user message stands for it.
-    """
-
-    messages: list[Message]
-    ground_truth: str | None
-    row_index: int
-    extra: dict[str, Any]
-    user_prompt: str | None = None
 
 
 class Scorer:
@@ -333,21 +319,6 @@ def load_scorer(ref: FunctionRef) -> Scorer:
         raise FunctionError(f"{where}: `{ref.attribute}`: {error}") from None
 
 
-def load_rubric_scorer(path: Path, rubric_id: str) -> Scorer:
-    """The Scorer of an entry of a rubric file.
-
-    Args:
-        path: The file.
-        rubric_id: The entry's `id`.
-
-    Raises:
-        FunctionError: The file can't be used, or has no such entry.
-    """
-    return _rubric_scorer(
-        FunctionRef(f"{path.name}#{rubric_id}", "", rubric_id, str(path.parent), kind="rubric", file=path.name)
-    )
-
-
 def _rubric_scorer(ref: FunctionRef) -> Scorer:
     from osmosis_ai.reward_rubric.configs import load_rubric
     from osmosis_ai.runtime.worker.rubric_entry import RubricEntry
@@ -464,8 +435,6 @@ def _copy(value: Any) -> Any:
 
 
 def _original_input(trajectory: ScoringInput) -> str | None:
-    if trajectory.user_prompt is not None:
-        return trajectory.user_prompt
     asked = next((message for message in trajectory.messages if message.get("role") == "user"), {})
     return _text(asked.get("content")) or None
 

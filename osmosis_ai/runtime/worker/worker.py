@@ -26,7 +26,7 @@ from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.models import ChatModel, ModelHost, create_model
-from osmosis_ai.records import Completion, Failure, FinishReason, Message, Score, Tool, ToolCall, Turn
+from osmosis_ai.records import Completion, Failure, FinishReason, Message, Score, ScoringInput, Tool, ToolCall, Turn
 from osmosis_ai.runtime.protocol import (
     Acting,
     BatchDone,
@@ -57,7 +57,7 @@ from osmosis_ai.runtime.protocol import (
 )
 from osmosis_ai.runtime.worker.admission import Admission
 from osmosis_ai.runtime.worker.deadlines import Deadline, Deadlines, elapsed_ms
-from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput, load_scorer
+from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
 from osmosis_ai.runtime.worker.stepping import Stepper
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import pytest
 import osmosis_ai
 from osmosis_ai import osmosis_reward, osmosis_rubric
 from osmosis_ai.errors import FunctionError
-from osmosis_ai.records import Failure, FunctionRef, Message, Score
-from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput, load_scorer, scoring_form
+from osmosis_ai.records import Failure, FunctionRef, Message, Score, ScoringInput
+from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer, scoring_form
 
 MESSAGES: list[Message] = [
     {"role": "system", "content": "Answer."},
@@ -454,7 +454,7 @@ def test_whatever_a_function_raises_is_that_scores_failure(error: BaseException,
         assert HERE.read_text(encoding="utf-8").splitlines()[found.line - 1].strip() == "raise error"
         assert found.detail is not None
         assert "raise error" in found.detail
-        assert "reward_fn/scoring.py" not in found.detail
+        assert "worker/scorer.py" not in found.detail
 
 
 def test_stop_iteration_is_a_failure_too() -> None:
@@ -597,8 +597,8 @@ def test_a_function_that_never_returns_does_not_keep_the_process_from_ending(tmp
         """\
         import threading
         import anyio
-        from osmosis_ai.records import FunctionRef
-        from osmosis_ai.runtime.worker.scorer import Scorer, ScoringInput
+        from osmosis_ai.records import FunctionRef, ScoringInput
+        from osmosis_ai.runtime.worker.scorer import Scorer
 
         def stuck(solution_str):
             threading.Event().wait()
