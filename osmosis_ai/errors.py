@@ -31,6 +31,8 @@ What happens inside a rollout is data, not an exception that travels: see `recor
 
 from __future__ import annotations
 
+from osmosis_ai.failures import FAILURE_KINDS, FailureKind
+
 __all__ = [
     "AgentLoopError",
     "AgentLoopNotFoundError",
@@ -93,8 +95,7 @@ class ModelError(OsmosisError):
 
     Args:
         message: What happened, naming the endpoint or model, without any key.
-        kind: A short cause for grouping: `refused`, `timeout`, `dropped`, `rate_limit`, `overloaded`,
-            `auth`, `not_found`, `bad_request`, `bad_reply`, `unknown_model`.
+        kind: Its short cause, one of `failures.FAILURE_KINDS`.
         status: The HTTP status, if there was a reply.
         retry_after: Seconds the endpoint asked to wait, if it said so.
     """
@@ -103,7 +104,7 @@ class ModelError(OsmosisError):
         self,
         message: str,
         *,
-        kind: str,
+        kind: FailureKind,
         status: int | None = None,
         retry_after: float | None = None,
     ) -> None:
@@ -114,26 +115,20 @@ class ModelError(OsmosisError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed later."""
-        return self.kind in {"timeout", "dropped", "rate_limit", "overloaded"}
+        """True if the same request may succeed later."""
+        return FAILURE_KINDS[self.kind].retryable
 
 
 class ToolError(OsmosisError):
-    """A tool call failed. `kind` is a short cause for grouping, as in `records.ToolCall.error`."""
+    """A tool call failed. `kind` is its short cause, one of `failures.FAILURE_KINDS`."""
 
-    def __init__(self, message: str, *, kind: str) -> None:
+    def __init__(self, message: str, *, kind: FailureKind) -> None:
         super().__init__(message)
         self.kind = kind
 
 
 class ScoreError(OsmosisError):
-    """A score could not be computed; `file` and `line` point into the user's code when known."""
-
-    def __init__(self, message: str, *, kind: str, file: str | None = None, line: int | None = None) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.file = file
-        self.line = line
+    """A score could not be computed; the message names file and line in the user's code when they are known."""
 
 
 class MissingAPIKeyError(OsmosisError, RuntimeError):

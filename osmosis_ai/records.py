@@ -6,9 +6,18 @@ because fields that aren't ours (`reasoning_content`, provider extras) must surv
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
+
+from osmosis_ai.failures import Origin as Origin
+
+if TYPE_CHECKING:
+    from osmosis_ai.failures import CallError as CallError
+    from osmosis_ai.failures import FailureKind as FailureKind
+else:
+    # A store that another version has written may name a kind that this one doesn't know.
+    CallError = FailureKind = str
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 """Any JSON value, to be narrowed before use."""
@@ -22,7 +31,6 @@ Message: TypeAlias = dict[str, Any]
 Tool: TypeAlias = dict[str, Any]
 """One tool as the model sees it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
-Origin: TypeAlias = Literal["model", "tool", "agent", "reward", "rubric", "timeout", "worker", "dataset"]
 FinishReason: TypeAlias = Literal["stop", "length", "max_turns", "max_tokens_total", "timeout", "error"]
 
 
@@ -48,13 +56,13 @@ class Row(Record, frozen=True):
 class Failure(Record, frozen=True):
     """Why something failed and where that came from.
 
-    `kind` is a short cause for grouping (`exception`, `exit`, `refused`, `not_finite`, …); `file` and `line` point
-    into the user's code when it is to blame. `detail` is a longer text, a traceback for example.
+    `kind` is its short cause, one of `failures.FAILURE_KINDS`; `file` and `line` point into the user's code when it is
+    to blame. `detail` is a longer text, a traceback for example.
     """
 
     origin: Origin
     message: str
-    kind: str = ""
+    kind: FailureKind | Literal[""] = ""
     file: str | None = None
     line: int | None = None
     detail: str | None = None
@@ -109,10 +117,9 @@ class Turn(Record, frozen=True):
 class ToolCall(Record, frozen=True):
     """One tool call of a rollout.
 
-    `arguments` is the text the model wrote; `error` is None or the cause: `unknown_tool`, `bad_json`, `schema`,
-    `exception`, `timeout`, `session`, `worker`. `truncated_from` is the result's length in characters when it was cut
-    for the model. `content` keeps what the model saw only as a placeholder: structured content, images, files. `edited`
-    tells that a person changed the result.
+    `arguments` is the text the model wrote; `error` is None or why it failed. `truncated_from` is the result's
+    length in characters when it was cut for the model. `content` keeps what the model saw only as a placeholder:
+    structured content, images, files. `edited` tells that a person changed the result.
     """
 
     turn: int
@@ -120,7 +127,7 @@ class ToolCall(Record, frozen=True):
     name: str
     arguments: str
     duration_ms: float
-    error: str | None = None
+    error: CallError | None = None
     truncated_from: int | None = None
     content: Any = None
     edited: bool = False
@@ -210,12 +217,12 @@ class AgentReport(Record, frozen=True):
     metrics: dict[str, Any] = {}
 
 
-class CallOutcome(Record, frozen=True):
+class CallSummary(Record, frozen=True):
     """One tool call without its text."""
 
     name: str
     duration_ms: float
-    error: str | None = None
+    error: CallError | None = None
 
 
 class Outcome(Record, frozen=True):
@@ -231,7 +238,7 @@ class Outcome(Record, frozen=True):
     failure: Failure | None
     usage: Usage
     cost_usd: float | None
-    calls: list[CallOutcome]
+    calls: list[CallSummary]
     scores: dict[str, Score]
 
     @property

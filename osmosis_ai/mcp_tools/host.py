@@ -15,20 +15,19 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import anyio
 
 from osmosis_ai.errors import RepositoryError, ToolError
+from osmosis_ai.failures import FailureKind
 from osmosis_ai.mcp_tools.conversion import clean, convert_result, convert_tool
 from osmosis_ai.mcp_tools.direct import TOOL_CALLS_ONLY, DirectServer, DirectSession, direct_server
 from osmosis_ai.records import Message, Record, Tool
 from osmosis_ai.tracebacks import describe, locate
 
 __all__ = ["CallOutcome", "SamplingHandler", "ToolHost", "ToolSession", "read_config"]
-
-CallError: TypeAlias = Literal["unknown_tool", "bad_json", "schema", "exception", "timeout", "session"]
 
 SamplingHandler: TypeAlias = Callable[[list[Message], dict[str, Any]], Awaitable[Message]]
 """Answers a tool's request to the model.
@@ -49,7 +48,7 @@ class CallOutcome(Record, frozen=True):
     """
 
     text: str
-    error: CallError | None = None
+    error: FailureKind | None = None
     content: Any = None
 
 

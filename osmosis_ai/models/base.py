@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from osmosis_ai.errors import ModelError
+from osmosis_ai.failures import FailureKind
 from osmosis_ai.records import Completion, Message, Tool, Usage
 
 __all__ = ["ChatModel", "describe_error", "error_kind", "mask", "parse_reply", "retry_after"]
@@ -43,7 +44,7 @@ def mask(text: str, key: str | None) -> str:
     return text.replace(key, "***") if key else text
 
 
-def error_kind(status: int) -> str:
+def error_kind(status: int) -> FailureKind:
     """The `ModelError` kind of an HTTP status."""
     if status in (401, 403):
         return "auth"

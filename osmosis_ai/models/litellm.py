@@ -21,6 +21,7 @@ from typing import Any
 import anyio
 
 from osmosis_ai.errors import ModelError
+from osmosis_ai.failures import FailureKind
 from osmosis_ai.models.base import (
     MAX_ERROR_TEXT,
     describe_error,
@@ -191,7 +192,7 @@ class LiteLLMModel:
             kind = "quota"
         return ModelError(f"{self._spec.name} failed: {said}", kind=kind, status=status, retry_after=wait)
 
-    def _kind_without_reply(self, error: Exception, said: str) -> tuple[int | None, str]:
+    def _kind_without_reply(self, error: Exception, said: str) -> tuple[int | None, FailureKind]:
         claimed = getattr(error, "status_code", None)
         if isinstance(claimed, int) and claimed < 500:
             return claimed, error_kind(claimed)

@@ -12,7 +12,8 @@ from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import (
     AgentReport,
-    CallOutcome,
+    CallError,
+    CallSummary,
     Failure,
     JudgeCall,
     Message,
@@ -51,7 +52,7 @@ _trajectory = msgspec.json.Decoder(_Trajectory)
 _row = msgspec.json.Decoder(_RowContent)
 _failure = msgspec.json.Decoder(Failure)
 _judge_calls = msgspec.json.Decoder(list[JudgeCall])
-_calls = msgspec.json.Decoder(list[tuple[str, float, str | None]])
+_calls = msgspec.json.Decoder(list[tuple[str, float, CallError | None]])
 _object = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -172,9 +173,9 @@ def decode_score(columns: Sequence[Any]) -> Score:
     )
 
 
-def decode_calls(text: str) -> list[CallOutcome]:
+def decode_calls(text: str) -> list[CallSummary]:
     """A rollout's tool calls from the column `calls`."""
-    return [CallOutcome(name, duration_ms, error) for name, duration_ms, error in _calls.decode(text)]
+    return [CallSummary(name, duration_ms, error) for name, duration_ms, error in _calls.decode(text)]
 
 
 def decode_object(text: str) -> dict[str, Any]:

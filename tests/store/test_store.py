@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import MASK, Masker
-from osmosis_ai.records import CallOutcome, Failure, Outcome, Rollout, Row, Score, ToolCall, Turn, Usage
+from osmosis_ai.records import CallSummary, Failure, Outcome, Rollout, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.store import PairedRow, RolloutKey, RunStore
 from osmosis_ai.store.schema import MIGRATIONS, migrate
 
@@ -187,7 +187,7 @@ def test_records_come_back_equal(shared_store: RunStore, row: Row, rollout: Roll
     (outcome,) = shared_store.outcomes(run)
     assert outcome == Outcome(
         **{name: getattr(rollout, name) for name in Outcome.__struct_fields__ if name not in ("calls", "scores")},
-        calls=[CallOutcome(call.name, call.duration_ms, call.error) for call in rollout.tool_calls],
+        calls=[CallSummary(call.name, call.duration_ms, call.error) for call in rollout.tool_calls],
         scores={score.function: score for score in scores},
     )
     key = (rollout.id, row.index, row.id, rollout.run_index, rollout.policy)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from osmosis_ai.records import CallOutcome, Failure, JudgeCall, Outcome, Record, Usage
+from osmosis_ai.records import CallSummary, Failure, JudgeCall, Outcome, Record, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
 from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
@@ -297,7 +297,7 @@ class _ToolTally:
         self._durations = array("d")
         self._errors: Counter[str] = Counter()
 
-    def add(self, call: CallOutcome) -> None:
+    def add(self, call: CallSummary) -> None:
         self._durations.append(call.duration_ms)
         if call.error is not None:
             self._errors[call.error] += 1

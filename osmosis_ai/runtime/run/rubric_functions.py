@@ -63,6 +63,6 @@ def _conversation(record: RubricRecord) -> list[dict[str, str]]:
 
 def _failed(failure: Failure | None) -> ScoreError:
     if failure is None:
-        return ScoreError("the function gave no score", kind="no_score")
+        return ScoreError("the function gave no score")
     place = f"{failure.file}:{failure.line}: " if failure.file and failure.line else ""
-    return ScoreError(f"{place}{failure.message}", kind=failure.kind, file=failure.file, line=failure.line)
+    return ScoreError(f"{place}{failure.message}")

@@ -32,6 +32,7 @@ from osmosis_ai.errors import (
     OsmosisValidationError,
     RepositoryError,
 )
+from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.mcp_tools.loading import import_failure
 from osmosis_ai.records import AgentReport, Completion, Failure, FinishReason, Message, Score, Tool, ToolCall
@@ -216,16 +217,18 @@ def _own_score(reward: Any, agent: LoadedAgent, root: Path) -> Score | None:
     if reward is None:
         return None
     if isinstance(reward, bool) or not isinstance(reward, (int, float)):
-        message, kind = f"the loop's reward is {_article(reward)}, not a number", "wrong_type"
+        kind: FailureKind = "wrong_type"
+        message = f"the loop's reward is {_article(reward)}, not a number"
     elif not math.isfinite(reward):
-        message, kind = f"the loop's reward is {reward}, not a finite number", "not_finite"
+        kind = "not_finite"
+        message = f"the loop's reward is {reward}, not a finite number"
     else:
         return Score(agent.name, float(reward))
     message += "; write `return ctx.complete(messages, reward=1.0)`, or leave the reward out"
     return Score(agent.name, failure=_blamed(message, kind, agent.loop.run, root))
 
 
-def _blamed(message: str, kind: str, function: Callable[..., Any], root: Path) -> Failure:
+def _blamed(message: str, kind: FailureKind, function: Callable[..., Any], root: Path) -> Failure:
     """A failure that no line has raised, with the place of the function that is to blame."""
     place = tracebacks.locate_function(function, root)
     if place is None:

@@ -22,6 +22,7 @@ import anyio
 from osmosis_ai import tracebacks
 from osmosis_ai.decorators import annotation_members
 from osmosis_ai.errors import FunctionError, UsageError
+from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import SourceLoader
 from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Message, Score, ScoringInput
 from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
@@ -233,7 +234,7 @@ class Scorer:
         )
 
     def _failure(
-        self, kind: str, message: str, place: tuple[str, int] | None = None, detail: str | None = None
+        self, kind: FailureKind, message: str, place: tuple[str, int] | None = None, detail: str | None = None
     ) -> Failure:
         file, line = place or self._definition()
         return Failure(self.ref.kind, message, kind=kind, file=file, line=line, detail=detail)

@@ -1,0 +1,93 @@
+"""The kinds of failure: why a model request, a tool call, a rollout or a score can fail, in one table.
+
+A kind is written as its name (`Failure("model", text, kind="timeout")`), which the type checker holds against
+`FailureKind`. To add one, write it there and in `FAILURE_KINDS`; docs/results.md lists them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+__all__ = ["FAILURE_KINDS", "CallError", "FailureKind", "KindOfFailure", "Origin"]
+
+Origin: TypeAlias = Literal["model", "tool", "agent", "reward", "rubric", "timeout", "worker", "dataset"]
+"""Whose failure it was."""
+
+FailureKind: TypeAlias = Literal[
+    "auth",
+    "bad_json",
+    "bad_reply",
+    "bad_request",
+    "blocked",
+    "died",
+    "dropped",
+    "error",
+    "exception",
+    "exit",
+    "load",
+    "no_ground_truth",
+    "not_finite",
+    "not_found",
+    "overloaded",
+    "quota",
+    "rate_limit",
+    "refused",
+    "rollout",
+    "schema",
+    "session",
+    "start",
+    "timeout",
+    "unknown_model",
+    "unknown_tool",
+    "wrong_type",
+]
+
+CallError: TypeAlias = FailureKind | Origin
+"""Why a tool call failed; of one that was under way when its rollout failed, the origin of that failure."""
+
+
+class KindOfFailure(NamedTuple):
+    """One kind: whose failure it can be, its cause, and True if a model request may succeed when it is sent again.
+
+    A failure of origin `tool` goes back to the model as an error result; one of any other origin ends the rollout, or
+    costs the score.
+    """
+
+    origins: tuple[Origin, ...]
+    cause: str
+    retryable: bool = False
+
+
+FAILURE_KINDS: dict[FailureKind, KindOfFailure] = {
+    # A model request
+    "refused": KindOfFailure(("model",), "nothing answers at the address, or its certificate isn't trusted"),
+    "timeout": KindOfFailure(("model", "tool", "reward", "rubric"), "no answer within its time", retryable=True),
+    "dropped": KindOfFailure(("model",), "the endpoint dropped the connection", retryable=True),
+    "rate_limit": KindOfFailure(("model",), "the endpoint asks for fewer requests (429)", retryable=True),
+    "overloaded": KindOfFailure(("model",), "the endpoint failed (5xx)", retryable=True),
+    "auth": KindOfFailure(("model",), "the endpoint refuses the key"),
+    "quota": KindOfFailure(("model",), "the account behind the key is used up"),
+    "not_found": KindOfFailure(("model",), "there is nothing at this address (404, or a redirect)"),
+    "unknown_model": KindOfFailure(("model",), "the provider doesn't know the model"),
+    "bad_request": KindOfFailure(("model",), "the endpoint refuses the request"),
+    "bad_reply": KindOfFailure(("model",), "the reply is no chat completion"),
+    # A tool call
+    "unknown_tool": KindOfFailure(("tool",), "there is no tool of that name"),
+    "bad_json": KindOfFailure(("tool",), "the arguments are no JSON object"),
+    "schema": KindOfFailure(("tool",), "the arguments don't fit the tool's schema"),
+    "session": KindOfFailure(("tool",), "the connection to the tool server was lost"),
+    # Code of the repository
+    "exception": KindOfFailure(("tool", "agent", "reward", "rubric", "worker"), "an exception was raised"),
+    "exit": KindOfFailure(("reward", "rubric"), "the function called `sys.exit`"),
+    "error": KindOfFailure(("agent",), "the agent loop ended the rollout with an error"),
+    "wrong_type": KindOfFailure(("agent", "reward", "rubric"), "a value of the wrong type was returned"),
+    "not_finite": KindOfFailure(("agent", "reward", "rubric"), "a score that isn't a finite number was returned"),
+    "no_ground_truth": KindOfFailure(("reward", "rubric"), "the function needs a ground truth, and the row has none"),
+    "load": KindOfFailure(("reward", "rubric"), "the function can't be loaded"),
+    # Workers
+    "rollout": KindOfFailure(("timeout",), "the rollout took longer than `--timeout`"),
+    "blocked": KindOfFailure(("timeout", "reward", "rubric"), "user code blocked its worker"),
+    "died": KindOfFailure(("worker", "reward", "rubric"), "the worker process died"),
+    "start": KindOfFailure(("worker",), "no worker process could be started"),
+}
+"""Every kind, by its name."""
