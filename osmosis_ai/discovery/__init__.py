@@ -1,6 +1,6 @@
 """What is in a repository, read from disk without running any of it."""
 
-from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source, show_url
+from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
 from osmosis_ai.discovery.scan import (
     Component,
     Problem,
@@ -23,5 +23,4 @@ __all__ = [
     "resolve_function",
     "scan_functions",
     "scan_tools",
-    "show_url",
 ]

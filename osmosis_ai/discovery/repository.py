@@ -7,14 +7,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.records import Record
+from osmosis_ai.urls import UrlError, has_scheme, http_url, show_url
 
-__all__ = ["McpSource", "Repository", "find_repository", "parse_mcp_source", "show_url"]
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+__all__ = ["McpSource", "Repository", "find_repository", "parse_mcp_source"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def parse_mcp_source(text: str, cwd: Path) -> McpSource:
     """
     if not text.strip():
         raise UsageError("--mcp is empty: name a folder with main.py, a URL or an mcp.json file")
-    if _SCHEME.match(text):
+    if has_scheme(text):
         _check_url(text)
         return McpSource("url", url=text)
     try:
@@ -98,19 +96,6 @@ def parse_mcp_source(text: str, cwd: Path) -> McpSource:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"--mcp {_shown(text)} can't be read: {reason}") from None
-
-
-def show_url(url: str) -> str:
-    """Return a URL without what may be secret in it: user, password, query and fragment."""
-    scheme, _, rest = url.partition("://")
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    port = authority.rpartition("]")[2].partition(":")[2]
-    if "@" in authority:
-        rest = rest[authority.rindex("@") + 1 :]
-    elif "@" in rest and port and not port.isdecimal():
-        # A password with an unescaped / ? or # in it: everything before the last @ belongs to it.
-        rest = rest.rpartition("@")[2]
-    return f"{scheme}://{re.split(r'[?#]', rest, maxsplit=1)[0]}"
 
 
 def _on_disk(text: str, cwd: Path) -> McpSource:
@@ -159,16 +144,13 @@ def _no_main(text: str, path: Path) -> str:
 
 def _check_url(url: str) -> None:
     try:
-        parts = urlsplit(url)
-        valid = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        valid = False
-    if any(ord(character) <= 32 or ord(character) == 127 for character in url):
-        valid = False
-    if not valid:
-        raise UsageError(f"--mcp {show_url(url)!r} is not a valid URL; it looks like http://localhost:8000/mcp")
-    if parts.scheme.lower() not in ("http", "https"):
-        raise UsageError(f"--mcp {show_url(url)!r}: only http:// and https:// URLs can be used")
+        http_url(url)
+    except UrlError as error:
+        if error.problem == "scheme":
+            raise UsageError(f"--mcp {show_url(url)!r}: only http:// and https:// URLs can be used") from None
+        raise UsageError(
+            f"--mcp {show_url(url)!r} is not a valid URL; it looks like http://localhost:8000/mcp"
+        ) from None
 
 
 def _shown(text: str) -> str:

@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import urlsplit
 
 import anyio
 
@@ -26,6 +25,7 @@ from osmosis_ai.mcp_tools.conversion import clean, convert_result, convert_tool
 from osmosis_ai.mcp_tools.direct import TOOL_CALLS_ONLY, DirectServer, DirectSession, direct_server
 from osmosis_ai.records import Message, Record, Tool
 from osmosis_ai.tracebacks import describe, locate
+from osmosis_ai.urls import UrlError, http_url, redact_urls
 
 __all__ = ["CallOutcome", "SamplingHandler", "ToolHost", "ToolSession", "read_config"]
 
@@ -180,7 +180,7 @@ class ToolHost:
         while isinstance(members := getattr(cause, "exceptions", None), (tuple, list)) and members:
             cause = members[0]
         place = locate(exc, self._root) if self._root is not None else None
-        text = _without_secrets(describe(cause))
+        text = redact_urls(describe(cause))
         if place is not None:
             return RepositoryError(f"{place}: {text}\n    {place.text}\nThat is why {backend.label} did not start.")
         return RepositoryError(f"{backend.label} did not start: {text}")
@@ -296,7 +296,7 @@ class ToolSession:
             try:
                 client = await self._connect(route.backend)
             except Exception as exc:  # noqa: BLE001 - the connection's failure, of whatever transport
-                text = _without_secrets(describe(exc))
+                text = redact_urls(describe(exc))
                 return CallOutcome(f"Error: no connection to the tool server: {text}", "session")
             try:
                 if isinstance(client, DirectSession):
@@ -348,7 +348,7 @@ class ToolSession:
         if not await _alive(client):
             self._drop(route.backend.prefix, client)
             lost = "Error: the connection to the tool server was lost"
-            return CallOutcome(f"{lost}: {_without_secrets(text)}", "session")
+            return CallOutcome(f"{lost}: {redact_urls(text)}", "session")
         if refused := self._refused(name, arguments, text):
             return CallOutcome(refused, "schema")
         return CallOutcome(_error_text(text), "exception")
@@ -395,16 +395,21 @@ def read_config(path: Path) -> dict[str, Any]:
         url, command = entry.get("url"), entry.get("command")
         if isinstance(url, str) == isinstance(command, str):
             raise RepositoryError(f'{path}: server {name!r} needs either a "url" or a "command"')
-        if isinstance(url, str) and urlsplit(url).scheme not in ("http", "https"):
-            raise RepositoryError(f"{path}: server {name!r}: its url must begin with http:// or https://")
+        if isinstance(url, str):
+            try:
+                http_url(url)
+            except UrlError as exc:
+                raise RepositoryError(f"{path}: server {name!r}: its url {exc}") from None
     return dict(config)
 
 
 def _backends(source: Any) -> list[_Backend]:
     if isinstance(source, str):
-        if urlsplit(source).scheme not in ("http", "https"):
-            raise RepositoryError(f"{source}: an MCP server's URL begins with http:// or https://")
-        return [_Backend(source, "", f"the MCP server at {_without_secrets(source)}")]
+        try:
+            http_url(source)
+        except UrlError as exc:
+            raise RepositoryError(f"{redact_urls(source)}: the URL of an MCP server {exc}") from None
+        return [_Backend(source, "", f"the MCP server at {redact_urls(source)}")]
     if isinstance(source, dict):
         servers = source["mcpServers"]
         # A client for each server, not fastmcp's router for all: behind the router a rollout has no session of its own.
@@ -583,8 +588,3 @@ def _leaves(error: Any) -> Iterator[str]:
     yield error.message
     if error.validator in ("anyOf", "oneOf") and error.context:
         yield f"({', or '.join(inner.message for inner in error.context[:4])})"
-
-
-def _without_secrets(text: str) -> str:
-    """Take what may be a key out of the URLs in a text: user, password and query."""
-    return re.sub(r"(https?://)(?:[^\s/?#'\"]*@)?([^\s?#'\"]*)(?:[?#][^\s'\"]*)?", r"\1\2", text)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.records import ModelSpec, Record
+from osmosis_ai.urls import UrlError, http_url
 
 __all__ = ["OFFLINE_MODELS", "ModelChoice", "choose_model"]
 
@@ -96,23 +96,18 @@ def choose_model(
 
 
 def _check_base_url(text: str) -> str:
+    text = text.strip()
     shape = "It takes an address like http://localhost:8000/v1."
     try:
-        url = urlsplit(text.strip())
-        host, _ = url.hostname, url.port
-    except ValueError as error:
-        raise UsageError(f"--base-url is not a URL: {error}. {shape}") from error
-    # Not shown when it holds a password, or a query, which may hold a key.
-    if url.username is not None or url.password is not None:
-        raise UsageError("--base-url holds a user name or password. Pass a key with --api-key or OSMOSIS_API_KEY.")
-    if url.query or url.fragment:
-        raise UsageError(f"--base-url holds a query or fragment. {shape} Pass a key with --api-key or OSMOSIS_API_KEY.")
-    if url.scheme not in ("http", "https") or not host or any(character.isspace() for character in text.strip()):
-        if LOCAL_ADDRESS.match(text.strip()):
-            shape = f"Write --base-url http://{text.strip()}"
-        raise UsageError(f"--base-url {text!r} is not an http or https address. {shape}")
-    path = url.path.rstrip("/").removesuffix(CHAT_PATH).rstrip("/")
-    return f"{url.scheme}://{url.netloc}{path}"
+        http_url(text, bare=True)
+    except UrlError as error:
+        if error.problem in ("credentials", "query"):
+            # Not shown: a password, or a query, which may hold a key.
+            raise UsageError(f"--base-url {error}. {shape} Pass a key with --api-key or OSMOSIS_API_KEY.") from error
+        if LOCAL_ADDRESS.match(text):
+            shape = f"Write --base-url http://{text}"
+        raise UsageError(f"--base-url {text!r} is not an http or https address. {shape}") from error
+    return text.rstrip("/").removesuffix(CHAT_PATH).rstrip("/")
 
 
 def _check_key(key: str | None) -> str | None:
@@ -125,4 +120,5 @@ def _check_key(key: str | None) -> str | None:
 
 
 def _is_openai(base_url: str) -> bool:
-    return _check_base_url(base_url).startswith(f"https://{OPENAI_HOST}/")
+    url = http_url(_check_base_url(base_url))
+    return url.scheme == "https" and url.host == OPENAI_HOST

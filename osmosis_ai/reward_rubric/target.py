@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from osmosis_ai.errors import MissingAPIKeyError
 from osmosis_ai.records import Record
 from osmosis_ai.reward_rubric.redirect import current_redirect
+from osmosis_ai.urls import UrlError, http_url
 
 __all__ = ["DEFAULT_MODEL", "DEFAULT_PROVIDER", "Target", "find_target", "key_variable", "missing_key"]
 
@@ -101,7 +101,7 @@ def _with_key(target: Target, given: Mapping[str, Any]) -> Target:
         key = os.environ.get(variable, "").strip()
         if not key:
             raise missing_key(target.name, variable)
-    if not key and target.base_url is not None and urlsplit(target.base_url).hostname != OPENAI_HOST:
+    if not key and target.base_url is not None and http_url(target.base_url).host != OPENAI_HOST:
         # A key of some kind, or LiteLLM would send the provider's to this endpoint.
         key = NO_KEY
     if not key and target.provider in KEY_VARIABLES:
@@ -115,13 +115,10 @@ def _with_key(target: Target, given: Mapping[str, Any]) -> Target:
 def _base_url(text: str | None, where: str) -> str | None:
     if text is None:
         return None
+    text = text.strip()
     try:
-        url = urlsplit(text.strip())
-        usable = url.scheme in ("http", "https") and bool(url.hostname)
-        port = url.port
-    except ValueError:
-        usable, port = False, None
-    # The address isn't shown: it may hold a password.
-    if not usable or port == 0 or any(character.isspace() for character in text.strip()):
-        raise ValueError(f"{where} is not an address like http://localhost:8000/v1")
-    return text.strip().rstrip("/").removesuffix("/chat/completions")
+        http_url(text)
+    except UrlError:
+        # The address isn't shown: it may hold a password.
+        raise ValueError(f"{where} is not an address like http://localhost:8000/v1") from None
+    return text.rstrip("/").removesuffix("/chat/completions")

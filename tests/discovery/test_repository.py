@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source, show_url
+from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
 from osmosis_ai.errors import UsageError
 
 
@@ -172,20 +172,6 @@ def test_keys_in_a_url_stay_out_of_messages(tmp_path: Path, text: str) -> None:
         parse_mcp_source(text, tmp_path)
     assert "ter2" not in str(caught.value)
     assert "hun" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("http://localhost:8000/mcp", "http://localhost:8000/mcp"),
-        ("http://host/@scope/mcp", "http://host/@scope/mcp"),
-        ("http://host:80/@scope/mcp", "http://host:80/@scope/mcp"),
-        ("http://u:p@q@host/mcp", "http://host/mcp"),
-        ("http://[::1]:80/@scope", "http://[::1]:80/@scope"),
-    ],
-)
-def test_show_url(url: str, shown: str) -> None:
-    assert show_url(url) == shown
 
 
 words = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)

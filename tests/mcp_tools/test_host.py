@@ -590,7 +590,7 @@ def test_a_refused_url_is_named_without_its_secrets() -> None:
 
 
 def test_a_url_of_another_kind() -> None:
-    with pytest.raises(RepositoryError, match="begins with http"):
+    with pytest.raises(RepositoryError, match="must begin with http"):
         ToolHost("ws://127.0.0.1:1/mcp")
 
 

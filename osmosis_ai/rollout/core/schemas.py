@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from enum import Enum
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -15,7 +14,8 @@ from pydantic import (
     field_validator,
     model_serializer,
 )
-from yarl import URL
+
+from osmosis_ai.urls import UrlError, http_url
 
 __all__ = [
     "MAX_METADATA_BYTES",
@@ -125,25 +125,12 @@ class RolloutRequest(BaseModel):
     @field_validator("server_url")
     @classmethod
     def _is_http(cls, value: str) -> str:
-        # Messages don't repeat the value: an address may hold a password.
-        if any(character <= " " or character == "\x7f" for character in value):
-            raise ValueError("must not hold spaces or control characters")
-        parts = None
+        # The message doesn't repeat the value: an address may hold a password.
         try:
-            parts = urlsplit(value)
-            # Reading the port checks it.
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            # What the client makes of it: some host names only it refuses.
-            usable = usable and bool(URL(value).raw_host)
-        except ValueError:
-            # Also UnicodeError, from a host name that isn't one.
-            usable = False
-        if parts is None or not usable:
-            raise ValueError("must be an http:// or https:// address with a host")
-        if "@" in parts.netloc:
-            raise ValueError("must not hold a user name or password: the key is `api_key`")
-        if "?" in value or "#" in value:
-            raise ValueError("must not have a query or a fragment: paths are appended to it")
+            http_url(value, bare=True)
+        except UrlError as error:
+            hint = {"credentials": ": the key is `api_key`", "query": ": paths are appended to it"}
+            raise ValueError(f"{error}{hint.get(error.problem, '')}") from None
         return value.rstrip("/")
 
     @field_validator("api_key")
