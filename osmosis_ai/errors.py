@@ -8,6 +8,7 @@
     │   ├── FunctionError          a reward function that isn't there or has the wrong form
     │   └── ModelStartError        the model can't be reached, is unknown, or refuses the key
     ├── ModelError                 one model request failed (a rollout's failure, origin `model`)
+    ├── HttpError (osmosis_ai.http) an HTTP request failed; the clients turn it into an error of their own
     ├── ToolError                  a tool call failed (goes back to the model as a result)
     ├── ScoreError                 a score could not be computed (origin `reward` or `rubric`)
     ├── MissingAPIKeyError         no key for a judge; also a RuntimeError
@@ -167,11 +168,21 @@ class StoreError(OsmosisError):
 
 
 class OsmosisRolloutError(OsmosisError):
-    """Something went wrong in an agent loop's rollout, or between it and the trainer."""
+    """Something went wrong in an agent loop's rollout, or between it and the trainer.
+
+    Attributes:
+        retryable: True if the same request may succeed later.
+        retry_after: Seconds the trainer asked to wait; the protocol has no such answer.
+    """
+
+    retryable = False
+    retry_after: float | None = None
 
 
 class OsmosisTransportError(OsmosisRolloutError):
     """The trainer can't be reached, or dropped the connection."""
+
+    retryable = True
 
 
 class OsmosisServerError(OsmosisRolloutError):
@@ -181,6 +192,8 @@ class OsmosisServerError(OsmosisRolloutError):
         message: What happened, without any key.
         status_code: The HTTP status.
     """
+
+    retryable = True
 
     def __init__(self, message: str, status_code: int = 500) -> None:
         super().__init__(message)
@@ -202,6 +215,8 @@ class OsmosisValidationError(OsmosisRolloutError):
 
 class OsmosisTimeoutError(OsmosisRolloutError):
     """The trainer didn't answer in time."""
+
+    retryable = True
 
 
 class MessagesRewrittenError(OsmosisRolloutError):

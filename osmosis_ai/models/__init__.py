@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import ModelError, ModelStartError
 from osmosis_ai.models.base import ChatModel
-from osmosis_ai.models.retry import AdaptiveLimiter, OnWait, RetryingModel, RetryPolicy
+from osmosis_ai.models.retry import AdaptiveLimiter, OnWait, RetryingModel
 from osmosis_ai.records import ModelSpec, Row
+from osmosis_ai.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from osmosis_ai.models.cache import ReplyCache

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
-import time
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -13,9 +10,7 @@ from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.records import Completion, Message, Tool, Usage
 
-__all__ = ["ChatModel", "describe_error", "error_kind", "mask", "parse_reply", "retry_after"]
-
-MAX_ERROR_TEXT = 500
+__all__ = ["ChatModel", "error_kind", "parse_reply"]
 
 
 class ChatModel(Protocol):
@@ -39,11 +34,6 @@ class ChatModel(Protocol):
         ...
 
 
-def mask(text: str, key: str | None) -> str:
-    """The text without the key."""
-    return text.replace(key, "***") if key else text
-
-
 def error_kind(status: int) -> FailureKind:
     """The `ModelError` kind of an HTTP status."""
     if status in (401, 403):
@@ -57,52 +47,6 @@ def error_kind(status: int) -> FailureKind:
     if status >= 500:
         return "overloaded"
     return "bad_request"
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds an endpoint asks to wait: `retry-after-ms`, or `Retry-After` in seconds or as a date (RFC 9110)."""
-    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if value is None:
-            continue
-        try:
-            seconds = float(value) * scale
-        except ValueError:
-            try:
-                seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-            except ValueError:
-                continue
-        # Also leaves out NaN, which compares as false, and infinity.
-        if seconds < float("inf"):
-            return max(0.0, seconds)
-    return None
-
-
-def describe_error(body: bytes, key: str | None) -> tuple[str, str | None]:
-    """What an endpoint says about an error: a short text without the key, and the error's code if it gives one.
-
-    Understands `{"error": {"message", "code"}}`, `{"error": …}`, `{"message": …}` and `{"detail": …}`; an HTML page is
-    named as such.
-    """
-    # The key is masked before the text is cut, so that no half of it survives.
-    text = mask(body.decode("utf-8", "replace"), key)
-    code: str | None = None
-    try:
-        reply = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        if text.lstrip()[:1] == "<":
-            return "an HTML page", None
-    else:
-        if isinstance(reply, dict):
-            error = reply.get("error") or reply.get("message") or reply.get("detail") or reply
-            if isinstance(error, dict):
-                code = error.get("code") or error.get("type")
-                error = error.get("message") or error
-            text = error if isinstance(error, str) else msgspec.json.encode(error).decode()
-    text = " ".join(text.split())
-    if len(text) > MAX_ERROR_TEXT:
-        text = text[:MAX_ERROR_TEXT] + "…"
-    return text or "no message", code if isinstance(code, str) else None
 
 
 def parse_reply(reply: Any, *, source: str, position: int, key: str | None = None) -> Completion:
@@ -122,7 +66,10 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
     """
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not choices and isinstance(reply, dict) and reply.get("error"):
-        # Some gateways report errors of the model behind them with status 200.
+        # Some gateways report errors of the model behind them with status 200. Imported here, because the command's own
+        # process asks no model.
+        from osmosis_ai.http import describe_error
+
         text, _ = describe_error(msgspec.json.encode(reply), key)
         code = reply["error"].get("code") if isinstance(reply["error"], dict) else None
         if isinstance(code, int) and 400 <= code < 600:

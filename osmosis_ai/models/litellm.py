@@ -22,14 +22,8 @@ import anyio
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
-from osmosis_ai.models.base import (
-    MAX_ERROR_TEXT,
-    describe_error,
-    error_kind,
-    mask,
-    parse_reply,
-    retry_after,
-)
+from osmosis_ai.http import MAX_ERROR_TEXT, describe_error, mask, retry_after
+from osmosis_ai.models.base import error_kind, parse_reply
 from osmosis_ai.records import Completion, Message, ModelSpec, Tool
 
 __all__ = ["LiteLLMModel", "import_litellm", "missing_keys", "price_known"]

@@ -1,4 +1,4 @@
-"""Failed model requests are tried again, within bounds, and fewer at a time while an endpoint is overloaded."""
+"""Failed model requests are tried again, and fewer at a time while an endpoint is overloaded."""
 
 from __future__ import annotations
 
@@ -7,36 +7,21 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
 
 import msgspec
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.models.base import ChatModel
-from osmosis_ai.records import Completion, Message, Record, Tool
+from osmosis_ai.records import Completion, JsonObject, Message, Tool
+from osmosis_ai.retry import RetryPolicy, with_retries
 
-__all__ = ["AdaptiveLimiter", "OnWait", "RetryPolicy", "RetryingModel"]
+__all__ = ["AdaptiveLimiter", "OnWait", "RetryingModel"]
 
 THROTTLING = frozenset({429, 503, 529})
 
 OnWait = Callable[[ModelError, float], None]
 """Told about each wait before a retry: the error and the seconds."""
-
-
-class RetryPolicy(Record, frozen=True):
-    """How often and how long a failed request is tried again.
-
-    Attributes:
-        max_attempts: Requests in total, the first one included.
-        max_seconds: No request starts later than this after the first failure.
-        base_delay: Upper bound of the first wait, in seconds; it doubles with each retry.
-        max_delay: Upper bound of any wait the endpoint didn't ask for, in seconds.
-    """
-
-    max_attempts: int = 6
-    max_seconds: float = 120.0
-    base_delay: float = 0.5
-    max_delay: float = 30.0
 
 
 class AdaptiveLimiter:
@@ -141,9 +126,7 @@ class RetryingModel:
         policy: The bounds.
         limiter: Shared by all rollouts of one endpoint.
         on_wait: Called before each wait.
-        sleep: Waits for a number of seconds.
-        clock: Seconds, for `max_seconds`.
-        rng: Source of the jitter.
+        sleep, clock, uniform: As for `with_retries`.
     """
 
     def __init__(
@@ -155,7 +138,7 @@ class RetryingModel:
         *,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
-        rng: random.Random | None = None,
+        uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._inner = inner
         self._policy = policy
@@ -163,62 +146,43 @@ class RetryingModel:
         self._on_wait = on_wait
         self._sleep = sleep
         self._clock = clock
-        self._rng = rng or random.Random()  # noqa: S311  jitter, not a secret
+        self._uniform = uniform
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """The next assistant message; `attempts` counts every request that was made for it.
 
         Raises:
             ModelError: The last attempt's error; its message says how many there were.
         """
-        attempts = 0
-        deadline: float | None = None
-        while True:
-            attempts += 1
-            started = await self._limiter.acquire()
-            try:
-                completion = await self._inner.complete(messages, tools, params)
-            except ModelError as error:
-                if error.status in THROTTLING:
-                    self._limiter.throttle(started)
-                failure = error
-            else:
-                self._limiter.succeed()
-                # `attempts` of the reply itself is 1 unless a wrapper inside has retried too.
-                total = attempts - 1 + completion.attempts
-                return completion if total == completion.attempts else _with_attempts(completion, total)
-            finally:
-                self._limiter.release()
-
-            now = self._clock()
-            deadline = now + self._policy.max_seconds if deadline is None else deadline
-            remaining = deadline - now
-            if not failure.retryable or attempts >= self._policy.max_attempts or remaining <= 0:
-                if attempts == 1:
-                    raise failure
-                raise _after(failure, attempts) from failure
-            delay = min(self._delay(attempts, failure), remaining)
-            if self._on_wait is not None:
-                self._on_wait(failure, delay)
-            await self._sleep(delay)
+        return await with_retries(
+            partial(self._attempt, messages, tools, params),
+            ModelError,
+            self._policy,
+            on_wait=self._on_wait,
+            sleep=self._sleep,
+            clock=self._clock,
+            uniform=self._uniform,
+        )
 
     async def aclose(self) -> None:
         """Close the model inside."""
         await self._inner.aclose()
 
-    def _delay(self, attempts: int, failure: ModelError) -> float:
-        # Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
-        ceiling = min(self._policy.max_delay, self._policy.base_delay * 2.0 ** min(attempts - 1, 30))
-        jitter = self._rng.uniform(0, ceiling)
-        # The jitter on top spreads out the rollouts that were all told to come back at the same moment.
-        return jitter if failure.retry_after is None else failure.retry_after + min(jitter, self._policy.base_delay)
-
-
-def _with_attempts(completion: Completion, attempts: int) -> Completion:
-    return msgspec.structs.replace(completion, attempts=attempts)
-
-
-def _after(error: ModelError, attempts: int) -> ModelError:
-    return ModelError(
-        f"{error} (after {attempts} attempts)", kind=error.kind, status=error.status, retry_after=error.retry_after
-    )
+    async def _attempt(
+        self, messages: list[Message], tools: list[Tool], params: JsonObject, attempt: int
+    ) -> Completion:
+        started = await self._limiter.acquire()
+        try:
+            completion = await self._inner.complete(messages, tools, params)
+        except ModelError as error:
+            if error.status in THROTTLING:
+                self._limiter.throttle(started)
+            raise
+        else:
+            self._limiter.succeed()
+        finally:
+            self._limiter.release()
+        if attempt == 1:
+            return completion
+        # `attempts` of the reply itself is 1 unless a wrapper inside has retried too.
+        return msgspec.structs.replace(completion, attempts=attempt - 1 + completion.attempts)

@@ -336,7 +336,8 @@ async def _ask(
 async def _complete(judge: _Judge, evaluation: _Evaluation, messages: list[Message]) -> Completion:
     import anyio
 
-    from osmosis_ai.models.retry import RetryingModel, RetryPolicy
+    from osmosis_ai.models.retry import RetryingModel
+    from osmosis_ai.retry import RetryPolicy
 
     params: dict[str, Any] = {}
     if judge.takes_schema:
@@ -371,7 +372,7 @@ def _failure(target: Target, error: ModelError) -> ProviderRequestError:
 
 
 def _text(completion: Completion, target: Target) -> str:
-    from osmosis_ai.models.base import mask
+    from osmosis_ai.http import mask
 
     content = completion.message.get("content")
     if isinstance(content, list):

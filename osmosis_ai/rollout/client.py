@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
-import json
 import logging
-import random
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import aiohttp
-import msgspec
-from yarl import URL
 
 from osmosis_ai.errors import (
     OsmosisRolloutError,
@@ -21,6 +13,9 @@ from osmosis_ai.errors import (
     OsmosisTransportError,
     OsmosisValidationError,
 )
+from osmosis_ai.http import Answer, HttpClient, HttpError, encode_json, mask
+from osmosis_ai.records import JsonValue, Message
+from osmosis_ai.retry import RetryPolicy, with_retries
 from osmosis_ai.rollout.core.base import CompletionsResult, refuse_bytes
 from osmosis_ai.rollout.core.schemas import CompletionsRequest, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.settings import ClientSettings, client_settings
@@ -29,11 +24,6 @@ __all__ = ["TrainerClient", "TrainerPool", "encode", "encode_messages"]
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT = 30.0
-MAX_REPLY_BYTES = 64 * 1024 * 1024
-MAX_ERROR_TEXT = 500
-LARGE_BODY = 1024 * 1024
-
 _DEFAULTS = {
     name: field.default
     for name, field in CompletionsRequest.model_fields.items()
@@ -41,23 +31,19 @@ _DEFAULTS = {
 }
 
 
-def encode(value: Any) -> bytes:
+def encode(value: object) -> bytes:
     """Anything that goes over the wire as JSON; NaN and infinities become null, as JSON has none.
 
     Raises:
         OsmosisRolloutError: It holds something that JSON doesn't know.
     """
     try:
-        try:
-            return msgspec.json.encode(value)
-        except UnicodeEncodeError:
-            # A lone surrogate, from a tool that read bytes: nobody takes it, not even escaped.
-            return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return encode_json(value)
+    except ValueError as error:
         raise OsmosisRolloutError(f"it can't be written as JSON: {error}") from error
 
 
-def encode_messages(messages: Sequence[Any], start: int = 0) -> bytes:
+def encode_messages(messages: Sequence[object], start: int = 0) -> bytes:
     """Messages of a conversation as JSON, without the bytes that `encode` would turn into base64.
 
     Args:
@@ -72,9 +58,7 @@ def encode_messages(messages: Sequence[Any], start: int = 0) -> bytes:
 
 
 class TrainerPool:
-    """The connections to trainers of one process: one pooled session, which opens with the first request.
-
-    Redirects are not followed, so that a key never reaches a host that wasn't named. Proxy variables are not read.
+    """The connections to trainers of one process.
 
     Args:
         settings: Timeouts, retries and the pool's size; from the environment when not given.
@@ -82,31 +66,15 @@ class TrainerPool:
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
         self.settings = settings or client_settings()
-        self._session: aiohttp.ClientSession | None = None
+        self.http = HttpClient(self.settings.timeout_seconds, per_read=True, connections=self.settings.max_connections)
 
     def client(self, request: RolloutRequest) -> TrainerClient:
         """The trainer of a rollout."""
         return TrainerClient(self, request.server_url, request.rollout_id, request.api_key)
 
-    def session(self) -> aiohttp.ClientSession:
-        """The session; must be asked for inside the event loop that uses it."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self.settings.max_connections),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"Content-Type": "application/json", "Accept": "application/json"},
-                # No total: waiting for a free connection of the pool isn't the trainer's time.
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=CONNECT_TIMEOUT, sock_read=self.settings.timeout_seconds
-                ),
-            )
-        return self._session
-
     async def aclose(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self.http.aclose()
 
     async def __aenter__(self) -> TrainerPool:
         return self
@@ -133,12 +101,11 @@ class TrainerClient:
         self._base = server_url.rstrip("/")
         self._rollout_id = rollout_id
         self._api_key = api_key
-        self._rng = random.Random()  # noqa: S311  jitter, not a secret
 
     def __repr__(self) -> str:
         return f"TrainerClient(server_url={self._base!r}, rollout_id={self._rollout_id!r})"
 
-    async def chat_completions(self, messages: list[dict[str, Any]], **params: Any) -> CompletionsResult:
+    async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
         """Ask the trainer for the next message.
 
         Args:
@@ -159,8 +126,8 @@ class TrainerClient:
         except OsmosisRolloutError as error:
             raise OsmosisRolloutError(f"the model call can't be sent: {error}") from error
         url = f"{self._base}/v1/chat/completions"
-        raw = await self._post(url, body, self._pool.settings.max_retries)
-        return _result(raw, url)
+        answer = await self._post(url, body, self._pool.settings.max_retries)
+        return _result(answer)
 
     async def complete_rollout(self, response: RolloutResponse) -> None:
         """Deliver a finished rollout.
@@ -172,92 +139,43 @@ class TrainerClient:
         retries = self._pool.settings.complete_rollout_retries
         await self._post(f"{self._base}/v1/rollout/completed", body, retries)
 
-    async def _post(self, url: str, body: bytes, retries: int) -> bytes:
-        attempts = 0
-        while True:
-            attempts += 1
-            try:
-                return await self._post_once(url, body)
-            except OsmosisValidationError:
-                raise
-            except OsmosisRolloutError as error:
-                if attempts > retries:
-                    if attempts == 1:
-                        raise
-                    raise _after(error, attempts) from error
-                delay = self._delay(attempts)
-                logger.info("rollout %r: %s; trying again in %.1f s", self._rollout_id, error, delay)
-            await asyncio.sleep(delay)
-
-    def _delay(self, attempts: int) -> float:
-        # Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+    async def _post(self, url: str, body: bytes, retries: int) -> Answer:
         settings = self._pool.settings
-        return self._rng.uniform(
-            0, min(settings.retry_max_delay, settings.retry_base_delay * 2.0 ** min(attempts - 1, 30))
-        )
 
-    async def _post_once(self, url: str, body: bytes) -> bytes:
-        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
-        # aiohttp writes bytes at once, and warns about it when they are many.
-        data = body if len(body) < LARGE_BODY else io.BytesIO(body)
-        try:
-            async with self._pool.session().post(
-                URL(url), data=data, headers=headers, allow_redirects=False
-            ) as response:
-                raw = await _read(response, url)
-                status, location = response.status, response.headers.get("Location", "nowhere")
-        except asyncio.TimeoutError as error:
-            if isinstance(error, aiohttp.ConnectionTimeoutError):
-                raise OsmosisTimeoutError(f"{url} doesn't accept the connection in time") from error
-            seconds = self._pool.settings.timeout_seconds
-            raise OsmosisTimeoutError(f"{url} gave no answer within {seconds:g} s") from error
-        except aiohttp.ClientConnectorError as error:
-            reason = error.os_error.strerror or error.os_error
-            raise OsmosisTransportError(f"nothing answers at {url}: {reason}") from error
-        except (aiohttp.ClientError, OSError) as error:
-            reason = self._mask(" ".join(str(error).split()))[:200] or type(error).__name__
-            raise OsmosisTransportError(f"{url} dropped the connection: {reason}") from error
-        except ValueError as error:
-            # A key or an address that HTTP can't carry; the text of the error would show the key.
-            raise OsmosisValidationError(f"the request to {url} can't be written as HTTP") from error
-        if 200 <= status < 300:
-            return raw
-        if 300 <= status < 400:
-            said = f"a redirect to {location}, which is not followed, so that no key is sent there"
-        else:
-            said = raw.decode("utf-8", "replace")
-        # The key is masked before the text is cut, so that no half of it survives.
-        message = f"{url} answered {status}: {self._say(said)}"
-        if status >= 500:
-            raise OsmosisServerError(message, status)
-        raise OsmosisValidationError(message, status)
+        async def attempt(_: int) -> Answer:
+            try:
+                answer = await self._pool.http.post(url, body, key=self._api_key)
+            except HttpError as error:
+                raise self._translated(error) from error
+            if 200 <= answer.status < 300:
+                return answer
+            kind = OsmosisServerError if answer.status >= 500 else OsmosisValidationError
+            raise kind(answer.describe(self._api_key)[0], answer.status)
 
-    def _mask(self, text: str) -> str:
-        return text.replace(self._api_key, "***") if self._api_key else text
+        def announce(error: OsmosisRolloutError, seconds: float) -> None:
+            logger.info("rollout %r: %s; trying again in %.1f s", self._rollout_id, error, seconds)
 
-    def _say(self, text: str) -> str:
-        text = " ".join(self._mask(text).split())
-        return text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + "…"
+        policy = RetryPolicy(retries + 1, math.inf, settings.retry_base_delay, settings.retry_max_delay)
+        return await with_retries(attempt, OsmosisRolloutError, policy, on_wait=announce)
 
-
-async def _read(response: aiohttp.ClientResponse, url: str) -> bytes:
-    chunks = []
-    size = 0
-    async for chunk in response.content.iter_any():
-        size += len(chunk)
-        if size > MAX_REPLY_BYTES:
-            response.close()
+    def _translated(self, error: HttpError) -> OsmosisRolloutError:
+        text = mask(str(error), self._api_key)
+        if error.problem == "timeout":
+            return OsmosisTimeoutError(text)
+        if error.problem == "unsendable":
+            return OsmosisValidationError(text)
+        if error.problem == "too_long":
             # Asking again would only bring as much again.
-            raise OsmosisValidationError(f"{url} answered with more than {MAX_REPLY_BYTES} bytes", response.status)
-        chunks.append(chunk)
-    return b"".join(chunks)
+            return OsmosisValidationError(text, error.status or 200)
+        return OsmosisTransportError(text)
 
 
-def _result(raw: bytes, url: str) -> CompletionsResult:
+def _result(answer: Answer) -> CompletionsResult:
     try:
-        reply = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OsmosisServerError(f"{url} answered with broken JSON: {error}", 200) from error
+        reply = answer.json()
+    except HttpError as error:
+        raise OsmosisServerError(str(error), 200) from error
+    url = answer.url
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
@@ -275,13 +193,4 @@ def _result(raw: bytes, url: str) -> CompletionsResult:
         logprobs=choice.get("logprobs", reply.get("logprobs")),
         usage=usage if isinstance(usage, dict) else {},
         finish_reason=finish_reason if isinstance(finish_reason, str) else "tool_calls" if calls else "stop",
-    )
-
-
-def _after(error: OsmosisRolloutError, attempts: int) -> OsmosisRolloutError:
-    message = f"{error} (after {attempts} attempts)"
-    return (
-        OsmosisServerError(message, error.status_code)
-        if isinstance(error, OsmosisServerError)
-        else type(error)(message)
     )

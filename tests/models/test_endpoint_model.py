@@ -14,8 +14,8 @@ import pytest
 from osmosis_ai.errors import ModelError, ModelStartError
 from osmosis_ai.models import create_model
 from osmosis_ai.models.endpoint import OpenAICompatibleModel
-from osmosis_ai.models.retry import RetryPolicy
 from osmosis_ai.records import Completion, ModelSpec, Row, Usage
+from osmosis_ai.retry import RetryPolicy
 from osmosis_ai.testing import (
     Reply,
     ScriptedEndpoint,

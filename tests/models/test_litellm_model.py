@@ -12,8 +12,8 @@ import pytest
 from osmosis_ai.errors import ModelError, ModelStartError
 from osmosis_ai.models import create_model
 from osmosis_ai.models.litellm import LiteLLMModel, price_known
-from osmosis_ai.models.retry import RetryPolicy
 from osmosis_ai.records import Completion, ModelSpec, Usage
+from osmosis_ai.retry import RetryPolicy
 from osmosis_ai.testing import (
     Reply,
     ScriptedEndpoint,

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from osmosis_ai.errors import ModelError
 from osmosis_ai.models import create_model
 from osmosis_ai.models.endpoint import OpenAICompatibleModel
-from osmosis_ai.models.retry import AdaptiveLimiter, RetryingModel, RetryPolicy
+from osmosis_ai.models.retry import AdaptiveLimiter, RetryingModel
 from osmosis_ai.records import Completion, Message, ModelSpec, Row, Tool
+from osmosis_ai.retry import RetryPolicy
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, drop, status, text
 
 pytestmark = pytest.mark.anyio
@@ -70,7 +71,7 @@ def retrying(
         limiter or AdaptiveLimiter(4),
         sleep=clock.sleep,
         clock=clock,
-        rng=random.Random(1),
+        uniform=random.Random(1).uniform,
         **options,
     )
 
@@ -139,7 +140,7 @@ def test_waits_are_full_jitter_under_a_doubling_bound(seed: int, attempts: int) 
         AdaptiveLimiter(1),
         sleep=clock.sleep,
         clock=clock,
-        rng=random.Random(seed),
+        uniform=random.Random(seed).uniform,
     )
     with pytest.raises(ModelError):
         anyio.run(model.complete, MESSAGES, [], {})

@@ -1,0 +1,277 @@
+"""The HTTP client for JSON endpoints, models and trainers alike, over one pooled session.
+
+Redirects are not followed, so that a key never reaches a host that wasn't named. Proxy variables are not read. Callers
+turn `HttpError` and answers that aren't a success into errors of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import io
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from osmosis_ai.errors import OsmosisError
+
+__all__ = ["Answer", "HttpClient", "HttpError", "describe_error", "encode_json", "mask", "retry_after"]
+
+CONNECT_TIMEOUT = 30.0
+LARGE_BODY = 1024 * 1024
+MAX_ERROR_TEXT = 500
+MAX_REPLY_BYTES = 64 * 1024 * 1024
+
+HttpProblem: TypeAlias = Literal["timeout", "refused", "dropped", "not_http", "too_long", "unsendable", "bad_json"]
+
+
+class HttpError(OsmosisError):
+    """A request came to no usable answer. The message names the address.
+
+    Attributes:
+        problem: `refused` (nothing answers, or its certificate isn't trusted), `timeout`, `dropped` (the connection
+            ended early), `not_http`, `too_long`, `bad_json`, or `unsendable` (HTTP can't carry the request).
+        status: The HTTP status, if there was an answer.
+    """
+
+    def __init__(self, problem: HttpProblem, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.problem = problem
+        self.status = status
+
+
+class Answer(NamedTuple):
+    """An answer of any status, read to its end."""
+
+    url: URL | str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Decode the body.
+
+        Raises:
+            HttpError: It is not JSON.
+        """
+        try:
+            return msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if self.body.lstrip()[:1] == b"<":
+                found = "an HTML page instead of JSON; the API's address usually ends in /v1"
+            elif self.body.startswith(b"data:"):
+                found = "an event stream instead of one reply"
+            elif not self.body.strip():
+                found = "an empty body"
+            else:
+                found = f"broken JSON ({error})"
+            raise HttpError("bad_json", f"{self.url} answered with {found}", self.status) from error
+
+    def describe(self, key: str | None) -> tuple[str, str | None]:
+        """Return the text for an answer that is no success, and the error's code if it has one.
+
+        Args:
+            key: Never to appear in the text.
+        """
+        said, code = describe_error(self.body, key)
+        if 300 <= self.status < 400:
+            location = mask(self.headers.get("Location", "nowhere"), key)
+            said = f"a redirect to {location}, which is not followed, so that no key is sent there"
+        return f"{self.url} answered {self.status}: {said}", code
+
+
+class HttpClient:
+    """One pooled session, which opens with the first request and again after it was closed.
+
+    Args:
+        seconds: Bound of a request, in seconds.
+        per_read: Let `seconds` bound the wait for the next byte instead of the whole request, so that waiting for a
+            free connection of the pool isn't the endpoint's time.
+        connections: The most connections at a time; 0 for no bound.
+        key: Sent as the bearer key of every request that names none itself.
+        max_reply_bytes: A longer answer is an error.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        per_read: bool = False,
+        connections: int = 0,
+        key: str | None = None,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
+    ) -> None:
+        self._seconds = seconds
+        self._timeout = (
+            aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=seconds)
+            if per_read
+            else aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, CONNECT_TIMEOUT))
+        )
+        self._connections = connections
+        self._headers = {"Content-Type": "application/json", "Accept": "application/json", **_bearer(key)}
+        self._max_reply_bytes = max_reply_bytes
+        self._session: aiohttp.ClientSession | None = None
+
+    async def post(self, url: URL | str, body: bytes, *, key: str | None = None) -> Answer:
+        """Send a JSON body.
+
+        Args:
+            url: The address.
+            body: From `encode_json`.
+            key: The bearer key of this request.
+
+        Raises:
+            HttpError: There is no answer.
+        """
+        # aiohttp writes bytes at once, and warns about it when they are many.
+        data = body if len(body) < LARGE_BODY else io.BytesIO(body)
+        try:
+            async with self._open().post(
+                url, data=data, headers=_bearer(key) if key else None, allow_redirects=False
+            ) as response:
+                return Answer(url, response.status, response.headers, await self._read(url, response))
+        except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError) as error:
+            raise _failure(url, self._seconds, error) from error
+
+    async def get(self, url: URL | str, *, seconds: float) -> Answer:
+        """Ask for a resource.
+
+        Args:
+            url: The address.
+            seconds: Bound of this request, in seconds.
+
+        Raises:
+            HttpError: There is no answer.
+        """
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        try:
+            async with self._open().get(url, timeout=timeout, allow_redirects=False) as response:
+                return Answer(url, response.status, response.headers, await self._read(url, response))
+        except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError) as error:
+            raise _failure(url, seconds, error) from error
+
+    async def aclose(self) -> None:
+        """Close the session and its connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=self._connections),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                timeout=self._timeout,
+            )
+        return self._session
+
+    async def _read(self, url: URL | str, response: aiohttp.ClientResponse) -> bytes:
+        chunks = []
+        size = 0
+        async for chunk in response.content.iter_any():
+            size += len(chunk)
+            if size > self._max_reply_bytes:
+                response.close()
+                message = f"{url} answered with more than {self._max_reply_bytes} bytes"
+                raise HttpError("too_long", message, response.status)
+            chunks.append(chunk)
+        return b"".join(chunks)
+
+
+def encode_json(value: object) -> bytes:
+    """Encode what is sent; NaN and infinities become null, as JSON has none.
+
+    Raises:
+        ValueError: It holds something that JSON doesn't know.
+    """
+    try:
+        try:
+            return msgspec.json.encode(value)
+        except UnicodeEncodeError:
+            # A lone surrogate, from a tool that read bytes: no endpoint takes it, not even escaped.
+            return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def describe_error(body: bytes, key: str | None) -> tuple[str, str | None]:
+    """What an endpoint says about an error: a short text without the key, and the error's code if it gives one.
+
+    Understands `{"error": {"message", "code"}}`, `{"error": …}`, `{"message": …}` and `{"detail": …}`; an HTML page is
+    named as such.
+    """
+    # The key is masked before the text is cut, so that no half of it survives.
+    text = mask(body.decode("utf-8", "replace"), key)
+    code: object = None
+    try:
+        reply = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        if text.lstrip()[:1] == "<":
+            return "an HTML page", None
+    else:
+        if isinstance(reply, dict):
+            error = reply.get("error") or reply.get("message") or reply.get("detail") or reply
+            if isinstance(error, dict):
+                code = error.get("code") or error.get("type")
+                error = error.get("message") or error
+            text = error if isinstance(error, str) else msgspec.json.encode(error).decode()
+    text = " ".join(text.split())
+    if len(text) > MAX_ERROR_TEXT:
+        text = text[:MAX_ERROR_TEXT] + "…"
+    return text or "no message", code if isinstance(code, str) else None
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds an endpoint asks to wait: `retry-after-ms`, or `Retry-After` in seconds or as a date (RFC 9110)."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        value = headers.get(name)
+        if value is None:
+            continue
+        try:
+            seconds = float(value) * scale
+        except ValueError:
+            try:
+                seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+            except ValueError:
+                continue
+        # Also leaves out NaN, which compares as false, and infinity.
+        if seconds < float("inf"):
+            return max(0.0, seconds)
+    return None
+
+
+def mask(text: str, key: str | None) -> str:
+    """The text without the key."""
+    return text.replace(key, "***") if key else text
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _failure(url: URL | str, seconds: float, error: Exception) -> HttpError:
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return HttpError("timeout", f"{url} doesn't accept the connection in time")
+    if isinstance(error, asyncio.TimeoutError):
+        return HttpError("timeout", f"{url} gave no answer within {seconds:g} s")
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return HttpError("refused", f"{url} has a certificate that can't be trusted: {error.certificate_error}")
+    if isinstance(error, aiohttp.ClientSSLError):
+        return HttpError("refused", f"{url} doesn't speak TLS as expected: {error.os_error}")
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return HttpError("refused", f"the host of {url} can't be found: {error.os_error.strerror or error.os_error}")
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return HttpError("refused", f"nothing answers at {url}: {error.os_error.strerror or error.os_error}")
+    if isinstance(error, aiohttp.ClientResponseError):
+        return HttpError("not_http", f"{url} answered with something that isn't HTTP: {error.message}")
+    if isinstance(error, (aiohttp.ClientError, OSError)):
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        return HttpError("dropped", f"{url} dropped the connection: {reason}")
+    # A key or an address that HTTP can't carry; the text of the error would show the key.
+    return HttpError("unsendable", f"the request to {url} can't be written as HTTP")

@@ -1,0 +1,92 @@
+"""Failed requests are tried again, within bounds: the one retry loop, for models, judges and trainers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from osmosis_ai.errors import ModelError, OsmosisRolloutError
+from osmosis_ai.records import Record
+
+__all__ = ["RetryPolicy", "with_retries"]
+
+ResultT = TypeVar("ResultT")
+ErrorT = TypeVar("ErrorT", ModelError, OsmosisRolloutError)
+
+
+class RetryPolicy(Record, frozen=True):
+    """How often and how long a failed request is tried again.
+
+    Attributes:
+        max_attempts: Requests in total, the first one included.
+        max_seconds: No request starts later than this after the first failure.
+        base_delay: Upper bound of the first wait, in seconds; it doubles with each retry.
+        max_delay: Upper bound of any wait the endpoint didn't ask for, in seconds.
+    """
+
+    max_attempts: int = 6
+    max_seconds: float = 120.0
+    base_delay: float = 0.5
+    max_delay: float = 30.0
+
+    def delay(self, attempts: int, asked: float | None, uniform: Callable[[float, float], float]) -> float:
+        """Return the seconds to wait after a number of failed attempts, with full jitter.
+
+        https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+
+        Args:
+            attempts: Requests so far.
+            asked: Seconds the endpoint asked to wait (`Retry-After`), if it did.
+            uniform: Draws a number between two others.
+        """
+        jitter = uniform(0, min(self.max_delay, self.base_delay * 2.0 ** min(attempts - 1, 30)))
+        # The jitter on top spreads out the rollouts that were all told to come back at the same moment.
+        return jitter if asked is None else asked + min(jitter, self.base_delay)
+
+
+async def with_retries(
+    attempt: Callable[[int], Awaitable[ResultT]],
+    failed: type[ErrorT],
+    policy: RetryPolicy,
+    *,
+    on_wait: Callable[[ErrorT, float], None] | None = None,
+    sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    uniform: Callable[[float, float], float] = random.uniform,
+) -> ResultT:
+    """Make a request until it succeeds, can't succeed later (`retryable`), or the policy's bounds are reached.
+
+    Args:
+        attempt: Makes the request; it gets the attempt's number, from 1.
+        failed: The errors that mean a failed request.
+        policy: The bounds.
+        on_wait: Called before each wait with the error and the seconds.
+        sleep: Waits for a number of seconds.
+        clock: Seconds, for `max_seconds`.
+        uniform: Draws the jitter. The default is seeded anew in every forked process.
+
+    Raises:
+        ErrorT: The last attempt's error; its message says how many there were.
+    """
+    attempts = 0
+    deadline: float | None = None
+    while True:
+        attempts += 1
+        try:
+            return await attempt(attempts)
+        except failed as error:
+            failure = error
+        now = clock()
+        deadline = now + policy.max_seconds if deadline is None else deadline
+        remaining = deadline - now
+        if not failure.retryable or attempts >= policy.max_attempts or remaining <= 0:
+            if attempts > 1:
+                failure.args = (f"{failure} (after {attempts} attempts)",)
+            raise failure
+        delay = min(policy.delay(attempts, failure.retry_after, uniform), remaining)
+        if on_wait is not None:
+            on_wait(failure, delay)
+        await sleep(delay)
