@@ -10,9 +10,8 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line."""
-    # Imported here because worker processes import this module again, and they need no command line.
     try:
-        from osmosis_ai.runtime.pool.forkserver import start_early
+        from osmosis_ai.cli.early import start_early
 
         start_early(sys.argv[1:])
         from osmosis_ai.cli.app import run

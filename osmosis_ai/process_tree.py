@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import signal
 import sys
-import warnings
 from contextlib import suppress
 
 import psutil
 
-__all__ = ["adopt_orphans", "end_processes", "end_strays"]
+__all__ = ["adopt_orphans", "end_descendants", "end_processes", "end_strays"]
 
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_processes(pid: int) -> None:
-    """Kill a worker's process group, and its children that left the group."""
-    try:
-        strays = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
-        strays = []
+    """Kill a process group by its leader, and the leader's descendants that left the group."""
+    end_descendants(pid)
     with suppress(ProcessLookupError):
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            # A worker that was forked this moment is still in the command's own group.
-            if os.getpgid(pid) == os.getpgrp():
-                os.kill(pid, signal.SIGKILL)
-            os.killpg(pid, signal.SIGKILL)
-    _kill(strays)
+        os.killpg(pid, signal.SIGKILL)
+
+
+def end_descendants(pid: int) -> None:
+    """Kill what a process has started, and what that has."""
+    with suppress(psutil.Error):
+        _kill(psutil.Process(pid).children(recursive=True))
 
 
 def end_strays() -> None:
@@ -42,21 +36,12 @@ def end_strays() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what this process's children leave behind, and end it together with this process.
+    """Become the parent of what this process's children leave behind, where the system can do that (Linux).
 
-    A worker that dies can't end what it has started. Its fork server can, where it may adopt orphans (Linux).
+    A worker that dies can't end what it has started. The fork server that adopts it can.
     """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # It waits for every child, and is surprised by those that it has not started.
-    warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
-    atexit.register(_end_adopted, os.getpid())
-
-
-def _end_adopted(pid: int) -> None:
-    if os.getpid() == pid:
-        _kill(psutil.Process().children(recursive=True))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _kill(processes: list[psutil.Process]) -> None:

@@ -2,10 +2,15 @@
 
 A trajectory travels as it grows (one event per turn and per tool call), so what a worker had done is known even when it
 dies; the run puts the pieces together (`trajectory.TrajectoryBuilder`).
+
+Between processes of one machine a record is a frame: a length of four bytes and JSON.
 """
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import struct
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -60,6 +65,19 @@ class WorkerSpec(Record, frozen=True):
     agent: AgentSource | None = None
     allow_rewrites: bool = False
     debug_dir: str | None = None
+
+
+class Boot(Record, frozen=True):
+    """What a worker process is told before its first job: what to load, and how its process is to run.
+
+    `log` is the run's log file, `keys` are values that it must not show, `environ` are variables to set.
+    """
+
+    spec: WorkerSpec
+    log: str | None = None
+    debug: bool = False
+    keys: list[str] = []
+    environ: dict[str, str] = {}
 
 
 # From the run to a worker: jobs, and orders about them.
@@ -387,5 +405,59 @@ Done = RolloutDone | ScoresDone | BatchDone | Probed | ServeDone | ToolsDone | I
 Event = Ready | NotReady | Imported | Progress | Done | Retiring | Dying | Stuck | Beat
 
 encode = msgspec.json.Encoder().encode
+decode_boot = msgspec.json.Decoder(Boot).decode
 decode_order = msgspec.json.Decoder(Order).decode
 decode_event = msgspec.json.Decoder(Event).decode
+
+
+# From a process that forks others to the run.
+
+
+class Forked(Record, frozen=True, tag=True):
+    """It has forked a child, or `error` says why it can't."""
+
+    pid: int
+    error: str | None = None
+
+
+class Exited(Record, frozen=True, tag=True):
+    """One of its children has ended; `code` is negative for the signal that ended it."""
+
+    pid: int
+    code: int
+
+
+ForkReport = Forked | Exited
+
+decode_report = msgspec.json.Decoder(ForkReport).decode
+
+
+HEADER = struct.Struct(">I")
+
+
+def pack(record: Record) -> bytes:
+    """One frame."""
+    body = encode(record)
+    return HEADER.pack(len(body)) + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> bytes:
+    """The next frame's record, encoded; raises IncompleteReadError at the end."""
+    (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    return await reader.readexactly(size)
+
+
+def receive_frame(sock: socket.socket) -> bytes:
+    """The next frame's record, encoded, from a blocking socket; raises EOFError at the end."""
+    (size,) = HEADER.unpack(_exactly(sock, HEADER.size))
+    return _exactly(sock, size)
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return bytes(data)

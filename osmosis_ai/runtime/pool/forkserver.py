@@ -1,80 +1,148 @@
-"""The fork server that workers come from. It takes a second to import what they need, so it is started first of all."""
+"""The fork server that worker processes come from: one for this process, whoever in it runs what, however often.
+
+It takes a second to import what workers need, so it is started first of all. It is not `multiprocessing`'s, which a
+program may use for purposes of its own, and whose children import that program's main module again.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-from collections.abc import Mapping, Sequence
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
-__all__ = ["available", "preloads", "start", "start_early"]
+__all__ = ["open_line", "start"]
 
-SAFE_PATH = "osmosis_ai.runtime.pool.safe_path"
-PRELOAD = "osmosis_ai.runtime.worker.preload"
-LITELLM = "osmosis_ai.runtime.worker.preload_litellm"
-ENDPOINTS = "osmosis_ai.models.endpoint"
-NO_RUNS = (["rubric"], ["submit"], ["list"], ["info"], ["stop"])
-"""Subcommands of `eval`."""
+# `python -c` puts the working directory first on the path, and PYTHONPATH may name it: what a repository has there
+# (`mcp/`, `types.py`) must not be imported in a library's place.
+PROGRAM = """
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+import os
+sys.path.sort(key=os.getcwd().__eq__)
+line, lifeline, package, *preload = sys.argv[1:]
+if package not in sys.path:
+    sys.path.append(package)
+from osmosis_ai.runtime.worker.forking import main
+main(int(line), int(lifeline), preload)
+"""
+PACKAGE = str(Path(__file__).parents[3])
 
 
-def available() -> bool:
-    """Whether this system has one; where it doesn't, every worker is a new interpreter."""
-    return "forkserver" in multiprocessing.get_all_start_methods()
+class _Server:
+    """A running fork server. It ends when this process does, or lets go of its ends of the two."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self.line, line = socket.socketpair()
+        lifeline, self.lifeline = os.pipe()
+        try:
+            arguments = [str(line.fileno()), str(lifeline), PACKAGE, *preload]
+            process = subprocess.Popen(  # noqa: S603  nothing in it comes from elsewhere
+                [sys.executable, *_interpreter_flags(), "-c", PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(line.fileno(), lifeline),
+                # Ctrl-C is for this process to handle; a terminal sends it to the whole group.
+                start_new_session=True,
+            )
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            line.close()
+            os.close(lifeline)
+        # Its end shows at the line. A Popen that believes it is running would complain at this process's own end.
+        process.returncode = 0
+        self._pid = process.pid
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.line.close()
+        os.close(self.lifeline)
+
+    def reap(self) -> None:
+        """It has ended by itself."""
+        self.close()
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, os.WNOHANG)
 
 
-def start(models: Sequence[str] = ()) -> None:
-    """Start it, if it doesn't run already; returns at once while it goes on importing.
+_lock = threading.Lock()
+_server: _Server | None = None
+
+
+def start(preload: Sequence[str] = ()) -> None:
+    """Start the fork server, if it doesn't run already; returns at once while it goes on importing.
 
     Args:
-        models: Modules to import besides, from `preloads`.
+        preload: Modules to import besides those that every worker needs. Ignored when it runs already.
+
+    Raises:
+        OSError: The process can't be started.
     """
-    from multiprocessing import forkserver, resource_tracker
-
-    forkserver.set_forkserver_preload([SAFE_PATH, *models, PRELOAD])
-    # Before the signal is blocked, because its start unblocks it.
-    resource_tracker.ensure_running()
-    # Ctrl-C is for the command to handle; the server ignores it, but not before it has imported how.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    global _server
+    with _lock:
+        if _server is None:
+            _server = _Server(preload)
 
 
-def start_early(arguments: Sequence[str]) -> None:
-    """Start it when this command line is sure to need workers, while the command itself is still to be imported.
+def open_line() -> tuple[socket.socket, socket.socket]:
+    """A line of one's own to the fork server: a socket for requests and one for reports.
 
-    Args:
-        arguments: The command line without the command's own name.
+    Raises:
+        OSError: The fork server can't be started.
     """
-    text = " ".join(arguments).replace("=", " ")
-    runs = arguments[:1] and arguments[0] in {"test", "eval", "serve"} and arguments[1:2] not in NO_RUNS
-    if runs and "--workers 0" not in text and not {"--help", "-h"} & set(arguments) and available():
-        start(preloads(arguments, os.environ))
+    # Not before the server has been started: this import waits for others.
+    from osmosis_ai.runtime.worker.forking import LINE
+
+    global _server
+    requests, requests_far = socket.socketpair()
+    reports, reports_far = socket.socketpair()
+    with requests_far, reports_far, _lock:
+        try:
+            if _server is None:
+                _server = _Server(())
+            ends = [requests_far.fileno(), reports_far.fileno()]
+            try:
+                socket.send_fds(_server.line, [LINE], ends)
+            except OSError:
+                # It was killed.
+                _server.reap()
+                _server = None
+                _server = _Server(())
+                socket.send_fds(_server.line, [LINE], ends)
+        except BaseException:
+            requests.close()
+            reports.close()
+            raise
+    return requests, reports
 
 
-def preloads(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """What the models asked for need imported, as far as it shows before `.env` and the command line are read properly.
-
-    Args:
-        arguments: The command line without the command's own name.
-        environ: The environment.
-    """
-    options: dict[str, str] = {}
-    for index, argument in enumerate(arguments):
-        name, sign, value = argument.partition("=")
-        if name.startswith("--"):
-            options[name] = value if sign else " ".join(arguments[index + 1 : index + 2])
-    policy = options.get("--model") or environ.get("OSMOSIS_MODEL") or environ.get("OPENAI_API_KEY", "")
-    baseline = options.get("--baseline-model", "")
-    endpoints = options.keys() & {"--base-url", "--baseline-base-url"}
-    litellm = (
-        "--rubric" in options
-        or ("--base-url" not in options and _is_online(policy))
-        or ("--baseline-base-url" not in options and _is_online(baseline))
-    )
-    return [LITELLM] * litellm + [ENDPOINTS] * bool(endpoints)
+def _forget() -> None:
+    """This process is a fork of one with a fork server: that isn't ours, and must not be kept alive by us."""
+    global _lock, _server
+    _lock = threading.Lock()
+    if _server is not None:
+        _server.close()
+        _server = None
 
 
-def _is_online(model: str) -> bool:
-    return bool(model) and not model.startswith("offline/")
+os.register_at_fork(after_in_child=_forget)
+
+
+def _interpreter_flags() -> list[str]:
+    """The options of this interpreter that matter to another one."""
+    flags = sys.flags
+    letters = "I" if flags.isolated else "E" * flags.ignore_environment + "s" * flags.no_user_site
+    letters += "S" * flags.no_site + "B" * flags.dont_write_bytecode
+    letters += "O" * flags.optimize + "b" * flags.bytes_warning
+    given = [f"-{letters}"] if letters else []
+    given += [f"-W{option}" for option in sys.warnoptions]
+    return given + [
+        f"-X{name}" if value is True else f"-X{name}={value}" for name, value in getattr(sys, "_xoptions", {}).items()
+    ]

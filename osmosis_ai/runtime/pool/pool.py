@@ -14,15 +14,16 @@ import msgspec
 import psutil
 
 from osmosis_ai.errors import ModelStartError
-from osmosis_ai.process_tree import end_strays
 from osmosis_ai.records import Failure, FunctionRef, Record, Rollout, Score
-from osmosis_ai.runtime.pool.group import Crew, JobFailedError
-from osmosis_ai.runtime.pool.spawn import LOAD_SECONDS, ForkServerSpawner, TemplateSpawner
+from osmosis_ai.runtime.pool.channel import LOAD_SECONDS
+from osmosis_ai.runtime.pool.group import JobFailedError, WorkerGroup
+from osmosis_ai.runtime.pool.local import ForkServerSpawner, TemplateSpawner
 from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
 from osmosis_ai.runtime.protocol import (
     Acting,
     Asked,
     BatchDone,
+    Boot,
     CallDone,
     Called,
     Done,
@@ -54,7 +55,6 @@ from osmosis_ai.runtime.protocol import (
     TurnDone,
     WorkerSpec,
 )
-from osmosis_ai.runtime.worker.main import Boot
 from osmosis_ai.runtime.worker.worker import Worker, load_repository
 
 __all__ = [
@@ -296,7 +296,7 @@ class InlinePool:
 class ProcessPool:
     """Worker processes: some hold the repository's tools, others its functions. Made by `ProcessPool.open`."""
 
-    def __init__(self, spec: WorkerSpec, agents: Crew | None, scorers: Crew | None) -> None:
+    def __init__(self, spec: WorkerSpec, agents: WorkerGroup | None, scorers: WorkerGroup | None) -> None:
         self._loaded = Ready()
         self._agents = agents
         self._scorers = scorers
@@ -330,13 +330,13 @@ class ProcessPool:
         has_agent = spec.mcp is not None or spec.agent is not None
         if has_agent and options.isolation == "rollout":
             spawner = TemplateSpawner(boot(tools))
-            agents = Crew(spawner, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)
+            agents = WorkerGroup(spawner, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)
         elif has_agent:
             workers = ForkServerSpawner(boot(tools))
-            agents = Crew(workers, options.workers, memory, longest_call, share, load_limit=load)
+            agents = WorkerGroup(workers, options.workers, memory, longest_call, share, load_limit=load)
         if spec.functions:
             workers = ForkServerSpawner(boot(functions))
-            scorers = Crew(workers, options.workers, memory, longest_score, share, load_limit=load)
+            scorers = WorkerGroup(workers, options.workers, memory, longest_score, share, load_limit=load)
         pool = cls(spec, agents, scorers)
         async with AsyncExitStack() as stack:
             for part in (agents, scorers):
@@ -366,7 +366,7 @@ class ProcessPool:
 
     @property
     def mixed(self) -> bool:
-        return any(crew.mixed for crew in (self._agents, self._scorers) if crew is not None)
+        return any(group.mixed for group in (self._agents, self._scorers) if group is not None)
 
     @property
     def spent_usd(self) -> float:
@@ -463,10 +463,9 @@ class ProcessPool:
         return self._rollouts.oldest()
 
     def kill(self) -> None:
-        for crew in (self._agents, self._scorers):
-            if crew is not None:
-                crew.kill()
-        end_strays()
+        for group in (self._agents, self._scorers):
+            if group is not None:
+                group.kill()
 
 
 class _LastStarted:

@@ -1,37 +1,33 @@
-"""The main function of a worker process, and the channel it shares with the run.
+"""The main functions of a worker process and of a template.
 
-Frames are a length of four bytes and a JSON record. Jobs and events have a socket each: events are written with
-blocking calls from any thread, so that what was reported has left the process before user code can take it down.
+Jobs and events have a socket each: events are written with blocking calls from any thread, so that what was reported
+has left the process before user code can take it down.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import gc
-import multiprocessing
 import os
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import anyio
-import msgspec
 
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.errors import StartError
 from osmosis_ai.masking import Masker
 from osmosis_ai.models import import_model
 from osmosis_ai.process_tree import end_processes
-from osmosis_ai.records import Record
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file
-from osmosis_ai.runtime.protocol import Event, Job, Order, WorkerSpec
+from osmosis_ai.runtime.protocol import Boot, Event, Job, Order, pack, read_frame, receive_frame
+from osmosis_ai.runtime.worker.forking import WORKER, Forker
 from osmosis_ai.runtime.worker.watchdog import JobTasks, Watchdog
 from osmosis_ai.runtime.worker.worker import (
     LoadedRepository,
@@ -44,42 +40,7 @@ from osmosis_ai.runtime.worker.worker import (
 )
 from osmosis_ai.tracebacks import describe
 
-__all__ = ["Boot", "Exited", "Forked", "TemplateEvent", "pack", "read_frame", "template_main", "worker_main"]
-
-HEADER = struct.Struct(">I")
-MAX_FRAME = 1 << 30
-
-
-class Boot(Record, frozen=True):
-    """What a worker process needs before its first job."""
-
-    spec: WorkerSpec
-    log: str | None = None
-    debug: bool = False
-    keys: list[str] = []
-    environ: dict[str, str] = {}
-
-
-def pack(record: Record) -> bytes:
-    """One frame."""
-    body = protocol.encode(record)
-    return HEADER.pack(len(body)) + body
-
-
-class Forked(Record, frozen=True, tag=True):
-    """A template has forked a worker."""
-
-    pid: int
-
-
-class Exited(Record, frozen=True, tag=True):
-    """A worker that a template forked has ended; `code` is negative for the signal that ended it."""
-
-    pid: int
-    code: int
-
-
-TemplateEvent = Forked | Exited
+__all__ = ["template_main", "worker_main"]
 
 
 class Outbox:
@@ -118,40 +79,39 @@ def end_group() -> None:
     end_processes(os.getpid())
 
 
-def end_with_run() -> None:
+def end_with_run(lifeline: int) -> None:
     """Have the kernel kill this process's group when the run is gone: also while user code holds the interpreter.
 
-    Where that is not to be had, the end of the job socket and events that can't be sent tell of it.
+    Elsewhere than on Linux, EOF on the job socket and events that can't be sent tell of it.
+
+    Args:
+        lifeline: The file descriptor of a pipe's end whose other end the run holds open.
     """
-    run = multiprocessing.parent_process()
-    if sys.platform != "linux" or run is None:
+    if sys.platform != "linux":
         return
-    # The pipe that the run holds open, opened anew because the owner of its signal belongs to an opened file.
-    lifeline = os.open(f"/proc/self/fd/{run.sentinel}", os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:
+    # Opened anew, because the owner of its signal belongs to an opened file.
+    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([own], [], [], 0)[0]:
         end_group()
 
 
-def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None:
-    """Run a worker until it is told to stop, in a session of its own so that its whole group can be ended.
+def worker_main(jobs: socket.socket, events: socket.socket, lifeline: int) -> None:
+    """Run a worker in this process, the leader of a group of its own, until it is told to stop.
 
     Args:
-        jobs: Where jobs come from; its end means that the run is gone.
+        jobs: Where an encoded Boot and then jobs come from; its end means that the run is gone.
         events: Where events go.
-        boot: An encoded Boot.
+        lifeline: See `end_with_run`.
     """
-    os.setsid()
-    end_with_run()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_run(lifeline)
     outbox = Outbox(events)
-    order = msgspec.json.decode(boot, type=Boot)
-    os.environ.update(order.environ)
-    output = capture_output(log_writer(order), worker_label)
+    boot = _boot(jobs)
+    output = capture_output(log_writer(boot), worker_label)
     try:
-        loaded = load_repository(order.spec)
+        loaded = load_repository(boot.spec)
     except StartError as error:
         output.close()
         outbox.send(protocol.NotReady(type(error).__name__, str(error)))
@@ -159,88 +119,48 @@ def worker_main(jobs: socket.socket, events: socket.socket, boot: bytes) -> None
     serve(loaded, jobs, outbox, output)
 
 
-def template_main(control: socket.socket, reports: socket.socket, boot: bytes) -> None:
-    """Load the repository once, then fork a worker of it whenever asked, until the run is gone.
+def template_main(requests: socket.socket, reports: socket.socket, lifeline: int) -> None:
+    """Load the repository once in this process, then fork a worker of it whenever asked, until the run is gone.
 
     Args:
-        control: Where requests come from, each with a worker's ends of its two sockets.
+        requests: Where an encoded Boot comes from, and then requests for workers.
         reports: Where Forked and Exited go.
-        boot: An encoded Boot.
+        lifeline: See `end_with_run`.
     """
-    os.setsid()
-    end_with_run()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    order = msgspec.json.decode(boot, type=Boot)
-    os.environ.update(order.environ)
-    writer = log_writer(order)
+    end_with_run(lifeline)
+    boot = _boot(requests)
+    writer = log_writer(boot)
     failure: protocol.NotReady | None = None
     loaded: LoadedRepository | None = None
     # No thread may run where a fork is to come, so what is printed meanwhile waits in a file.
     with output_in_file(writer):
         try:
-            loaded = load_repository(order.spec)
-            for model in order.spec.policies.values():
+            loaded = load_repository(boot.spec)
+            for model in boot.spec.policies.values():
                 import_model(model)
         except StartError as error:
             failure = protocol.NotReady(type(error).__name__, str(error))
-    children: set[int] = set()
-    wake, waker = socket.socketpair()
-    wake.setblocking(False)
-    waker.setblocking(False)
-    # A handler that did more could be interrupted by itself.
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    gc.collect()
-    gc.freeze()
-    while True:
-        readable, _, _ = select.select([control, wake], [], [])
-        if wake in readable:
-            wake.recv(4096)
-            _reap(children, reports)
-        if control not in readable:
-            continue
-        request, descriptors, _, _ = socket.recv_fds(control, 1, 2)
-        if not request:
-            end_group()
-        jobs, events = (socket.socket(fileno=descriptor) for descriptor in descriptors)
-        with jobs, events:
-            pid = os.fork()
-            if pid == 0:
-                signal.set_wakeup_fd(-1)
-                # What user code forks in turn must not keep the template's own sockets open.
-                for own in (control, reports, wake, waker):
-                    own.close()
-                _run_forked(writer, loaded, failure, jobs, Outbox(events))
-            children.add(pid)
-            reports.sendall(pack(Forked(pid)))
+
+    def run_worker(jobs: socket.socket, events: socket.socket) -> None:
+        end_with_run(lifeline)
+        outbox = Outbox(events)
+        output = capture_output(writer, worker_label)
+        if failure is not None:
+            outbox.send(failure)
+        elif loaded is not None:
+            serve(loaded, jobs, outbox, output)
+
+    Forker(requests, reports, {WORKER: run_worker}).serve()
 
 
-def _run_forked(
-    writer: LogWriter,
-    loaded: LoadedRepository | None,
-    failure: protocol.NotReady | None,
-    jobs: socket.socket,
-    outbox: Outbox,
-) -> None:
-    """Be the worker that a template has just forked; doesn't return."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
-    end_with_run()
-    output = capture_output(writer, worker_label)
-    if loaded is None:
-        assert failure is not None
-        outbox.send(failure)
-        os._exit(0)
-    serve(loaded, jobs, outbox, output)
-
-
-def _reap(children: set[int], reports: socket.socket) -> None:
-    """Report the workers that have ended; children that user code started are its own."""
-    for child in list(children):
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            children.discard(child)
-            reports.sendall(pack(Exited(pid, os.waitstatus_to_exitcode(status))))
+def _boot(sock: socket.socket) -> Boot:
+    try:
+        boot = protocol.decode_boot(receive_frame(sock))
+    except (EOFError, ConnectionError):
+        end_group()
+        raise
+    os.environ.update(boot.environ)
+    return boot
 
 
 def log_writer(boot: Boot) -> LogWriter:
@@ -325,12 +245,6 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
             group.cancel_scope.cancel()
         watchdog.stop()
     writer.close()
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The next frame's record, encoded; raises IncompleteReadError at the end."""
-    (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-    return await reader.readexactly(size)
 
 
 async def _next_order(reader: asyncio.StreamReader) -> Order:

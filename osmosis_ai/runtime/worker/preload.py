@@ -5,8 +5,6 @@ No thread may be started here, because a fork takes along only the thread that f
 
 from __future__ import annotations
 
-import gc
-import signal
 from contextlib import suppress
 
 import anyio
@@ -14,7 +12,6 @@ import anyio
 from osmosis_ai.mcp_tools import loading
 from osmosis_ai.mcp_tools.host import ToolHost
 from osmosis_ai.models import cache as cache
-from osmosis_ai.process_tree import adopt_orphans
 from osmosis_ai.reward_fn import decorator as decorator
 from osmosis_ai.runtime.worker import agents as agents
 from osmosis_ai.runtime.worker import main as main  # what a worker runs
@@ -35,12 +32,7 @@ async def _warm_up() -> None:
         await session.call("nothing", '{"value": 1}', timeout=10.0)
 
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-adopt_orphans()
 # fastmcp reads .env too; that it can't be read is for the command to say.
 with suppress(UnicodeDecodeError):
     loading.import_fastmcp()
     anyio.run(_warm_up)
-# A worker's garbage collector would look at all of this, and so copy every page of it that forks share.
-gc.freeze()

@@ -1,4 +1,4 @@
-"""How a crew shares jobs out, and whom it blames: with workers that are scripted, behind the real sockets.
+"""How a group shares jobs out, and whom it blames: with workers that are scripted, behind channels in memory.
 
 What real worker processes do is tested through the command, in tests/e2e.
 """
@@ -6,10 +6,9 @@ What real worker processes do is tested through the command, in tests/e2e.
 from __future__ import annotations
 
 import asyncio
-import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from itertools import count
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -18,67 +17,72 @@ import pytest
 from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.records import Row, Turn, Usage
 from osmosis_ai.runtime import protocol
-from osmosis_ai.runtime.pool.group import MAX_FAILED_STARTS, Crew, JobFailedError
-from osmosis_ai.runtime.pool.spawn import Spawned
-from osmosis_ai.runtime.worker.main import pack, read_frame
+from osmosis_ai.runtime.pool.group import MAX_FAILED_STARTS, JobFailedError, WorkerGroup
 
 pytestmark = pytest.mark.anyio
 
 PATIENCE = 30.0
-NO_SUCH_PROCESS = 1 << 22
-"""Above every process id: what a crew kills by it isn't there."""
 
 
 class ScriptedWorker:
-    """One worker's side of the sockets."""
+    """A worker and the channel to it: a Channel for the group, and what the life of a worker needs.
 
-    def __init__(self, number: int, process: Spawned) -> None:
-        self.number = number
+    Args:
+        life: What it does; it gives how it ends.
+    """
+
+    def __init__(self, life: Life) -> None:
+        self.ending = "it ended"
         self.jobs: list[str] = []
         self.open_jobs: set[str] = set()
-        self._process = process
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
+        self._life = life
+        self._orders: asyncio.Queue[protocol.Order] = asyncio.Queue()
+        self._take: Callable[[protocol.Event], None]
+        self._scope = anyio.CancelScope()
 
-    async def open(self, jobs: socket.socket, events: socket.socket) -> None:
-        self._reader, self._jobs_writer = await asyncio.open_unix_connection(sock=jobs)
-        _, self._writer = await asyncio.open_unix_connection(sock=events)
+    async def read(self, take: Callable[[protocol.Event], None]) -> None:
+        self._take = take
+        with self._scope:
+            self.ending = await self._life(self) or self.ending
+
+    def send(self, order: protocol.Order) -> None:
+        self._orders.put_nowait(order)
+
+    def kill(self) -> None:
+        self._scope.cancel()
+
+    def memory(self) -> str:
+        return 0
 
     async def next(self) -> protocol.Order:
-        order = protocol.decode_order(await read_frame(self._reader))
+        order = await self._orders.get()
         if isinstance(order, protocol.RolloutJob):
             self.jobs.append(order.id)
             self.open_jobs.add(order.id)
         return order
 
-    def send(self, event: protocol.Event) -> None:
-        self._writer.write(pack(event))
+    def emit(self, event: protocol.Event) -> None:
+        self._take(event)
 
     def call_tool(self, job: str) -> None:
         """From now on the job is inside user code."""
         call = {"id": "c", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
         turn = Turn(0, "tool_calls", Usage(), 1.0)
-        self.send(protocol.TurnDone(job, turn, {"role": "assistant", "content": None, "tool_calls": [call]}))
+        self.emit(protocol.TurnDone(job, turn, {"role": "assistant", "content": None, "tool_calls": [call]}))
 
     def done(self, job: str) -> None:
         self.open_jobs.discard(job)
-        self.send(protocol.RolloutDone(job, "stop", 1.0))
+        self.emit(protocol.RolloutDone(job, "stop", 1.0))
 
     async def serve(self) -> None:
         """Be ready and finish every job at once, until told to stop."""
-        self.send(protocol.Ready())
+        self.emit(protocol.Ready())
         while not isinstance(order := await self.next(), protocol.Stop):
             if isinstance(order, protocol.RolloutJob):
                 self.done(order.id)
 
-    def end(self, code: int) -> None:
-        self._writer.close()
-        self._jobs_writer.close()
-        self._process.end(code)
 
-
-Life = Callable[[ScriptedWorker], Awaitable[int | None]]
-"""What a worker does; it gives its exit code."""
+Life = Callable[[ScriptedWorker], Awaitable[str | None]]
 
 
 class ScriptedSpawner:
@@ -86,40 +90,21 @@ class ScriptedSpawner:
 
     def __init__(self, *lives: Life | Exception, then: Life | Exception) -> None:
         self.workers: list[ScriptedWorker] = []
-        self._lives = [*lives]
+        self._lives = deque(lives)
         self._then = then
-        self._tasks: list[tuple[ScriptedWorker, asyncio.Task[None]]] = []
-        self._numbers = count()
 
-    async def spawn(self, jobs: socket.socket, events: socket.socket) -> Spawned:
-        life = self._lives.pop(0) if self._lives else self._then
+    async def spawn(self) -> ScriptedWorker:
+        life = self._lives.popleft() if self._lives else self._then
         if isinstance(life, Exception):
             raise life
-        number = next(self._numbers)
-        process = Spawned(NO_SUCH_PROCESS + number)
-        worker = ScriptedWorker(number, process)
-        self.workers.append(worker)
-        await worker.open(jobs.dup(), events.dup())
-
-        async def live() -> None:
-            code = None
-            try:
-                with suppress(asyncio.IncompleteReadError):
-                    code = await life(worker)
-            finally:
-                worker.end(code or 0)
-
-        self._tasks.append((worker, asyncio.create_task(live())))
-        return process
+        self.workers.append(ScriptedWorker(life))
+        return self.workers[-1]
 
     def stop(self) -> None:
-        """Scripted workers can't be killed, so those of a failed test that still have jobs are ended here."""
-        for worker, task in self._tasks:
-            if worker.open_jobs:
-                task.cancel()
+        pass
 
     async def aclose(self) -> None:
-        await asyncio.gather(*(task for _, task in self._tasks), return_exceptions=True)
+        pass
 
 
 async def well(worker: ScriptedWorker) -> None:
@@ -127,27 +112,29 @@ async def well(worker: ScriptedWorker) -> None:
 
 
 async def cannot_load(worker: ScriptedWorker) -> None:
-    worker.send(protocol.NotReady("RepositoryError", "mcp/main.py:1: it is broken"))
+    worker.emit(protocol.NotReady("RepositoryError", "mcp/main.py:1: it is broken"))
 
 
 @asynccontextmanager
-async def crew_of(spawner: ScriptedSpawner, size: int = 1, *, share: int = 8, alone: int = 0) -> AsyncIterator[Crew]:
-    crew = Crew(spawner, size, 1 << 40, PATIENCE, share, alone=alone)
+async def group_of(
+    spawner: ScriptedSpawner, size: int = 1, *, share: int = 8, alone: int = 0
+) -> AsyncIterator[WorkerGroup]:
+    group = WorkerGroup(spawner, size, 1 << 40, PATIENCE, share, alone=alone)
     with anyio.fail_after(PATIENCE):
-        async with crew.working():
-            yield crew
+        async with group.working():
+            yield group
 
 
 class Heard:
     """Who was restarted."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, workers: WorkerGroup) -> None:
         self.restarts: list[str] = []
-        self._crew = crew
+        self._workers = workers
 
     async def run(self, job: str) -> protocol.RolloutDone:
         rollout = protocol.RolloutJob(job, Row(0, "row", "s", "u"), 0, "policy")
-        return await self._crew.run(rollout, protocol.RolloutDone, _ignore, lambda: self.restarts.append(job))
+        return await self._workers.run(rollout, protocol.RolloutDone, _ignore, lambda: self.restarts.append(job))
 
 
 def _ignore(event: Any) -> None:
@@ -155,25 +142,25 @@ def _ignore(event: Any) -> None:
 
 
 async def test_a_worker_that_ends_right_after_it_was_ready_loses_no_job() -> None:
-    async def brief(worker: ScriptedWorker) -> int:
-        worker.send(protocol.Ready())
-        return 3
+    async def brief(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready())
+        return "exited with code 3"
 
-    async with crew_of(ScriptedSpawner(brief, brief, then=well), alone=1) as crew:
-        assert (await Heard(crew).run("a")).job == "a"
+    async with group_of(ScriptedSpawner(brief, brief, then=well), alone=1) as workers:
+        assert (await Heard(workers).run("a")).job == "a"
 
 
 async def test_whoever_was_not_in_user_code_simply_runs_again() -> None:
-    async def dies_with_two(worker: ScriptedWorker) -> int:
-        worker.send(protocol.Ready())
+    async def dies_with_two(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready())
         for _ in range(2):
             await worker.next()
         worker.call_tool("suspect")
-        return 9
+        return "exited with code 9"
 
     spawner = ScriptedSpawner(dies_with_two, then=well)
-    async with crew_of(spawner) as crew:
-        heard = Heard(crew)
+    async with group_of(spawner) as workers:
+        heard = Heard(workers)
         async with anyio.create_task_group() as group:
             group.start_soon(heard.run, "suspect")
             group.start_soon(heard.run, "bystander")
@@ -184,15 +171,15 @@ async def test_whoever_was_not_in_user_code_simply_runs_again() -> None:
 
 
 async def test_a_lone_suspect_is_blamed_at_once_in_a_worker_nobody_else_was_in() -> None:
-    async def dies(worker: ScriptedWorker) -> int:
-        worker.send(protocol.Ready())
+    async def dies(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready())
         order = await worker.next()
         assert isinstance(order, protocol.RolloutJob)
         worker.call_tool(order.id)
-        return 7
+        return "exited with code 7"
 
-    async with crew_of(ScriptedSpawner(dies, then=well)) as crew:
-        heard = Heard(crew)
+    async with group_of(ScriptedSpawner(dies, then=well)) as workers:
+        heard = Heard(workers)
         with pytest.raises(JobFailedError, match="exited with code 7"):
             await heard.run("a")
     assert heard.restarts == []
@@ -201,50 +188,50 @@ async def test_a_lone_suspect_is_blamed_at_once_in_a_worker_nobody_else_was_in()
 async def test_a_lone_suspect_is_not_blamed_where_another_job_was_before() -> None:
     """A thread that the first job has left may be what takes the worker down."""
 
-    async def dies_in_the_second(worker: ScriptedWorker) -> int:
-        worker.send(protocol.Ready())
+    async def dies_in_the_second(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready())
         await worker.next()
         worker.done("a")
         await worker.next()
         worker.call_tool("b")
-        return 7
+        return "exited with code 7"
 
-    async with crew_of(ScriptedSpawner(dies_in_the_second, then=well)) as crew:
-        heard = Heard(crew)
+    async with group_of(ScriptedSpawner(dies_in_the_second, then=well)) as workers:
+        heard = Heard(workers)
         await heard.run("a")
         assert (await heard.run("b")).job == "b"
     assert heard.restarts == ["b"]
 
 
 async def test_a_job_that_meets_one_dying_worker_after_another_gets_one_of_its_own() -> None:
-    async def dies(worker: ScriptedWorker) -> int:
-        worker.send(protocol.Ready())
+    async def dies(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready())
         await worker.next()
-        return -35
+        return "killed by signal 35"
 
     spawner = ScriptedSpawner(dies, dies, then=well)
-    async with crew_of(spawner) as crew:
-        heard = Heard(crew)
+    async with group_of(spawner) as workers:
+        heard = Heard(workers)
         assert (await heard.run("a")).job == "a"
     assert heard.restarts == ["a", "a"]
 
 
 async def test_a_job_whose_workers_always_die_fails_in_the_end() -> None:
-    async def dies(worker: ScriptedWorker) -> int:
-        worker.send(protocol.Ready())
+    async def dies(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready())
         await worker.next()
-        return -40
+        return "killed by signal 40"
 
-    async with crew_of(ScriptedSpawner(then=dies), alone=1) as crew:
+    async with group_of(ScriptedSpawner(then=dies), alone=1) as workers:
         with pytest.raises(JobFailedError, match="killed by signal"):
-            await Heard(crew).run("a")
+            await Heard(workers).run("a")
 
 
 async def test_jobs_are_shared_out_and_wait_for_a_worker_that_is_being_started() -> None:
     both_here = anyio.Event()
 
     async def first(worker: ScriptedWorker) -> None:
-        worker.send(protocol.Ready())
+        worker.emit(protocol.Ready())
         for _ in range(2):
             await worker.next()
         both_here.set()
@@ -252,7 +239,7 @@ async def test_jobs_are_shared_out_and_wait_for_a_worker_that_is_being_started()
 
     async def second(worker: ScriptedWorker) -> None:
         await both_here.wait()
-        worker.send(protocol.Ready())
+        worker.emit(protocol.Ready())
         for _ in range(2):
             await worker.next()
         # The first worker's jobs are still there, so that these could go nowhere else.
@@ -262,8 +249,8 @@ async def test_jobs_are_shared_out_and_wait_for_a_worker_that_is_being_started()
         await worker.serve()
 
     spawner = ScriptedSpawner(first, then=second)
-    async with crew_of(spawner, 2, share=2) as crew:
-        heard = Heard(crew)
+    async with group_of(spawner, 2, share=2) as workers:
+        heard = Heard(workers)
         async with anyio.create_task_group() as group:
             for name in "abcd":
                 group.start_soon(heard.run, name)
@@ -271,9 +258,9 @@ async def test_jobs_are_shared_out_and_wait_for_a_worker_that_is_being_started()
 
 
 async def test_what_no_worker_can_load_is_an_error_of_its_own_kind() -> None:
-    async with crew_of(ScriptedSpawner(then=cannot_load), 2) as crew:
+    async with group_of(ScriptedSpawner(then=cannot_load), 2) as workers:
         with pytest.raises(RepositoryError, match="it is broken"):
-            await crew.ready()
+            await workers.ready()
 
 
 async def test_one_worker_that_cannot_load_is_replaced_once_another_could() -> None:
@@ -283,25 +270,25 @@ async def test_one_worker_that_cannot_load_is_replaced_once_another_could() -> N
         came.set()
         await worker.serve()
 
-    async with crew_of(ScriptedSpawner(cannot_load, well, then=replacement), 2) as crew:
-        await crew.ready()
+    async with group_of(ScriptedSpawner(cannot_load, well, then=replacement), 2) as workers:
+        await workers.ready()
         await came.wait()
 
 
 async def test_a_process_that_cannot_be_started_is_tried_again() -> None:
     spawner = ScriptedSpawner(OSError("no more processes"), then=well)
-    async with crew_of(spawner, alone=1) as crew:
+    async with group_of(spawner, alone=1) as workers:
         with pytest.raises(StartError, match="a worker process can't be started: no more processes"):
-            await crew.ready()
-        # What the crew's own worker met need not be met by a job's own.
-        assert (await Heard(crew).run("a")).job == "a"
+            await workers.ready()
+        # What the group's own worker met need not be met by a job's own.
+        assert (await Heard(workers).run("a")).job == "a"
 
 
 async def test_with_a_worker_for_each_job_the_next_one_is_started_ahead() -> None:
     next_came = anyio.Event()
 
     async def first(worker: ScriptedWorker) -> None:
-        worker.send(protocol.Ready())
+        worker.emit(protocol.Ready())
         await worker.next()
         # Its job isn't done before another worker is there, for which there is no job yet.
         await next_came.wait()
@@ -313,8 +300,8 @@ async def test_with_a_worker_for_each_job_the_next_one_is_started_ahead() -> Non
         await worker.serve()
 
     spawner = ScriptedSpawner(first, second, then=well)
-    async with crew_of(spawner, alone=1) as crew:
-        heard = Heard(crew)
+    async with group_of(spawner, alone=1) as workers:
+        heard = Heard(workers)
         for name in "abc":
             await heard.run(name)
     assert sorted(worker.jobs for worker in spawner.workers if worker.jobs) == [["a"], ["b"], ["c"]]
@@ -322,8 +309,8 @@ async def test_with_a_worker_for_each_job_the_next_one_is_started_ahead() -> Non
 
 async def test_a_worker_started_ahead_that_cannot_load_costs_no_job() -> None:
     spawner = ScriptedSpawner(well, cannot_load, then=well)
-    async with crew_of(spawner, alone=1) as crew:
-        heard = Heard(crew)
+    async with group_of(spawner, alone=1) as workers:
+        heard = Heard(workers)
         for name in "ab":
             assert (await heard.run(name)).job == name
 
@@ -332,9 +319,10 @@ async def test_jobs_with_a_worker_each_do_not_wait_for_one_that_is_kept_ahead() 
     all_here = anyio.Event()
 
     async def waits(worker: ScriptedWorker) -> None:
-        worker.send(protocol.Ready())
+        worker.emit(protocol.Ready())
         order = await worker.next()
-        assert isinstance(order, protocol.RolloutJob)
+        if not isinstance(order, protocol.RolloutJob):
+            return
         if sum(bool(other.jobs) for other in spawner.workers) == 3:
             all_here.set()
         await all_here.wait()
@@ -342,23 +330,23 @@ async def test_jobs_with_a_worker_each_do_not_wait_for_one_that_is_kept_ahead() 
         await worker.serve()
 
     spawner = ScriptedSpawner(then=waits)
-    async with crew_of(spawner, alone=3) as crew:
-        heard = Heard(crew)
-        await crew.ready()
+    async with group_of(spawner, alone=3) as workers:
+        heard = Heard(workers)
+        await workers.ready()
         async with anyio.create_task_group() as group:
             for name in "abc":
                 group.start_soon(heard.run, name)
 
 
 async def test_jobs_fail_when_workers_can_no_longer_be_started() -> None:
-    async def dies(worker: ScriptedWorker) -> int:
-        worker.send(protocol.Ready())
+    async def dies(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready())
         await worker.next()
-        return 1
+        return "exited with code 1"
 
     spawner = ScriptedSpawner(dies, then=cannot_load)
-    async with crew_of(spawner) as crew:
+    async with group_of(spawner) as workers:
         with pytest.raises(JobFailedError, match="it is broken") as failed:
-            await Heard(crew).run("a")
+            await Heard(workers).run("a")
         assert (failed.value.failure.origin, failed.value.failure.kind) == ("worker", "start")
     assert len(spawner.workers) == 1 + MAX_FAILED_STARTS

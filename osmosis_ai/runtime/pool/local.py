@@ -1,0 +1,217 @@
+"""Workers as processes of this machine: forked from the fork server, or from a process that has loaded the repo."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+import anyio
+import psutil
+
+from osmosis_ai.runtime.pool.channel import LOAD_SECONDS
+from osmosis_ai.runtime.pool.forks import ChildProcess, ForkLine
+from osmosis_ai.runtime.pool.forkserver import open_line
+from osmosis_ai.runtime.protocol import Boot, Event, Order, decode_event, pack, read_frame
+from osmosis_ai.runtime.worker.forking import TEMPLATE, WORKER
+from osmosis_ai.tasks import task_group
+
+__all__ = ["ForkServerSpawner", "LocalChannel", "TemplateSpawner"]
+
+DRAIN_SECONDS = 0.5
+EVENT_BUFFER = 1 << 20
+
+
+class LocalChannel:
+    """A worker process and the two sockets that it has: for orders and for events. Made by `fork`."""
+
+    def __init__(
+        self,
+        process: ChildProcess,
+        orders: asyncio.StreamWriter,
+        events: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    ) -> None:
+        self._process = process
+        self._orders = orders
+        self._reader, self._events = events
+
+    @classmethod
+    async def fork(cls, line: ForkLine, boot: Boot | None) -> LocalChannel:
+        """Fork a worker.
+
+        Args:
+            line: The process to fork.
+            boot: What the worker is told first; None if that process has been told it already.
+
+        Raises:
+            OSError: It can't be forked.
+        """
+        jobs, jobs_far = socket.socketpair()
+        events, events_far = socket.socketpair()
+        with ExitStack() as unused:
+            unused.callback(jobs.close)
+            unused.callback(events.close)
+            with jobs_far, events_far:
+                process = await line.fork(WORKER, jobs_far, events_far)
+            unused.pop_all()
+        _, orders = await asyncio.open_unix_connection(sock=jobs)
+        if boot is not None:
+            orders.write(pack(boot))
+        return cls(process, orders, await asyncio.open_unix_connection(sock=events, limit=EVENT_BUFFER))
+
+    @property
+    def ending(self) -> str:
+        code = self._process.exit_code
+        if code is None:
+            return "lost with the process that it was forked from"
+        if code < 0:
+            return f"killed by {_signal_name(-code)}"
+        return f"exited with code {code}"
+
+    async def read(self, take: Callable[[Event], None]) -> None:
+        try:
+            async with task_group() as group:
+                group.start_soon(self._cut_off)
+                with suppress(asyncio.IncompleteReadError, ConnectionError):
+                    while True:
+                        take(decode_event(await read_frame(self._reader)))
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                # It is ending as a rule, and may still say how.
+                with anyio.move_on_after(DRAIN_SECONDS):
+                    await self._process.exited.wait()
+                self._process.kill()
+                await self._process.exited.wait()
+                self._orders.close()
+                self._events.close()
+
+    async def _cut_off(self) -> None:
+        """Children that a dead worker left behind may hold its socket open; what it sent itself is there by now."""
+        await self._process.exited.wait()
+        await anyio.sleep(DRAIN_SECONDS)
+        with suppress(OSError):
+            self._events.get_extra_info("socket").shutdown(socket.SHUT_RD)
+
+    def send(self, order: Order) -> None:
+        if not self._orders.is_closing():
+            self._orders.write(pack(order))
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def memory(self) -> int:
+        try:
+            return int(psutil.Process(self._process.pid).memory_info().rss)
+        except psutil.Error:
+            return 0
+
+
+class ForkServerSpawner:
+    """Forks workers from the fork server; each loads the repository itself.
+
+    Args:
+        boot: What each worker is told first.
+    """
+
+    def __init__(self, boot: Boot) -> None:
+        self._boot = boot
+        self._line: ForkLine | None = None
+
+    async def spawn(self) -> LocalChannel:
+        if self._line is None:
+            self._line = _fork_server()
+        return await LocalChannel.fork(self._line, self._boot)
+
+    def stop(self) -> None:
+        """A start takes no longer than the fork server's own imports."""
+
+    async def aclose(self) -> None:
+        if self._line is not None:
+            await self._line.aclose()
+
+
+class TemplateSpawner:
+    """Forks from a process that has loaded the repository, so that every worker starts with fresh module globals.
+
+    Args:
+        boot: What that process is told first.
+    """
+
+    def __init__(self, boot: Boot) -> None:
+        self._boot = boot
+        self._lock = asyncio.Lock()
+        self._template: _Template | None = None
+        self._stopped = False
+
+    async def spawn(self) -> LocalChannel:
+        async with self._lock:
+            if self._stopped:
+                raise OSError("no more are started")
+            if self._template is not None and self._template.process.exited.is_set():
+                await self._template.aclose()
+                self._template = None
+            if self._template is None:
+                self._template = await _Template.start(self._boot)
+            return await self._template.fork()
+
+    def stop(self) -> None:
+        """Give up a template that is still loading, which user code may hold up for good."""
+        self._stopped = True
+        if self._template is not None and not self._template.loaded:
+            self._template.process.kill()
+
+    async def aclose(self) -> None:
+        if self._template is not None:
+            await self._template.aclose()
+
+
+class _Template:
+    """A process that has loaded the repository, or is about to, and forks workers. Made by `start`."""
+
+    def __init__(self, process: ChildProcess, server: ForkLine, line: ForkLine) -> None:
+        self.process = process
+        self.loaded = False
+        self._server = server
+        self._line = line
+
+    @classmethod
+    async def start(cls, boot: Boot) -> _Template:
+        server = _fork_server()
+        requests, requests_far = socket.socketpair()
+        reports, reports_far = socket.socketpair()
+        with requests_far, reports_far:
+            process = await server.fork(TEMPLATE, requests_far, reports_far)
+        requests.setblocking(False)
+        await asyncio.get_running_loop().sock_sendall(requests, pack(boot))
+        requests.setblocking(True)
+        lost = "the process that has loaded the repository was lost; what it said stands in the run's log"
+        return cls(process, server, ForkLine(requests, reports, lost))
+
+    async def fork(self) -> LocalChannel:
+        """Fork a worker; raises OSError when the template is lost or takes too long to load."""
+        with anyio.move_on_after(LOAD_SECONDS):
+            channel = await LocalChannel.fork(self._line, None)
+            self.loaded = True
+            return channel
+        self.process.kill()
+        raise OSError(f"the repository did not load within {LOAD_SECONDS:.0f} s")
+
+    async def aclose(self) -> None:
+        """End the process, and with it the workers that it has forked."""
+        self.process.kill()
+        await self.process.exited.wait()
+        await self._line.aclose()
+        await self._server.aclose()
+
+
+def _fork_server() -> ForkLine:
+    return ForkLine(*open_line(), "the fork server was lost")
+
+
+def _signal_name(number: int) -> str:
+    # Real-time signals have no name of their own.
+    names = {known.value: known.name for known in signal.Signals}
+    return names.get(number, f"signal {number}")

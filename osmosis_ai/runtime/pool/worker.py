@@ -1,0 +1,225 @@
+"""One worker, seen through its channel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+import anyio
+
+from osmosis_ai import errors
+from osmosis_ai.errors import StartError, WorkerError
+from osmosis_ai.records import Failure
+from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.pool.channel import Channel
+from osmosis_ai.runtime.protocol import Done, Event, Job, Progress
+
+__all__ = ["WorkerHandle", "WorkerLostError", "blocked", "died"]
+
+STOP_SECONDS = 5.0
+
+
+class WorkerLostError(WorkerError):
+    """A worker ended with jobs in it.
+
+    Args:
+        failure: How it ended, as it is recorded on the job to blame.
+        culprit: The job that held its event loop, if that is why.
+        suspects: The jobs that were inside user code.
+    """
+
+    def __init__(self, failure: Failure, culprit: str | None, suspects: frozenset[str]) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.culprit = culprit
+        self.suspects = suspects
+
+
+class _Assignment:
+    """A job in a worker: who hears its events, and whether user code runs on its behalf."""
+
+    def __init__(self, job: Job, listen: Callable[[Progress], None]) -> None:
+        self.job = job
+        self.listen = listen
+        self.inside: set[str] = set()
+        self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+
+class WorkerHandle:
+    """One worker and the jobs that it has. `read` must run for anything to happen.
+
+    Args:
+        channel: The worker.
+        imported: Takes the files that user code has imported, at the start and later.
+    """
+
+    def __init__(self, channel: Channel, imported: Callable[[dict[str, str]], None]) -> None:
+        self._channel = channel
+        self._imported = imported
+        self.ready: protocol.Ready | None = None
+        self.taken = 0
+        self.stopping = False
+        self.last_beat = monotonic()
+        self.settled = anyio.Event()
+        self.leaving = anyio.Event()
+        self.ended = anyio.Event()
+        self._jobs: dict[str, _Assignment] = {}
+        self._end: Failure | None = None
+        self._culprit: str | None = None
+        self._not_ready: protocol.NotReady | None = None
+
+    @property
+    def load(self) -> int:
+        """How many jobs it has."""
+        return len(self._jobs)
+
+    @property
+    def accepts(self) -> bool:
+        """True if it may get a job."""
+        return self.ready is not None and not self.leaving.is_set()
+
+    async def loaded(self, seconds: float) -> None:
+        """Wait until it has loaded the repository.
+
+        Args:
+            seconds: How long it may take.
+
+        Raises:
+            StartError: It can't, or takes too long.
+        """
+        with anyio.move_on_after(seconds):
+            await self.settled.wait()
+        if self.ready is None:
+            if not self.ended.is_set():
+                self.kill(died(f"it did not finish within {seconds:g} s"))
+                await self.ended.wait()
+            raise self._start_error()
+
+    async def run(self, job: Job, listen: Callable[[Progress], None]) -> Done:
+        """Run one job to its last event.
+
+        Raises:
+            WorkerLostError: The worker ended first.
+        """
+        if self.ended.is_set():
+            raise WorkerLostError(self._how_it_ended(), None, frozenset())
+        assignment = self._jobs[job.id] = _Assignment(job, listen)
+        self.taken += 1
+        try:
+            self._channel.send(job)
+            return await assignment.done
+        except asyncio.CancelledError:
+            if not self.ended.is_set():
+                self._channel.send(protocol.Cancel(job.id))
+            raise
+        finally:
+            self._jobs.pop(job.id, None)
+
+    def resume(self, order: protocol.Resume) -> None:
+        """Pass an order on to a paused rollout, if this worker has it."""
+        if order.id in self._jobs and not self.ended.is_set():
+            self._channel.send(order)
+
+    async def read(self) -> None:
+        """Take events until the worker ends; then every job that was left in it is lost."""
+        try:
+            await self._channel.read(self._take)
+        finally:
+            self._lose_jobs()
+
+    async def stop(self) -> None:
+        """Let the worker close its server properly; what takes longer is killed."""
+        self.stopping = True
+        if not self.ended.is_set() and self.ready is not None and not self._jobs:
+            self._channel.send(protocol.Stop())
+            with anyio.move_on_after(STOP_SECONDS):
+                await self.ended.wait()
+        if not self.ended.is_set():
+            self.kill(died("stopped"))
+            await self.ended.wait()
+
+    def kill(self, why: Failure) -> None:
+        """End the worker and whatever it started, now."""
+        self._end = self._end or why
+        self._channel.kill()
+
+    def memory(self) -> int:
+        """Bytes the worker holds."""
+        return self._channel.memory()
+
+    def _take(self, event: Event) -> None:
+        self.last_beat = monotonic()
+        if isinstance(event, Progress):
+            assignment = self._jobs.get(event.job)
+            if assignment is not None:
+                _note_user_code(assignment.inside, event)
+                assignment.listen(event)
+        elif isinstance(event, Done):
+            assignment = self._jobs.get(event.job)
+            if assignment is not None and not assignment.done.done():
+                assignment.done.set_result(event)
+        elif isinstance(event, protocol.Ready):
+            self.ready = event
+            self._imported(event.tool_sources | event.function_sources)
+            self.settled.set()
+        elif isinstance(event, protocol.NotReady):
+            self._not_ready = event
+        elif isinstance(event, protocol.Imported):
+            self._imported(event.sources)
+        elif isinstance(event, protocol.Retiring):
+            self.leaving.set()
+        elif isinstance(event, protocol.Dying):
+            self._end = died(event.reason)
+        elif isinstance(event, protocol.Stuck):
+            self._culprit = event.job
+            self._end = blocked(f"user code held the event loop for {event.seconds:.0f} s")
+
+    def _lose_jobs(self) -> None:
+        for event in (self.ended, self.leaving, self.settled):
+            event.set()
+        inside = frozenset(job for job, assignment in self._jobs.items() if assignment.inside)
+        for assignment in list(self._jobs.values()):
+            if not assignment.done.done():
+                assignment.done.set_exception(WorkerLostError(self._how_it_ended(), self._culprit, inside))
+
+    def _how_it_ended(self) -> Failure:
+        if self._end is not None:
+            return self._end
+        return died(self._channel.ending)
+
+    def _start_error(self) -> StartError:
+        if self._not_ready is None:
+            how = self._how_it_ended().message
+            return StartError(f"the repository can't be loaded: the worker that tried was lost: {how}")
+        kind = getattr(errors, self._not_ready.error, StartError)
+        error: StartError = kind(self._not_ready.message)
+        return error
+
+
+def died(how: str) -> Failure:
+    """A worker that ended by itself or had to be ended."""
+    return Failure("worker", how, kind="died")
+
+
+def blocked(how: str) -> Failure:
+    """A worker that had to be ended, because user code held it."""
+    return Failure("timeout", how, kind="blocked")
+
+
+def _note_user_code(inside: set[str], event: Progress) -> None:
+    """Keep track of the tool calls, scores and loop's code that are running on a job's behalf."""
+    if isinstance(event, protocol.Acting):
+        inside.add("agent")
+    elif isinstance(event, protocol.Asked):
+        inside.clear()
+    elif isinstance(event, protocol.TurnDone):
+        inside.clear()
+        inside.update(call["id"] for call in event.message.get("tool_calls") or ())
+    elif isinstance(event, protocol.CallDone):
+        inside.discard(event.call.id)
+    elif isinstance(event, protocol.ScoringStarted):
+        inside.add(event.function)
+    elif isinstance(event, protocol.Paused):
+        # From now on a person may call tools by hand in it.
+        inside.add("paused")

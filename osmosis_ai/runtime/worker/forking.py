@@ -1,0 +1,200 @@
+"""A process that forks others on request: the fork server, and a template, which has loaded a repository before.
+
+Each stays single-threaded, because a fork takes along only the thread that forks.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NoReturn
+
+from osmosis_ai.process_tree import adopt_orphans, end_descendants, end_processes
+from osmosis_ai.runtime.protocol import Exited, Forked, ForkReport, pack
+
+__all__ = ["LINE", "TEMPLATE", "WORKER", "Forker", "main"]
+
+WORKER = b"w"
+"""A request to fork a worker. The two sockets that come with it are the worker's: for jobs and for events."""
+
+TEMPLATE = b"t"
+"""A request to fork a template. The two sockets that come with it are its line: for requests and for reports."""
+
+LINE = b"l"
+"""A request to take requests from another socket too, the first that comes with it, and report to the second."""
+
+PRELOAD = "osmosis_ai.runtime.worker.preload"
+
+
+class Forker:
+    """Forks this process on request and reports how its children end.
+
+    Children that a line has asked for end with the line. When the first line ends, so does this process with all that
+    is below it.
+
+    Args:
+        requests: The first line: where requests come from.
+        reports: Where its reports go.
+        become: What a child does with the two sockets of its request, by the kind of request.
+    """
+
+    def __init__(
+        self,
+        requests: socket.socket,
+        reports: socket.socket,
+        become: Mapping[bytes, Callable[[socket.socket, socket.socket], None]],
+    ) -> None:
+        self._first = requests
+        self._lines = {requests: reports}
+        self._become = become
+        self._children: dict[int, socket.socket] = {}
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+
+    def serve(self) -> NoReturn:
+        """Fork until the first line ends."""
+        # A handler that did more could be interrupted by itself.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        # A child's garbage collector would look at all of this, and so copy every page of it that forks share.
+        gc.collect()
+        gc.freeze()
+        while True:
+            readable, _, _ = select.select([self._wake, *self._lines], [], [])
+            for sock in readable:
+                if sock is self._wake:
+                    self._wake.recv(4096)
+                    self._reap()
+                elif sock in self._lines:
+                    self._take(sock)
+
+    def _take(self, line: socket.socket) -> None:
+        try:
+            request, descriptors, _, _ = socket.recv_fds(line, 1, 2)
+        except ConnectionError:
+            request, descriptors = b"", []
+        if not request:
+            self._end_line(line)
+            return
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        first, second = (socket.socket(fileno=descriptor) for descriptor in descriptors)
+        if request == LINE:
+            self._lines[first] = second
+            return
+        with first, second:
+            self._fork(line, self._become[request], first, second)
+
+    def _fork(
+        self,
+        line: socket.socket,
+        become: Callable[[socket.socket, socket.socket], None],
+        first: socket.socket,
+        second: socket.socket,
+    ) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._report(line, Forked(0, str(error)))
+            return
+        if pid == 0:
+            self._be_child(become, first, second)
+        # The child does the same: whichever is first, the group is there before anybody hears of it.
+        with suppress(OSError):
+            os.setpgid(pid, pid)
+        self._children[pid] = line
+        self._report(line, Forked(pid))
+
+    def _be_child(
+        self, become: Callable[[socket.socket, socket.socket], None], first: socket.socket, second: socket.socket
+    ) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setpgid(0, 0)
+            # What user code forks in turn must not keep this process's own sockets open.
+            for own in (self._wake, self._waker, *self._lines, *self._lines.values()):
+                own.close()
+            become(first, second)
+            code = 0
+        except BaseException:  # noqa: BLE001 - nothing may go on as the parent
+            traceback.print_exc()
+        finally:
+            with suppress(Exception):
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        """Report children that have ended; what they leave in their groups ends with them."""
+        while True:
+            try:
+                # Its number stays taken, and so does its group's, until it is waited for.
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            line = self._children.pop(ended.si_pid, None)
+            if line is not None:
+                with suppress(OSError):
+                    os.killpg(ended.si_pid, signal.SIGKILL)
+            pid, status = os.waitpid(ended.si_pid, 0)
+            if line is not None:
+                self._report(line, Exited(pid, os.waitstatus_to_exitcode(status)))
+
+    def _report(self, line: socket.socket, report: ForkReport) -> None:
+        # The end of a line is seen where its requests are read.
+        if line in self._lines:
+            with suppress(OSError):
+                self._lines[line].sendall(pack(report))
+
+    def _end_line(self, line: socket.socket) -> None:
+        if line is self._first:
+            end_descendants(os.getpid())
+            os._exit(0)
+        self._lines.pop(line).close()
+        line.close()
+        for pid in [pid for pid, its_line in self._children.items() if its_line is line]:
+            end_processes(pid)
+        if len(self._lines) == 1:
+            # What is left below this process now, workers that are gone have left behind.
+            end_descendants(os.getpid())
+
+
+def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
+    """Be the fork server of a process: import what workers need, then fork them until that process is gone.
+
+    Args:
+        line: The file descriptor of a socket on which `LINE` is asked for.
+        lifeline: The file descriptor of a pipe's end; the other end closes when that process is gone.
+        preload: Modules to import besides.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.argv[:] = ["osmosis"]
+    adopt_orphans()
+    for name in (*preload, PRELOAD):
+        importlib.import_module(name)
+    from osmosis_ai.runtime.worker.main import template_main, worker_main
+
+    requests = socket.socket(fileno=line)
+    os.set_inheritable(line, False)
+    os.set_inheritable(lifeline, False)
+    forker = Forker(
+        requests,
+        requests,
+        {
+            WORKER: lambda jobs, events: worker_main(jobs, events, lifeline),
+            TEMPLATE: lambda control, reports: template_main(control, reports, lifeline),
+        },
+    )
+    forker.serve()

@@ -1,0 +1,46 @@
+"""What the fork server imports ahead of the workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from osmosis_ai.cli.early import ENDPOINTS, LITELLM, preloads
+
+ENDPOINT = ["--base-url", "http://localhost:8000/v1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        (["test", "--model", "openai/gpt-5-mini"], {}),
+        (["test", "--model=anthropic/claude-sonnet-4-5", "--watch"], {}),
+        (["test"], {"OPENAI_API_KEY": "a key"}),
+        (["eval"], {"OSMOSIS_MODEL": "gpt-5-mini"}),
+        (["eval", "--model", "served", *ENDPOINT, "--baseline-model", "openai/gpt-5-mini"], {}),
+        (["eval", "--model", "served", *ENDPOINT, "--rubric", "all"], {}),
+    ],
+)
+def test_litellm_is_imported_ahead(arguments: list[str], environ: dict[str, str]) -> None:
+    assert LITELLM in preloads(arguments, environ)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        (["test"], {}),
+        (["test", "--model", "offline/oracle"], {"OPENAI_API_KEY": "a key"}),
+        (["test", "--model", "served", *ENDPOINT], {"OPENAI_API_KEY": "a key"}),
+        (["test", "--base-url=http://localhost:8000/v1", "--model=served"], {}),
+        (["eval", "--model", "offline/planner", "--baseline-model", "offline/empty"], {}),
+        (["eval", "--model", "a", *ENDPOINT, "--baseline-model", "b", "--baseline-base-url", ENDPOINT[1]], {}),
+        (["eval"], {"OSMOSIS_MODEL": "offline/planner"}),
+    ],
+)
+def test_litellm_is_left_alone(arguments: list[str], environ: dict[str, str]) -> None:
+    assert LITELLM not in preloads(arguments, environ)
+
+
+def test_the_client_for_endpoints_is_imported_ahead() -> None:
+    assert preloads(["test", "--model", "served", *ENDPOINT], {}) == [ENDPOINTS]
+    assert preloads(["eval", "--model", "offline/oracle", "--baseline-base-url=http://x"], {}) == [ENDPOINTS]
+    assert preloads(["test", "--model", "offline/planner"], {}) == []
