@@ -5,19 +5,16 @@ Imports pydantic: for workers only.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import hashlib
 import importlib
-import inspect
-import math
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import msgspec
 
@@ -36,16 +33,15 @@ from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.mcp_tools.loading import import_failure
 from osmosis_ai.records import AgentReport, Completion, Failure, FinishReason, Message, Score, Tool, ToolCall
-from osmosis_ai.rollout.client import encode, encode_messages
+from osmosis_ai.rollout.client import encode
 from osmosis_ai.rollout.core.base import (
     ChatClient,
     CompletionsResult,
     RolloutAgentLoop,
     RolloutContext,
-    RolloutResult,
 )
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
-from osmosis_ai.rollout.runner import describe_raised, run_apart, tool_dicts, tools_of
+from osmosis_ai.rollout.outcome import LoopOutcome, describe_raised, outcome_of, plain_messages, tool_dicts, tools_of
 from osmosis_ai.rollout.validator import validate_agent_loop
 from osmosis_ai.runtime.pool.trajectory import opening_messages
 from osmosis_ai.runtime.protocol import (
@@ -156,76 +152,30 @@ class Ending(NamedTuple):
     report: AgentReport | None = None
 
 
-async def _run(loop: RolloutAgentLoop, ctx: RolloutContext, held: Callable[[], None]) -> Any:
-    """Run a loop and give what it returns or raises; only a cancellation from outside is raised here.
-
-    It has a task of its own: what it does to that (swallowing a cancellation, ending the process with `sys.exit`) isn't
-    done to the worker.
+def finished(outcome: LoopOutcome, agent: LoadedAgent, root: Path) -> Ending:
+    """How a rollout ended, from what came of its loop.
 
     Args:
-        loop: The agent loop.
-        ctx: The rollout.
-        held: Called when the loop doesn't end although it was cancelled.
-    """
-    task = await run_apart(_outcome(loop, ctx), held=held)
-    assert task is not None  # without a timeout its time is never up
-    return OsmosisRolloutError("the loop cancelled itself") if task.cancelled() else task.result()
-
-
-async def _outcome(loop: RolloutAgentLoop, ctx: RolloutContext) -> Any:
-    try:
-        coroutine: Any = loop.run(ctx)
-        if not inspect.isawaitable(coroutine):
-            return OsmosisRolloutError(f"run returned {_article(coroutine)} at once: write `async def run(self, ctx)`")
-        return await coroutine
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:  # noqa: BLE001 - sys.exit() in a loop ends its rollout, not the worker
-        return error
-
-
-def finished(outcome: Any, agent: LoadedAgent, root: Path) -> Ending:
-    """How a rollout ended, from what its loop returned or raised.
-
-    Args:
-        outcome: From `run_loop`.
+        outcome: What came of it.
         agent: The loop.
         root: The repository's root, for places in its code.
     """
     run = agent.loop.run
-    if isinstance(outcome, BaseException):
-        return Ending("error", _raised(outcome, root, run))
-    if not isinstance(outcome, RolloutResult):
-        message = f"run returned {_article(outcome)}, not a RolloutResult; write `return ctx.complete(messages)`"
-        return Ending("error", _blamed(message, "wrong_type", run, root))
-    messages, problem = _plain_messages(outcome.final_messages)
-    if problem is not None:
-        return Ending("error", _blamed(problem, "wrong_type", run, root))
+    if outcome.raised is not None:
+        return Ending("error", _raised(outcome.raised, root, run))
     metrics = {} if outcome.metrics is None else outcome.metrics.model_dump()
-    if outcome.status != "COMPLETED":
-        report = AgentReport(agent.name, "error", metrics=metrics)
-        message = str(outcome.error_message or "the loop gave no reason")
-        return Ending("error", _blamed(message, "error", run, root), messages or None, report)
-    said = str(outcome.finish_reason or "stop")
-    reason: Any = said if said in _REASONS else "stop"
-    return Ending(
-        reason, None, messages, AgentReport(agent.name, said, _own_score(outcome.reward, agent, root), metrics)
-    )
-
-
-def _own_score(reward: Any, agent: LoadedAgent, root: Path) -> Score | None:
-    if reward is None:
-        return None
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)):
-        kind: FailureKind = "wrong_type"
-        message = f"the loop's reward is {_article(reward)}, not a number"
-    elif not math.isfinite(reward):
-        kind = "not_finite"
-        message = f"the loop's reward is {reward}, not a finite number"
-    else:
-        return Score(agent.name, float(reward))
-    message += "; write `return ctx.complete(messages, reward=1.0)`, or leave the reward out"
-    return Score(agent.name, failure=_blamed(message, kind, agent.loop.run, root))
+    if outcome.kind != "completed":
+        report = AgentReport(agent.name, "error", metrics=metrics) if outcome.kind == "error" else None
+        return Ending(
+            "error", _blamed(outcome.message or "", outcome.kind, run, root), outcome.messages or None, report
+        )
+    said = outcome.finish_reason
+    score = None if outcome.reward is None else Score(agent.name, outcome.reward)
+    if outcome.reward_problem is not None:
+        kind, message = outcome.reward_problem
+        score = Score(agent.name, failure=_blamed(message, kind, run, root))
+    reason = cast(FinishReason, said) if said in _REASONS else "stop"
+    return Ending(reason, None, outcome.messages, AgentReport(agent.name, said, score, metrics))
 
 
 def _blamed(message: str, kind: FailureKind, function: Callable[..., Any], root: Path) -> Failure:
@@ -253,39 +203,6 @@ def _raised(error: BaseException, root: Path, function: Callable[..., Any]) -> F
         line=place.line if place is not None else None,
         detail=tracebacks.short_traceback(error, root),
     )
-
-
-def _plain_messages(messages: Any) -> tuple[list[Message], str | None]:
-    """A copy that nobody else holds, or what is wrong with them."""
-    if not isinstance(messages, (list, tuple)):
-        return [], f"final_messages is {_article(messages)}, not a list of messages"
-    try:
-        return _copied(list(messages)), None
-    except OsmosisRolloutError as error:
-        return [], f"final_messages can't be used: {error}"
-
-
-def _copied(messages: list[Any], start: int = 0) -> list[Message]:
-    """A copy that nobody else holds, in the form that all who read trajectories rely on.
-
-    Args:
-        messages: Messages of a conversation.
-        start: The place of the first of them in it.
-
-    Raises:
-        OsmosisRolloutError: They don't have that form, or can't be written as JSON.
-    """
-    for place, message in enumerate(messages, start):
-        if not isinstance(message, dict):
-            raise OsmosisRolloutError(f"message {place} is {_article(message)}, not a dict")
-        calls = message.get("tool_calls") or []
-        if not isinstance(calls, (list, tuple)) or not all(isinstance(call, dict) for call in calls):
-            raise OsmosisRolloutError(f"message {place} has `tool_calls` that aren't a list of dicts")
-        for call in calls:
-            if not isinstance(call.get("function") or {}, dict):
-                raise OsmosisRolloutError(f"message {place} has a tool call whose `function` isn't a dict")
-    copied: list[Message] = msgspec.json.decode(encode_messages(messages, start))
-    return copied
 
 
 class LimitReachedError(OsmosisRolloutError):
@@ -359,7 +276,9 @@ class AgentRollout:
             return Ending("error", _raised(error, self._root, self._agent.loop.get_tools))
         self._tools = tool_dicts(given)
         context = self._context(given, request)
-        return self._judge(finished(await _run(self._agent.loop, context, held), self._agent, self._root))
+        outcome = await outcome_of(self._agent.loop, context, held=held)
+        assert outcome is not None  # without a timeout its time is never up
+        return self._judge(finished(outcome, self._agent, self._root))
 
     def _request(self) -> RolloutRequest:
         row = self._job.row
@@ -392,7 +311,7 @@ class AgentRollout:
             if before != after:
                 break
             kept += 1
-        added = _copied(messages[kept:], kept)
+        added = plain_messages(messages[kept:], kept)
         self._conversation[kept:] = added
         self._emit(Asked(self._job.id, kept, added, self._results(added)))
         try:
@@ -526,10 +445,3 @@ class ReplayedChat:
         finally:
             self._emit(Acting(self._job))
         return result
-
-
-def _article(value: object) -> str:
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

@@ -460,7 +460,7 @@ class Worker:
 
     def _look_at_agent(self, job: ToolsJob | InspectJob) -> None:
         from osmosis_ai.rollout.core.schemas import RolloutRequest
-        from osmosis_ai.rollout.runner import tool_dicts, tools_of
+        from osmosis_ai.rollout.outcome import tool_dicts, tools_of
         from osmosis_ai.runtime.worker.agents import inspect_agent
 
         self._emit(Acting(job.id))

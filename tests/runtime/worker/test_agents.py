@@ -11,6 +11,7 @@ import pytest
 from osmosis_ai.errors import ModelError, OsmosisRolloutError
 from osmosis_ai.records import Row, ToolCall, Turn, Usage
 from osmosis_ai.rollout import RolloutAgentLoop, RolloutRequest, RolloutResult
+from osmosis_ai.rollout.outcome import LoopOutcome, interpret, raised
 from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
 from osmosis_ai.runtime.protocol import Acting, Asked, RolloutDone, RolloutJob, TurnDone
 from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop
@@ -40,6 +41,10 @@ class Nothing(RolloutAgentLoop):
 AGENT = LoadedAgent(Nothing(), "nothing", [])
 
 
+def outcome_of_run(result: Any) -> LoopOutcome:
+    return raised(result) if isinstance(result, BaseException) else interpret(result)
+
+
 def test_the_built_in_loop_is_an_agent_loop() -> None:
     loop = McpAgentLoop([TOOL])
     assert isinstance(loop, RolloutAgentLoop)
@@ -57,16 +62,16 @@ def test_the_built_in_loop_is_an_agent_loop() -> None:
     ],
 )
 def test_a_result_is_recorded(result: RolloutResult, reason: str, score: float | None, tmp_path: Path) -> None:
-    ending = finished(result, AGENT, tmp_path)
+    ending = finished(interpret(result), AGENT, tmp_path)
     assert (ending.finish_reason, ending.failure, ending.messages) == (reason, None, [])
     assert ending.report is not None
     assert ending.report.finish_reason == result.finish_reason
     assert (ending.report.score.value if ending.report.score else None) == score
 
 
-@pytest.mark.parametrize(("reward", "kind"), [(math.inf, "not_finite"), (True, "wrong_type"), ("1", "wrong_type")])
+@pytest.mark.parametrize(("reward", "kind"), [(math.inf, "not_finite"), (10**400, "not_finite"), ("1", "wrong_type")])
 def test_a_reward_that_is_no_number_is_a_scoring_error(reward: Any, kind: str, tmp_path: Path) -> None:
-    report = finished(RolloutResult("COMPLETED", [], reward=reward), AGENT, tmp_path).report
+    report = finished(interpret(RolloutResult("COMPLETED", [], reward=reward)), AGENT, tmp_path).report
     assert report is not None
     assert report.score is not None
     assert report.score.failure is not None
@@ -89,7 +94,7 @@ def test_a_reward_that_is_no_number_is_a_scoring_error(reward: Any, kind: str, t
     ],
 )
 def test_a_failure_says_whose_it_was(outcome: Any, origin: str, said: str, tmp_path: Path) -> None:
-    failure = finished(outcome, AGENT, tmp_path).failure
+    failure = finished(outcome_of_run(outcome), AGENT, tmp_path).failure
     assert failure is not None
     assert failure.origin == origin
     assert said in failure.message
@@ -97,14 +102,14 @@ def test_a_failure_says_whose_it_was(outcome: Any, origin: str, said: str, tmp_p
 
 @pytest.mark.parametrize("outcome", [None, RolloutResult("COMPLETED", "text"), OsmosisRolloutError("not async")])  # type: ignore[arg-type]
 def test_a_failure_that_no_line_has_raised_is_at_the_loops_run(outcome: Any) -> None:
-    failure = finished(outcome, AGENT, HERE.parent).failure
+    failure = finished(outcome_of_run(outcome), AGENT, HERE.parent).failure
     assert failure is not None
     assert (failure.file, failure.line) == (HERE.name, Nothing.run.__code__.co_firstlineno)
 
 
 @pytest.mark.parametrize("reward", [math.nan, "1"])
 def test_a_reward_that_is_no_number_is_at_the_loops_run_with_what_to_write(reward: Any) -> None:
-    report = finished(RolloutResult("COMPLETED", [], reward=reward), AGENT, HERE.parent).report
+    report = finished(interpret(RolloutResult("COMPLETED", [], reward=reward)), AGENT, HERE.parent).report
     assert report is not None
     assert report.score is not None
     failure = report.score.failure
@@ -117,10 +122,10 @@ def test_a_forgotten_await_is_said_with_what_to_write(tmp_path: Path) -> None:
     async def chat() -> None: ...
 
     waiting: Any = chat()
-    with pytest.raises(AttributeError) as raised:
+    with pytest.raises(AttributeError) as caught:
         _ = waiting.message
     waiting.close()
-    failure = finished(raised.value, AGENT, tmp_path).failure
+    failure = finished(raised(caught.value), AGENT, tmp_path).failure
     assert failure is not None
     assert failure.message.endswith("'coroutine' object has no attribute 'message'; write: await ctx.chat(…)")
 
@@ -128,7 +133,7 @@ def test_a_forgotten_await_is_said_with_what_to_write(tmp_path: Path) -> None:
 def test_a_models_failure_that_the_loop_lets_through_stays_the_models(tmp_path: Path) -> None:
     error = OsmosisRolloutError("the endpoint answered 400")
     error.__cause__ = ModelError("the endpoint answered 400", kind="bad_request")
-    failure = finished(error, AGENT, tmp_path).failure
+    failure = finished(raised(error), AGENT, tmp_path).failure
     assert failure is not None
     assert (failure.origin, failure.kind) == ("model", "bad_request")
 

@@ -1,0 +1,285 @@
+"""Run an agent loop's code, and say what came of it: the one interpreter of what loops return and raise.
+
+A worker makes a rollout's record of a `LoopOutcome`, a server the response that its trainer gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import anyio
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from osmosis_ai.errors import OsmosisRolloutError
+from osmosis_ai.failures import FailureKind
+from osmosis_ai.http import mask
+from osmosis_ai.records import Message, Tool
+from osmosis_ai.rollout.client import encode_messages
+from osmosis_ai.rollout.core.base import RolloutAgentLoop, RolloutContext, RolloutResult
+from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutMetrics, RolloutRequest
+from osmosis_ai.tracebacks import describe, locate
+
+__all__ = [
+    "LoopOutcome",
+    "describe_raised",
+    "interpret",
+    "outcome_of",
+    "plain_messages",
+    "raised",
+    "say_raised",
+    "tool_dicts",
+    "tools_of",
+]
+
+CANCEL_GRACE = 5.0
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class LoopOutcome:
+    """What came of an agent loop's `run`.
+
+    Attributes:
+        kind: `completed`; `error`, which the loop reports itself; `wrong_type`, when the result can't be used; or
+            `exception`.
+        message: Why it failed, for users; None when it completed.
+        messages: The conversation it returned, as a copy that nobody else holds; None when there is none to use.
+        finish_reason: In the loop's own words.
+        reward: The loop's own score, if it gave a usable one.
+        reward_problem: What is wrong with the reward it gave: the kind of failure and a message.
+        metrics: What it measured, if it gave that.
+        raised: The exception.
+    """
+
+    kind: Literal["completed", "error", "wrong_type", "exception"]
+    message: str | None = None
+    messages: list[Message] | None = None
+    finish_reason: str = "error"
+    reward: float | None = None
+    reward_problem: tuple[FailureKind, str] | None = None
+    metrics: RolloutMetrics | None = None
+    raised: BaseException | None = None
+
+
+async def outcome_of(
+    loop: RolloutAgentLoop,
+    ctx: RolloutContext,
+    *,
+    timeout: float | None = None,  # noqa: ASYNC109  its end is a result, not an exception
+    held: Callable[[], None],
+    cancel_grace: float = CANCEL_GRACE,
+) -> LoopOutcome | None:
+    """Run a loop in a task of its own; only a cancellation from outside is raised here.
+
+    What it does to its task (swallowing a cancellation, ending the process with `sys.exit`) isn't done to the caller.
+
+    Args:
+        loop: The agent loop.
+        ctx: The rollout.
+        timeout: Seconds, None for no bound.
+        held: Called when the loop goes on although it was cancelled.
+        cancel_grace: Seconds it has for its own clean-up then.
+
+    Returns:
+        The outcome; None when its time was up.
+    """
+    task = await _run_apart(_outcome(loop, ctx), timeout=timeout, held=held, cancel_grace=cancel_grace)
+    if task is None:
+        return None
+    return raised(OsmosisRolloutError("the loop cancelled its own task")) if task.cancelled() else task.result()
+
+
+async def _outcome(loop: RolloutAgentLoop, ctx: RolloutContext) -> LoopOutcome:
+    try:
+        coroutine: object = loop.run(ctx)
+        if not inspect.isawaitable(coroutine):
+            return _unusable(f"run returned {_article(coroutine)} at once: write `async def run(self, ctx)`")
+        return interpret(await coroutine)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001  sys.exit() in a loop ends its rollout, not the process
+        return raised(error)
+
+
+async def _run_apart(
+    coroutine: Coroutine[Any, Any, ResultT],
+    *,
+    timeout: float | None,  # noqa: ASYNC109  its end is a result, not an exception
+    held: Callable[[], None],
+    cancel_grace: float,
+) -> asyncio.Task[ResultT] | None:
+    task = asyncio.ensure_future(coroutine)
+
+    async def cancel() -> None:
+        task.cancel()
+        # Shielded, because the rollout itself may be cancelled just now.
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task}, timeout=cancel_grace)
+        if not task.done():
+            held()
+
+    try:
+        await asyncio.wait({task}, timeout=timeout)
+    except asyncio.CancelledError:
+        await cancel()
+        raise
+    if task.done():
+        return task
+    await cancel()
+    return None
+
+
+def raised(error: BaseException) -> LoopOutcome:
+    """The outcome of a loop whose `run` raised."""
+    return LoopOutcome("exception", describe_raised(error), raised=error)
+
+
+def interpret(returned: object) -> LoopOutcome:
+    """The outcome of a loop whose `run` returned; everything in it is checked."""
+    if not isinstance(returned, RolloutResult):
+        return _unusable(
+            f"run returned {_article(returned)}, not a RolloutResult; "
+            "write `return ctx.complete(messages)`, or `return ctx.error(message)`"
+        )
+    if returned.status not in ("COMPLETED", "ERROR"):
+        return _unusable(f"run returned the status {returned.status!r}; there are COMPLETED and ERROR")
+    given: object = returned.final_messages
+    if not isinstance(given, (list, tuple)):
+        return _unusable(f"final_messages is {_article(given)}, not a list of messages")
+    try:
+        messages = plain_messages(given)
+    except OsmosisRolloutError as error:
+        return _unusable(f"final_messages can't be used: {error}")
+    try:
+        metrics = None if returned.metrics is None else RolloutMetrics.model_validate(returned.metrics)
+    except ValidationError:
+        return _unusable("the metrics aren't RolloutMetrics; leave them out")
+    if returned.status == "ERROR":
+        message = str(returned.error_message or "the loop reports an error without a message")
+        return LoopOutcome("error", message, messages, str(returned.finish_reason or "error"), metrics=metrics)
+    reward, problem = _reward(returned.reward)
+    finish_reason = str(returned.finish_reason or "stop")
+    return LoopOutcome("completed", None, messages, finish_reason, reward, problem, metrics)
+
+
+def _unusable(message: str) -> LoopOutcome:
+    return LoopOutcome("wrong_type", message)
+
+
+def _reward(given: object) -> tuple[float | None, tuple[FailureKind, str] | None]:
+    if given is None:
+        return None, None
+    # As for reward functions: any real number, NumPy's and bool too.
+    if not isinstance(given, numbers.Real):
+        kind: FailureKind = "wrong_type"
+        found = f"{_article(given)}, not a number"
+    else:
+        try:
+            value = float(given)
+        except OverflowError:
+            value = math.inf
+        if math.isfinite(value):
+            return value, None
+        kind, found = "not_finite", f"{value}, not a finite number"
+    hint = "write `return ctx.complete(messages, reward=1.0)`, or leave the reward out"
+    return None, (kind, f"the loop's reward is {found}; {hint}")
+
+
+def plain_messages(messages: Sequence[object], start: int = 0) -> list[Message]:
+    """Copy messages into the form that all who read trajectories rely on.
+
+    Args:
+        messages: Messages of a conversation.
+        start: The place of the first of them in it.
+
+    Raises:
+        OsmosisRolloutError: They don't have that form, or can't be written as JSON.
+    """
+    for place, message in enumerate(messages, start):
+        if not isinstance(message, dict):
+            raise OsmosisRolloutError(f"message {place} is {_article(message)}, not a dict")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, (list, tuple)) or not all(isinstance(call, dict) for call in calls):
+            raise OsmosisRolloutError(f"message {place} has `tool_calls` that aren't a list of dicts")
+        for call in calls:
+            if not isinstance(call.get("function") or {}, dict):
+                raise OsmosisRolloutError(f"message {place} has a tool call whose `function` isn't a dict")
+    copied: list[Message] = msgspec.json.decode(encode_messages(messages, start))
+    return copied
+
+
+def describe_raised(error: BaseException) -> str:
+    """What a loop has raised, in words, with what to write where an `await` is missing.
+
+    Args:
+        error: What it raised.
+    """
+    if isinstance(error, OsmosisRolloutError):
+        # Errors of this package are written for users: their class says nothing more.
+        return str(error)
+    if isinstance(error, AttributeError) and inspect.iscoroutine(error.obj):
+        called = "ctx.chat" if error.obj.__name__ == "chat" else error.obj.__name__
+        return f"{describe(error)}; write: await {called}(…)"
+    return describe(error)
+
+
+def say_raised(error: BaseException, request: RolloutRequest) -> str:
+    """What a loop has raised and where, without the trainer's key.
+
+    Args:
+        error: What it raised.
+        request: The rollout.
+    """
+    place = locate(error, Path.cwd())
+    text = describe_raised(error)
+    return mask(f"{text} ({place})" if place else text, request.api_key)
+
+
+def tools_of(loop: RolloutAgentLoop, request: RolloutRequest) -> list[OpenAIFunctionToolSchema | Tool]:
+    """What `get_tools` returns, checked to be a list of tools.
+
+    Raises:
+        OsmosisRolloutError: It raises, or returns something else.
+    """
+    try:
+        tools: object = loop.get_tools(request)
+    except (Exception, SystemExit) as error:
+        raise OsmosisRolloutError(f"get_tools raised {say_raised(error, request)}") from error
+    if inspect.iscoroutine(tools):
+        tools.close()
+        raise OsmosisRolloutError(
+            "get_tools is async; it must be a plain function that returns a list of tools: "
+            "write `def get_tools(self, request)`"
+        )
+    if not isinstance(tools, (list, tuple)):
+        raise OsmosisRolloutError(
+            f"get_tools must return a list of tools, not {type(tools).__name__}; without tools write `return []`"
+        )
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, (dict, BaseModel)):
+            raise OsmosisRolloutError(
+                f"get_tools must return OpenAIFunctionToolSchema objects or dicts; item {index} is "
+                f"{type(tool).__name__}"
+            )
+    return list(tools)
+
+
+def tool_dicts(tools: Sequence[OpenAIFunctionToolSchema | Tool]) -> list[Tool]:
+    """Tools as plain dicts; those that are dicts already stay as they are, whatever is in their schemas."""
+    return [tool.model_dump() if isinstance(tool, BaseModel) else tool for tool in tools]
+
+
+def _article(value: object) -> str:
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
