@@ -21,7 +21,7 @@ from typing import Any
 from measuring import OSMOSIS, clean_environment
 from repository import write_repo
 
-from osmosis_ai.store.queries import Queries
+from osmosis_ai.store import Queries
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
 SHARE = 20
@@ -116,7 +116,7 @@ def check(root: Path, tools: list[str], results: dict[str, Any]) -> list[str]:
         if origin != ENDS.get(tool) or (row["reward"] == 1.0) != (origin is None):
             wrong.append(f"row {row['row_index']} ({tool}): {row['error']}, reward {row['reward']}")
     queries = Queries(root / ".osmosis" / "runs.db")
-    stored = list(queries.iter_rollouts(results["config"]["run_id"]))
+    stored = [found.stored for found in queries.scored(results["config"]["run_id"])]
     again = sum(rollout.attempt > 1 for rollout in stored)
     if again or len(stored) != len(tools):
         wrong.append(f"{len(stored)} stored, {again} of them recorded more than once")

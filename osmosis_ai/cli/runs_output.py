@@ -16,9 +16,8 @@ from osmosis_ai.cli.console import Output
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Failure, Score
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
-from osmosis_ai.store import RunInfo
+from osmosis_ai.store import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.compare import FunctionComparison, RunComparison
-from osmosis_ai.store.queries import FunctionTotals, Queries, ScoredRollout
 from osmosis_ai.store.transcript import transcript, visible
 
 __all__ = [

@@ -1,321 +1,33 @@
 """The run store: every run, rollout and score of a repository, in `.osmosis/runs.db`."""
 
-from __future__ import annotations
-
-import secrets
-import sqlite3
-import time
-from collections.abc import Mapping, Sequence
-from itertools import islice
-from pathlib import Path
-from types import TracebackType
-from typing import Any
-
-from osmosis_ai.errors import StoreError
-from osmosis_ai.masking import Masker
-from osmosis_ai.records import Rollout, Row, Score
-from osmosis_ai.store.codec import Encoder, decode_object, pack
-from osmosis_ai.store.owners import process_alive, this_process
 from osmosis_ai.store.queries import (
     Completed,
+    FunctionTotals,
     PairedRow,
     Queries,
     RolloutKey,
     RunInfo,
-    RunStatus,
+    ScoredRollout,
     ScoringInput,
+    ScoringKey,
+    SharedRows,
     StoredRollout,
-    StoredScore,
 )
-from osmosis_ai.store.schema import database_path, open_writer
-from osmosis_ai.store.writer import Writer
+from osmosis_ai.store.run_store import RunStore
+from osmosis_ai.store.tables import RunStatus
 
 __all__ = [
     "Completed",
+    "FunctionTotals",
     "PairedRow",
+    "Queries",
     "RolloutKey",
     "RunInfo",
     "RunStatus",
     "RunStore",
+    "ScoredRollout",
     "ScoringInput",
+    "ScoringKey",
+    "SharedRows",
     "StoredRollout",
-    "StoredScore",
 ]
-
-_INSERT_ROW = "INSERT INTO rows (run, row_id, row_index, data) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-_INSERT_ROLLOUT = """
-    INSERT INTO rollouts (
-        id, row_index, row_id, run_index, policy, finish_reason, duration_ms,
-        failure_origin, failure_kind, failure_message, failure_file, failure_line, failure_detail,
-        prompt_tokens, completion_tokens, total_tokens, cost_usd, turns, tool_calls, requests, calls,
-        run, started_at, finished_at, attempt, pk
-    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_INSERT_TRAJECTORY = "INSERT INTO trajectories (rollout, data) VALUES (?, ?)"
-_INSERT_SCORE = """
-    INSERT OR REPLACE INTO scores (function, value, failure, duration_ms, explanation, judge_calls, code_hash, rollout)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_FIND_ROLLOUT = "SELECT pk, attempt FROM rollouts WHERE run = ? AND row_id = ? AND run_index = ? AND policy = ?"
-
-
-class RunStore(Queries):
-    """A repository's runs: one thread writes, queries read beside it.
-
-    What a coroutine here writes is durable when it returns; it survives the end of this process at any moment, and a
-    power failure. Several processes may write into one store at once.
-    """
-
-    def __init__(self, path: Path, writer: Writer, masker: Masker) -> None:
-        super().__init__(path)
-        self._writer = writer
-        self._encoder = Encoder(masker)
-
-    @classmethod
-    def open(cls, root: Path, *, masker: Masker | None = None, create: bool = True) -> RunStore:
-        """Open the store of the repository at `root`.
-
-        Args:
-            root: The repository's folder.
-            masker: Knows the key values that must not be written.
-            create: Whether to make a store where there is none.
-
-        Raises:
-            StoreError: There is none, or it can't be used.
-        """
-        path = database_path(root)
-        if not create and not path.exists():
-            raise StoreError(f"there are no runs: {path} doesn't exist; `osmosis test` and `osmosis eval` make it")
-        return cls(path, Writer(open_writer(path), path), masker or Masker())
-
-    @property
-    def path(self) -> Path:
-        """The database."""
-        return self._path
-
-    def close(self) -> None:
-        """Write what is waiting and let go of the file."""
-        self._writer.close()
-
-    def __enter__(self) -> RunStore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def create_run(self, command: str, *, identity: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-        """Begin a run that this process writes.
-
-        Args:
-            command: `test`, `eval`, ….
-            identity: What must be the same for the run to be resumed; JSON-able.
-            config: Everything else worth knowing about it; JSON-able.
-
-        Returns:
-            The run's id: unique, and sorted by time.
-        """
-        values = (self._encoder.text(command), self._encoder.json(identity), self._encoder.json(config))
-        owner = this_process()
-        run_id = ""
-
-        def write(db: sqlite3.Connection) -> None:
-            nonlocal run_id
-            now = time.time()
-            added = 0
-            while not added:
-                run_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{secrets.token_hex(2)}"
-                added = db.execute(
-                    "INSERT INTO runs (id, status, created_at, command, identity, config, owner_pid, owner_started) "
-                    "VALUES (?, 'running', ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                    (run_id, now, *values, *owner),
-                ).rowcount
-
-        await self._writer.write(write, "creating a run")
-        return run_id
-
-    async def resume_run(self, run_id: str) -> None:
-        """Make an unfinished run this process's own and `running` again.
-
-        Raises:
-            StoreError: It doesn't exist, or another process is working on it.
-        """
-        owner = this_process()
-
-        def write(db: sqlite3.Connection) -> None:
-            self._refuse_foreign(db, run_id, owner)
-            db.execute(
-                "UPDATE runs SET status = 'running', finished_at = NULL, owner_pid = ?, owner_started = ? WHERE id = ?",
-                (*owner, run_id),
-            )
-
-        await self._writer.write(write, f"resuming run {run_id}")
-
-    async def save_rollout(self, run_id: str, rollout: Rollout, row: Row, *, replace: bool = False) -> None:
-        """Record a rollout, the reward that its agent loop gave it, and, the first time, its row.
-
-        Args:
-            run_id: The run.
-            rollout: What came out.
-            row: What was run.
-            replace: Whether it takes the place of an earlier record of the same policy, row and run index, scores
-                included. Otherwise such a record is an error, and stays.
-
-        Raises:
-            StoreError: It was not recorded.
-        """
-        encoder = self._encoder
-        columns, trajectory, row_data = encoder.rollout(rollout), encoder.trajectory(rollout), encoder.row(row)
-        own = encoder.score(rollout.agent.score) if rollout.agent is not None and rollout.agent.score else None
-        finished_at = time.time()
-        started_at = finished_at - rollout.duration_ms / 1000
-
-        def write(db: sqlite3.Connection) -> None:
-            run = self._pk(db, run_id)
-            pk, attempt = None, 1
-            if replace:
-                key = (run, rollout.row_id, rollout.run_index, rollout.policy)
-                pk, before = db.execute(_FIND_ROLLOUT, key).fetchone() or (None, 0)
-                attempt = before + 1
-                db.execute("DELETE FROM rollouts WHERE pk = ?", (pk,))
-            db.execute(_INSERT_ROW, (run, row.id, row.index, pack(row_data)))
-            pk = db.execute(_INSERT_ROLLOUT, (*columns, run, started_at, finished_at, attempt, pk)).lastrowid
-            db.execute(_INSERT_TRAJECTORY, (pk, pack(trajectory)))
-            if own is not None:
-                db.execute(_INSERT_SCORE, (*own, None, pk))
-
-        await self._writer.write(write, f"saving rollout {rollout.id}")
-
-    async def save_scores(
-        self, run_id: str, rollout_id: str, scores: Sequence[Score], *, code: Mapping[str, str] | None = None
-    ) -> None:
-        """Record scores of a recorded rollout, in place of earlier ones by the same functions.
-
-        Args:
-            run_id: The run.
-            rollout_id: The rollout.
-            scores: Its scores.
-            code: The hash of the code behind each function, by which `iter_for_scoring` finds scores that are out of
-                date.
-
-        Raises:
-            StoreError: They were not recorded.
-        """
-        await self.save_all_scores(run_id, {rollout_id: scores}, code=code)
-
-    async def save_all_scores(
-        self, run_id: str, scores: Mapping[str, Sequence[Score]], *, code: Mapping[str, str] | None = None
-    ) -> None:
-        """Record scores of several recorded rollouts at once, all of them or none; the rest as in `save_scores`.
-
-        Args:
-            run_id: The run.
-            scores: The scores of each rollout.
-            code: The hash of the code behind each function.
-        """
-        code = code or {}
-        values = {
-            rollout: [(*self._encoder.score(score), code.get(score.function)) for score in its_scores]
-            for rollout, its_scores in scores.items()
-        }
-
-        def write(db: sqlite3.Connection) -> None:
-            run = self._pk(db, run_id)
-            for rollout, rows in values.items():
-                found = db.execute("SELECT pk FROM rollouts WHERE run = ? AND id = ?", (run, rollout)).fetchone()
-                if found is None:
-                    raise StoreError(f"there is no rollout {rollout!r} in run {run_id}, so its scores can't be saved")
-                db.executemany(_INSERT_SCORE, [(*columns, *found) for columns in rows])
-
-        await self._writer.write(write, f"saving the scores of {', '.join(islice(scores, 3))}")
-
-    async def save_stored_scores(
-        self, scores: Mapping[int, Sequence[Score]], *, code: Mapping[str, str] | None = None
-    ) -> None:
-        """Record scores of several rollouts at once, by their keys from `scoring_keys`; the rest as in `save_scores`.
-
-        Args:
-            scores: The scores of each rollout.
-            code: The hash of the code behind each function.
-
-        Raises:
-            StoreError: They were not recorded, none of them; a rollout may have been removed meanwhile.
-        """
-        code = code or {}
-        values = [
-            (*self._encoder.score(score), code.get(score.function), key)
-            for key, its_scores in scores.items()
-            for score in its_scores
-        ]
-
-        def write(db: sqlite3.Connection) -> None:
-            db.executemany(_INSERT_SCORE, values)
-
-        await self._writer.write(write, f"saving the scores of {len(scores)} rollouts")
-
-    async def mark(self, run_id: str, status: RunStatus, summary: Mapping[str, Any] | None = None) -> None:
-        """Set a run's status, and its summary if one is given. The same status again leaves the time it was set.
-
-        Raises:
-            StoreError: The run doesn't exist, or this could not be written.
-        """
-        text = None if summary is None else self._encoder.json(summary)
-
-        def write(db: sqlite3.Connection) -> None:
-            finished_at = None if status == "running" else time.time()
-            db.execute(
-                "UPDATE runs SET finished_at = CASE WHEN status = ?1 THEN finished_at ELSE ?2 END, "
-                "status = ?1, summary = coalesce(?3, summary) WHERE pk = ?4",
-                (status, finished_at, text, self._pk(db, run_id)),
-            )
-
-        await self._writer.write(write, f"marking run {run_id} as {status}")
-
-    async def delete_run(self, run_id: str) -> None:
-        """Remove a run and everything recorded of it, and give the space back to the disk.
-
-        Raises:
-            StoreError: It doesn't exist, or another process is working on it.
-        """
-        owner = this_process()
-
-        def write(db: sqlite3.Connection) -> None:
-            self._refuse_foreign(db, run_id, owner)
-            db.execute("DELETE FROM runs WHERE id = ?", (run_id,))
-            (free_pages,) = db.execute("PRAGMA freelist_count").fetchone()
-            for _ in range(free_pages):
-                # Python takes a single step of this statement, which frees a single page.
-                db.execute("PRAGMA incremental_vacuum")
-
-        await self._writer.write(write, f"deleting run {run_id}")
-
-    def latest_unfinished(self, command: str, identity: Mapping[str, Any]) -> tuple[RunInfo, list[str]] | None:
-        """The run that `--resume` continues: the latest unfinished one of this command with the same identity.
-
-        Returns:
-            That run and an empty list; without one, the latest unfinished run and the names of what differs; None
-            when no run of this command is unfinished.
-        """
-        runs = self.unfinished_runs(command)
-        for run in runs:
-            if not self.differences(run, identity):
-                return run, []
-        return (runs[0], self.differences(runs[0], identity)) if runs else None
-
-    def differences(self, run: RunInfo, identity: Mapping[str, Any]) -> list[str]:
-        """The names under which a run's identity and another one differ, sorted."""
-        other = decode_object(self._encoder.json(identity))
-        return sorted(
-            name
-            for name in run.identity.keys() | other.keys()
-            if name not in run.identity or name not in other or run.identity[name] != other[name]
-        )
-
-    def _refuse_foreign(self, db: sqlite3.Connection, run_id: str, owner: tuple[int, float]) -> None:
-        """Raise when the run doesn't exist or belongs to another process that is alive."""
-        status, pid, started = db.execute(
-            "SELECT status, owner_pid, owner_started FROM runs WHERE pk = ?", (self._pk(db, run_id),)
-        ).fetchone()
-        if status == "running" and pid != owner[0] and process_alive(pid, started):
-            raise StoreError(f"run {run_id} is being written by process {pid}; end that first, or wait for it")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from osmosis_ai.records import (
     Failure,
     JudgeCall,
     Message,
+    Outcome,
     Rollout,
     Row,
     Score,
@@ -24,8 +26,10 @@ from osmosis_ai.records import (
     Turn,
     Usage,
 )
+from osmosis_ai.store.owners import this_process
+from osmosis_ai.store.tables import RolloutColumns, RowColumns, RunColumns, ScoreColumns
 
-__all__ = ["Encoder", "decode_calls", "decode_object", "decode_rollout", "decode_row", "decode_score", "pack", "unpack"]
+__all__ = ["Encoder", "decode_object", "decode_outcome", "decode_rollout", "decode_row", "decode_score", "unpack"]
 
 _COMPRESS_FROM = 1024  # bytes
 
@@ -69,57 +73,97 @@ class Encoder:
     def __init__(self, masker: Masker) -> None:
         self._masker = masker
 
-    def rollout(self, rollout: Rollout) -> tuple[Any, ...]:
-        """The values of the columns from `id` to `requests`, and of `calls`."""
-        failure, usage = rollout.failure, rollout.usage
-        return (
-            rollout.id,
-            rollout.row_index,
-            rollout.row_id,
-            rollout.run_index,
-            rollout.policy,
-            rollout.finish_reason,
-            rollout.duration_ms,
-            *((None,) * 6 if failure is None else self._failure(failure)),
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.total_tokens,
-            rollout.cost_usd,
-            len(rollout.turns),
-            len(rollout.tool_calls),
-            sum(turn.attempts for turn in rollout.turns) + sum(turn.attempts for turn in rollout.samples),
-            self._json([(call.name, call.duration_ms, call.error) for call in rollout.tool_calls]).decode("utf-8"),
+    def run(self, command: str, identity: Mapping[str, Any], config: Mapping[str, Any]) -> RunColumns:
+        """A run that this process writes. Its id and time are still to be set."""
+        pid, started = this_process()
+        return RunColumns(
+            pk=0,
+            id="",
+            status="running",
+            created_at=0.0,
+            finished_at=None,
+            command=self._masker.text(command),
+            identity=self.json(identity),
+            config=self.json(config),
+            summary=None,
+            owner_pid=pid,
+            owner_started=started,
+            rollouts=0,
+            failed=0,
         )
 
+    def rollout(self, rollout: Rollout) -> RolloutColumns:
+        """A rollout that has just ended, in its first attempt. Its run is still to be set."""
+        usage, now = rollout.usage, time.time()
+        columns = RolloutColumns(
+            pk=0,
+            id=rollout.id,
+            row_index=rollout.row_index,
+            row_id=rollout.row_id,
+            run_index=rollout.run_index,
+            policy=rollout.policy,
+            run=0,
+            finish_reason=rollout.finish_reason,
+            duration_ms=rollout.duration_ms,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+            cost_usd=rollout.cost_usd,
+            turns=len(rollout.turns),
+            tool_calls=len(rollout.tool_calls),
+            requests=sum(turn.attempts for turn in (*rollout.turns, *rollout.samples)),
+            attempt=1,
+            started_at=now - rollout.duration_ms / 1000,
+            finished_at=now,
+            calls=self.json([(call.name, call.duration_ms, call.error) for call in rollout.tool_calls]),
+            failure_origin=None,
+            failure_kind=None,
+            failure_message=None,
+            failure_file=None,
+            failure_line=None,
+            failure_detail=None,
+        )
+        failure = rollout.failure
+        if failure is not None:
+            columns.failure_origin = failure.origin
+            columns.failure_kind = failure.kind
+            columns.failure_message = self._text(failure.message)
+            columns.failure_file = self._text(failure.file)
+            columns.failure_line = failure.line
+            columns.failure_detail = self._text(failure.detail)
+        return columns
+
     def trajectory(self, rollout: Rollout) -> bytes:
-        """A rollout's trajectory as JSON; to be packed."""
+        """The `data` of a rollout's trajectory."""
         content = _Trajectory(rollout.messages, rollout.turns, rollout.tool_calls, rollout.samples, rollout.agent)
-        return self._json(content)
+        return _pack(self._json(content))
 
-    def row(self, row: Row) -> bytes:
-        """A row without its index and id as JSON; to be packed."""
-        return self._json(_RowContent(row.system_prompt, row.user_prompt, row.ground_truth, row.extra))
+    def row(self, row: Row) -> RowColumns:
+        """A row. Its run is still to be set."""
+        content = _RowContent(row.system_prompt, row.user_prompt, row.ground_truth, row.extra)
+        return RowColumns(run=0, row_id=row.id, row_index=row.index, data=_pack(self._json(content)))
 
-    def score(self, score: Score) -> tuple[Any, ...]:
-        """The values of the columns from `function` to `judge_calls`."""
-        failure = None if score.failure is None else self._json(score.failure).decode("utf-8")
-        judged = self._json(score.judge_calls).decode("utf-8") if score.judge_calls else None
-        return (score.function, score.value, failure, score.duration_ms, self.text(score.explanation), judged)
+    def score(self, score: Score, code_hash: str | None = None, rollout: int = 0) -> ScoreColumns:
+        """A score of the rollout with this key."""
+        return ScoreColumns(
+            rollout=rollout,
+            function=score.function,
+            value=score.value,
+            failure=None if score.failure is None else self.json(score.failure),
+            duration_ms=score.duration_ms,
+            explanation=self._text(score.explanation),
+            judge_calls=self.json(score.judge_calls) if score.judge_calls else None,
+            code_hash=code_hash,
+        )
 
-    def json(self, value: Mapping[str, Any]) -> str:
-        """An object as JSON text."""
+    def json(self, value: object) -> str:
+        """A value as JSON text."""
         return self._json(value).decode("utf-8")
 
-    def text(self, text: str | None) -> str | None:
-        """A text column's value."""
+    def _text(self, text: str | None) -> str | None:
         return None if text is None else self._masker.text(text if text.isascii() else _well_formed(text))
 
-    def _failure(self, failure: Failure) -> Sequence[Any]:
-        texts = (failure.kind, failure.message, failure.file, failure.detail)
-        kind, message, file, detail = (self.text(text) for text in texts)
-        return failure.origin, kind, message, file, failure.line, detail
-
-    def _json(self, value: Any) -> bytes:
+    def _json(self, value: object) -> bytes:
         try:
             data = _encoder.encode(value)
         except UnicodeEncodeError:
@@ -129,28 +173,43 @@ class Encoder:
         return self._masker.encoded(data)
 
 
-def decode_rollout(columns: Sequence[Any], data: bytes | None) -> Rollout:
-    """A rollout from its columns from `id` to `cost_usd`, and its trajectory; without one its lists are empty."""
-    (id_, row_index, row_id, run_index, policy, finish_reason, duration_ms) = columns[:7]
-    (origin, kind, message, file, line, detail) = columns[7:13]
-    (prompt_tokens, completion_tokens, total_tokens, cost_usd) = columns[13:17]
-    trajectory = _Trajectory([], [], [], []) if data is None else _trajectory.decode(unpack(data))
+def decode_rollout(columns: RolloutColumns, trajectory: bytes | None) -> Rollout:
+    """A rollout from its columns and its trajectory's `data`; without that its lists are empty."""
+    content = _Trajectory([], [], [], []) if trajectory is None else _trajectory.decode(unpack(trajectory))
     return Rollout(
-        id=id_,
-        row_index=row_index,
-        row_id=row_id,
-        run_index=run_index,
-        policy=policy,
-        messages=trajectory.messages,
-        finish_reason=finish_reason,
-        duration_ms=duration_ms,
-        failure=None if origin is None else Failure(origin, message, kind, file, line, detail),
-        usage=Usage(prompt_tokens, completion_tokens, total_tokens),
-        turns=trajectory.turns,
-        tool_calls=trajectory.tool_calls,
-        samples=trajectory.samples,
-        cost_usd=cost_usd,
-        agent=trajectory.agent,
+        id=columns.id,
+        row_index=columns.row_index,
+        row_id=columns.row_id,
+        run_index=columns.run_index,
+        policy=columns.policy,
+        messages=content.messages,
+        finish_reason=columns.finish_reason,
+        duration_ms=columns.duration_ms,
+        failure=_failure_of(columns),
+        usage=_usage(columns),
+        turns=content.turns,
+        tool_calls=content.tool_calls,
+        samples=content.samples,
+        cost_usd=columns.cost_usd,
+        agent=content.agent,
+    )
+
+
+def decode_outcome(columns: RolloutColumns, scores: dict[str, Score]) -> Outcome:
+    """What a rollout came to, from its columns and its scores."""
+    return Outcome(
+        id=columns.id,
+        row_index=columns.row_index,
+        row_id=columns.row_id,
+        run_index=columns.run_index,
+        policy=columns.policy,
+        finish_reason=columns.finish_reason,
+        duration_ms=columns.duration_ms,
+        failure=_failure_of(columns),
+        usage=_usage(columns),
+        cost_usd=columns.cost_usd,
+        calls=[CallSummary(*call) for call in _calls.decode(columns.calls)],
+        scores=scores,
     )
 
 
@@ -160,22 +219,16 @@ def decode_row(row_index: int, row_id: str, data: bytes) -> Row:
     return Row(row_index, row_id, content.system_prompt, content.user_prompt, content.ground_truth, content.extra)
 
 
-def decode_score(columns: Sequence[Any]) -> Score:
-    """A score from its columns from `function` to `judge_calls`."""
-    function, value, failure, duration_ms, explanation, judged = columns
+def decode_score(columns: ScoreColumns) -> Score:
+    """A score from its columns."""
     return Score(
-        function,
-        value,
-        None if failure is None else _failure.decode(failure),
-        duration_ms,
-        explanation,
-        [] if judged is None else _judge_calls.decode(judged),
+        columns.function,
+        columns.value,
+        None if columns.failure is None else _failure.decode(columns.failure),
+        columns.duration_ms,
+        columns.explanation,
+        [] if columns.judge_calls is None else _judge_calls.decode(columns.judge_calls),
     )
-
-
-def decode_calls(text: str) -> list[CallSummary]:
-    """A rollout's tool calls from the column `calls`."""
-    return [CallSummary(name, duration_ms, error) for name, duration_ms, error in _calls.decode(text)]
 
 
 def decode_object(text: str) -> dict[str, Any]:
@@ -183,15 +236,32 @@ def decode_object(text: str) -> dict[str, Any]:
     return _object.decode(text)
 
 
-def pack(data: bytes) -> bytes:
+def _pack(data: bytes) -> bytes:
     """Encoded JSON as it is stored: large ones compressed, which halves the store for 40 µs of CPU a rollout."""
     # Level 1: higher ones take longer and save little on text of a few kilobytes.
     return data if len(data) < _COMPRESS_FROM else zlib.compress(data, 1)
 
 
 def unpack(data: bytes) -> bytes:
-    """Encoded JSON from what `pack` gave."""
+    """Encoded JSON from the `data` of a row or a trajectory."""
     return data if data[:1] == b"{" else zlib.decompress(data)
+
+
+def _failure_of(columns: RolloutColumns) -> Failure | None:
+    if columns.failure_origin is None:
+        return None
+    return Failure(
+        columns.failure_origin,
+        columns.failure_message or "",
+        columns.failure_kind or "",
+        columns.failure_file,
+        columns.failure_line,
+        columns.failure_detail,
+    )
+
+
+def _usage(columns: RolloutColumns) -> Usage:
+    return Usage(columns.prompt_tokens, columns.completion_tokens, columns.total_tokens)
 
 
 def _well_formed(text: str) -> str:

@@ -6,8 +6,7 @@ from statistics import fmean
 
 from osmosis_ai.records import Record
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
-from osmosis_ai.store import PairedRow, RunInfo
-from osmosis_ai.store.queries import FunctionTotals, Queries, SharedRows
+from osmosis_ai.store import FunctionTotals, PairedRow, Queries, RunInfo, SharedRows
 
 __all__ = ["Flip", "FunctionComparison", "RunComparison", "compare_runs"]
 

@@ -12,8 +12,7 @@ from typing import IO, Any, Literal, TypeAlias
 import msgspec
 
 from osmosis_ai.records import Failure, Message, Record, Turn
-from osmosis_ai.store import RunInfo
-from osmosis_ai.store.queries import Queries, ScoredRollout
+from osmosis_ai.store import Queries, RunInfo, ScoredRollout
 from osmosis_ai.text import json_text
 
 __all__ = ["ExportFormat", "Selection", "export_objects", "replaced_file", "write_jsonl", "write_parquet"]

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, starmap
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Outcome, Record, Rollout, Row, Score
-from osmosis_ai.store.codec import decode_calls, decode_object, decode_rollout, decode_row, decode_score
+from osmosis_ai.store.codec import decode_object, decode_outcome, decode_rollout, decode_row, decode_score
 from osmosis_ai.store.owners import process_alive
 from osmosis_ai.store.schema import open_reader
+from osmosis_ai.store.tables import PlaceColumns, RolloutColumns, RunColumns, RunStatus, ScoreColumns, select
 
 __all__ = [
     "Completed",
@@ -26,18 +28,14 @@ __all__ = [
     "Queries",
     "RolloutKey",
     "RunInfo",
-    "RunStatus",
     "ScoredRollout",
     "ScoringInput",
     "ScoringKey",
     "SharedRows",
     "StoredRollout",
-    "StoredScore",
 ]
 
-T = TypeVar("T")
-
-RunStatus: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
+P = TypeVar("P", bound=PlaceColumns)
 
 
 class RolloutKey(NamedTuple):
@@ -81,18 +79,6 @@ class StoredRollout(Record, frozen=True):
     attempt: int
     started_at: float
     finished_at: float
-
-
-class StoredScore(Record, frozen=True):
-    """A score and whose it is. `code_hash` is that of the code which computed it, when it was given."""
-
-    rollout_id: str
-    row_index: int
-    row_id: str
-    run_index: int
-    policy: str
-    score: Score
-    code_hash: str | None = None
 
 
 class ScoringInput(NamedTuple):
@@ -158,17 +144,23 @@ class PairedRow(NamedTuple):
     b: list[float | None]
 
 
-_RUNS = """
-    SELECT id, command, status, created_at, finished_at, identity, config, summary, rollouts, failed,
-           owner_pid, owner_started
-    FROM runs
-"""
-_ROLLOUT = """
-    rollouts.pk, id, rollouts.row_index, rollouts.row_id, run_index, policy, finish_reason, rollouts.duration_ms,
-    failure_origin, failure_kind, failure_message, failure_file, failure_line, failure_detail,
-    prompt_tokens, completion_tokens, total_tokens, cost_usd
-"""
-_LIST = "turns, tool_calls, requests, attempt, started_at, finished_at"
+class _Scored(RolloutColumns):
+    row_data: bytes
+    trajectory: bytes | None
+
+
+class _ForScoring(_Scored):
+    missing: str
+
+
+class _Lacking(PlaceColumns):
+    missing: str
+
+
+class _Valued(PlaceColumns):
+    value: float | None
+
+
 # A page goes on where the last one ended. The index `rollouts_in_order` gives the order, whatever the page's number.
 _PAGE = """
     WHERE rollouts.run = :run AND rollouts.row_index <= :last
@@ -177,49 +169,32 @@ _PAGE = """
 _ORDER = "ORDER BY rollouts.row_index, run_index, policy, pk LIMIT :limit"
 
 # ruff: noqa: S608 - put together from the constants above; values are always bound
-_ROLLOUTS = f"SELECT {_ROLLOUT}, {_LIST} FROM rollouts {_PAGE} {_ORDER}"
-_ROLLOUTS_WITH_TRAJECTORY = f"""
-    SELECT {_ROLLOUT}, {_LIST}, data FROM rollouts JOIN trajectories ON rollout = pk {_PAGE} {_ORDER}
-"""
+_RUNS = f"SELECT {select(RunColumns)} FROM runs "
+_ITS_ROW = "JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id"
+_ITS_TRAJECTORY = "JOIN trajectories ON trajectories.rollout = pk"
+_DATA = {"row_data": "rows.data", "trajectory": "trajectories.data"}
 _MISSING = """
     FROM json_each(:without) AS wanted WHERE NOT EXISTS (
         SELECT 1 FROM scores
         WHERE scores.rollout = pk AND function = wanted.key AND (wanted.value IS NULL OR code_hash = wanted.value)
     )
 """
-_SCORING_INPUTS = f"""
-    SELECT {_ROLLOUT}, trajectories.data, rows.data, (SELECT json_group_array(wanted.key) {_MISSING})
-    FROM rollouts JOIN trajectories ON rollout = pk
-         JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id
-    {_PAGE} AND (:without IS NULL OR EXISTS (SELECT 1 {_MISSING}))
-    {_ORDER}
+_MISSING_NAMES = f"(SELECT json_group_array(wanted.key) {_MISSING})"
+_FOR_SCORING = f"""
+    SELECT {select(_ForScoring, **_DATA, missing=_MISSING_NAMES)} FROM rollouts {_ITS_TRAJECTORY} {_ITS_ROW}
+    {_PAGE} AND (:without IS NULL OR EXISTS (SELECT 1 {_MISSING})) {_ORDER}
 """
-_SCORING_INPUT = f"""
-    SELECT {_ROLLOUT}, trajectories.data, rows.data FROM rollouts JOIN trajectories ON rollout = pk
-    JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id WHERE pk = ?
-"""
+_ONE_FOR_SCORING = f"SELECT {select(_Scored, **_DATA)} FROM rollouts {_ITS_TRAJECTORY} {_ITS_ROW} WHERE pk = ?"
 _SCORING_KEYS = f"""
-    SELECT pk, id, rollouts.row_index, rollouts.row_id, run_index, policy,
-           (SELECT json_group_array(wanted.key) {_MISSING})
-    FROM rollouts {_PAGE} AND failure_origin IS NULL AND EXISTS (SELECT 1 {_MISSING}) {_ORDER}
+    SELECT {select(_Lacking, missing=_MISSING_NAMES)} FROM rollouts
+    {_PAGE} AND failure_origin IS NULL AND EXISTS (SELECT 1 {_MISSING}) {_ORDER}
 """
-_SCORES = f"""
-    SELECT pk, id, row_index, row_id, run_index, policy, function, value, failure, scores.duration_ms, explanation,
-           judge_calls, code_hash
-    FROM (SELECT pk, id, row_index, row_id, run_index, policy FROM rollouts {_PAGE} {_ORDER})
-         LEFT JOIN scores ON scores.rollout = pk AND (:function IS NULL OR function = :function)
-    ORDER BY row_index, run_index, policy, pk, function
+_VALUE = "(SELECT value FROM scores WHERE scores.rollout = pk AND function = :function)"
+_VALUES = f"SELECT {select(_Valued, value=_VALUE)} FROM rollouts {_PAGE} AND policy = :whose {_ORDER}"
+_ROW_VALUES = f"""
+    SELECT {_VALUE} FROM rollouts WHERE run = :run AND row_id = :row_id AND policy = :policy ORDER BY run_index
 """
-_OUTCOMES = f"""
-    SELECT {_ROLLOUT}, calls, function, value, failure, scores.duration_ms, explanation,
-           judge_calls
-    FROM (SELECT * FROM rollouts {_PAGE} {_ORDER}) AS rollouts LEFT JOIN scores ON scores.rollout = pk
-    ORDER BY rollouts.row_index, run_index, policy, pk, function
-"""
-_ROW_VALUES = """
-    SELECT value FROM rollouts LEFT JOIN scores ON rollout = pk AND function = :function
-    WHERE run = :run AND row_id = :row_id AND policy = :policy ORDER BY run_index
-"""
+_OUTCOMES = f"SELECT {select(RolloutColumns)} FROM rollouts {_PAGE} {_ORDER}"
 _FILTER = """
     (:run_index IS NULL OR run_index = :run_index)
     AND (
@@ -227,18 +202,20 @@ _FILTER = """
         OR EXISTS (SELECT 1 FROM scores WHERE scores.rollout = pk AND scores.failure IS NOT NULL)
     )
 """
-_ITS_ROW = "JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id"
-_SCORED = f"SELECT {_ROLLOUT}, {_LIST}, rows.data, NULL FROM rollouts {_ITS_ROW} {_PAGE} AND {_FILTER} {_ORDER}"
+_SCORED = f"""
+    SELECT {select(_Scored, row_data="rows.data", trajectory="NULL")} FROM rollouts {_ITS_ROW}
+    {_PAGE} AND {_FILTER} {_ORDER}
+"""
 _SCORED_WITH_TRAJECTORY = f"""
-    SELECT {_ROLLOUT}, {_LIST}, rows.data, trajectories.data
-    FROM rollouts JOIN trajectories ON rollout = pk {_ITS_ROW} {_PAGE} AND {_FILTER} {_ORDER}
+    SELECT {select(_Scored, **_DATA)} FROM rollouts {_ITS_TRAJECTORY} {_ITS_ROW} {_PAGE} AND {_FILTER} {_ORDER}
 """
 _COUNT = f"""
     SELECT count(*) FROM rollouts WHERE rollouts.run = :run AND (:row IS NULL OR row_index = :row) AND {_FILTER}
 """
-_SCORES_OF = """
-    SELECT function, value, failure, duration_ms, explanation, judge_calls FROM scores WHERE rollout = ?
-    ORDER BY function
+# CROSS JOIN keeps the order of the keys, and so their scores are read in the order in which they lie.
+_SCORES_OF = f"""
+    SELECT {select(ScoreColumns)} FROM json_each(?) AS wanted CROSS JOIN scores ON scores.rollout = wanted.value
+    ORDER BY scores.rollout, function
 """
 _FUNCTION_TOTALS = """
     SELECT function, count(value), count(failure), total(value), group_concat(DISTINCT code_hash)
@@ -267,7 +244,7 @@ class Queries:
         """The latest runs, newest first."""
         with open_reader(self._path) as db:
             found = db.execute(_RUNS + "ORDER BY created_at DESC, pk DESC LIMIT ?", (limit,))
-            return [_run_info(columns) for columns in found]
+            return [_run_info(RunColumns(*columns)) for columns in found]
 
     def find_run(self, name: str) -> RunInfo:
         """The run with this id, the only one whose id begins so, or the newest one for `latest`."""
@@ -282,9 +259,9 @@ class Queries:
                 bounds = (name, name + "\U0010ffff")
                 found = db.execute(_RUNS + "WHERE id >= ? AND id < ? ORDER BY id LIMIT 11", bounds).fetchall()
         if len(found) == 1:
-            return _run_info(found[0])
+            return _run_info(RunColumns(*found[0]))
         if found:
-            ids = ", ".join(columns[0] for columns in found[:10]) + (", …" if len(found) > 10 else "")
+            ids = ", ".join(RunColumns(*columns).id for columns in found[:10]) + (", …" if len(found) > 10 else "")
             raise StoreError(f"several runs begin with {name!r}: {ids}; give more of the id")
         raise StoreError(f"there is no run {name!r} in {self._path}; `osmosis runs` lists those there are")
 
@@ -292,7 +269,7 @@ class Queries:
         """Runs of a command that didn't reach their end and that no process is working on, newest first."""
         query = _RUNS + "WHERE command = ? AND status <> 'finished' ORDER BY created_at DESC, pk DESC"
         with open_reader(self._path) as db:
-            found = [_run_info(columns) for columns in db.execute(query, (command,))]
+            found = [_run_info(RunColumns(*columns)) for columns in db.execute(query, (command,))]
         return [run for run in found if not run.alive]
 
     def completed_keys(self, run_id: str) -> Completed:
@@ -307,51 +284,16 @@ class Queries:
                     completed.failed.add(key)
         return completed
 
-    def iter_rollouts(
-        self, run_id: str, *, with_trajectory: bool = False, row: int | None = None
-    ) -> Iterator[StoredRollout]:
-        """Rollouts in the order of rows, run indices and policies.
-
-        Args:
-            run_id: The run.
-            with_trajectory: Whether to read messages, turns, tool calls and samples too; else their lists are empty.
-            row: Only this row index.
-        """
-
-        def decode(columns: Sequence[Any]) -> StoredRollout:
-            data = columns[24] if with_trajectory else None
-            return StoredRollout(decode_rollout(columns[1:18], data), *columns[18:24])
-
-        if with_trajectory:
-            return self._stream(_ROLLOUTS_WITH_TRAJECTORY, decode, run_id, _TRAJECTORY_CHUNK, row=row)
-        return self._stream(_ROLLOUTS, decode, run_id, _CHUNK, row=row)
-
     def outcomes(self, run_id: str) -> Iterator[Outcome]:
         """Rollouts without their trajectories but with their scores, in the order of rows, run indices and policies.
 
         Args:
             run_id: The run.
         """
-        found = self._stream(_OUTCOMES, tuple, run_id, _CHUNK)
-        for _, group in groupby(found, key=lambda columns: columns[0]):
-            # One line for each score of the rollout, a single one when it has none.
-            first, *others = group
-            scores = {c[19]: decode_score(c[19:25]) for c in (first, *others) if c[19] is not None}
-            rollout = decode_rollout(first[1:18], None)
-            yield Outcome(
-                id=rollout.id,
-                row_index=rollout.row_index,
-                row_id=rollout.row_id,
-                run_index=rollout.run_index,
-                policy=rollout.policy,
-                finish_reason=rollout.finish_reason,
-                duration_ms=rollout.duration_ms,
-                failure=rollout.failure,
-                usage=rollout.usage,
-                cost_usd=rollout.cost_usd,
-                calls=decode_calls(first[18]),
-                scores=scores,
-            )
+        with open_reader(self._path) as db:
+            for page in self._pages(db, _OUTCOMES, RolloutColumns, run_id, _CHUNK):
+                scores = _scores(db, page)
+                yield from (decode_outcome(columns, scores.get(columns.pk, {})) for columns in page)
 
     def scored(
         self,
@@ -372,18 +314,24 @@ class Queries:
             failed: Only rollouts that failed or have a score that could not be computed.
         """
 
-        def decode(columns: Sequence[Any]) -> tuple[int, StoredRollout, Row]:
-            rollout = decode_rollout(columns[1:18], columns[25])
-            stored = StoredRollout(rollout, *columns[18:24])
-            return columns[0], stored, decode_row(rollout.row_index, rollout.row_id, columns[24])
-
         query = _SCORED_WITH_TRAJECTORY if with_trajectory else _SCORED
         chunk = _TRAJECTORY_CHUNK if with_trajectory else _CHUNK
-        found = self._stream(query, decode, run_id, chunk, row=row, run_index=run_index, failed=failed)
         with open_reader(self._path) as db:
-            for pk, stored, its_row in found:
-                scores = {columns[0]: decode_score(columns) for columns in db.execute(_SCORES_OF, (pk,))}
-                yield ScoredRollout(stored, its_row, scores)
+            for page in self._pages(db, query, _Scored, run_id, chunk, row=row, run_index=run_index, failed=failed):
+                scores = _scores(db, page)
+                for columns in page:
+                    rollout = decode_rollout(columns, columns.trajectory)
+                    stored = StoredRollout(
+                        rollout=rollout,
+                        turns=columns.turns,
+                        tool_calls=columns.tool_calls,
+                        requests=columns.requests,
+                        attempt=columns.attempt,
+                        started_at=columns.started_at,
+                        finished_at=columns.finished_at,
+                    )
+                    its_row = decode_row(columns.row_index, columns.row_id, columns.row_data)
+                    yield ScoredRollout(stored, its_row, scores.get(columns.pk, {}))
 
     def count_rollouts(
         self, run_id: str, *, row: int | None = None, run_index: int | None = None, failed: bool = False
@@ -438,13 +386,11 @@ class Queries:
                 least one of them.
         """
 
-        def decode(columns: Sequence[Any]) -> ScoringInput:
-            rollout = decode_rollout(columns[1:18], columns[18])
-            row = decode_row(rollout.row_index, rollout.row_id, columns[19])
-            return ScoringInput(rollout, row, json.loads(columns[20]))
-
         wanted = None if without is None else json.dumps(dict(without))
-        return self._stream(_SCORING_INPUTS, decode, run_id, _TRAJECTORY_CHUNK, without=wanted)
+        with open_reader(self._path) as db:
+            for page in self._pages(db, _FOR_SCORING, _ForScoring, run_id, _TRAJECTORY_CHUNK, without=wanted):
+                for columns in page:
+                    yield _scoring_input(columns, json.loads(columns.missing))
 
     def scoring_keys(self, run_id: str, without: Mapping[str, str | None]) -> Iterator[ScoringKey]:
         """Rollouts that ended without failure and lack a score, in the order of rows, run indices and policies.
@@ -455,38 +401,18 @@ class Queries:
                 least one of them.
         """
 
-        def decode(columns: Sequence[Any]) -> ScoringKey:
-            return ScoringKey(columns[0], columns[2], json.loads(columns[6]))
-
-        return self._stream(_SCORING_KEYS, decode, run_id, _CHUNK, without=json.dumps(dict(without)))
+        with open_reader(self._path) as db:
+            for page in self._pages(db, _SCORING_KEYS, _Lacking, run_id, _CHUNK, without=json.dumps(dict(without))):
+                for columns in page:
+                    yield ScoringKey(columns.pk, columns.row_index, json.loads(columns.missing))
 
     def scoring_input(self, key: int) -> ScoringInput:
         """One rollout with its trajectory and row, by its key from `scoring_keys`."""
         with open_reader(self._path) as db:
-            columns = db.execute(_SCORING_INPUT, (key,)).fetchone()
+            columns = db.execute(_ONE_FOR_SCORING, (key,)).fetchone()
         if columns is None:
             raise StoreError(f"a rollout was removed from {self._path} meanwhile")
-        rollout = decode_rollout(columns[1:18], columns[18])
-        return ScoringInput(rollout, decode_row(rollout.row_index, rollout.row_id, columns[19]), [])
-
-    def scores(self, run_id: str, function: str | None = None) -> Iterator[StoredScore]:
-        """Scores in the order of rows, run indices, policies and function names.
-
-        Args:
-            run_id: The run.
-            function: Only this function's.
-        """
-
-        def decode(columns: Sequence[Any]) -> StoredScore | None:
-            if columns[6] is None:
-                return None
-            rollout_id, row_index, row_id, run_index, policy = columns[1:6]
-            return StoredScore(
-                rollout_id, row_index, row_id, run_index, policy, decode_score(columns[6:12]), code_hash=columns[12]
-            )
-
-        found = self._stream(_SCORES, decode, run_id, _CHUNK, function=function)
-        return (score for score in found if score is not None)
+        return _scoring_input(_Scored(*columns), [])
 
     def functions(self, run_id: str) -> list[str]:
         """The functions that have scores in a run, by name. Looks at every score."""
@@ -507,35 +433,32 @@ class Queries:
             policy_b: Whose rollouts of the second run.
         """
 
-        def decode(columns: Sequence[Any]) -> tuple[int, str, str, float | None]:
-            return columns[2], columns[3], columns[5], columns[7]
-
         with open_reader(self._path) as db:
             other = {"run": self._pk(db, run_b), "function": function, "policy": policy_b}
-            found = self._stream(_SCORES, decode, run_a, _CHUNK, function=function)
-            for (row_index, row_id), group in groupby(found, key=lambda score: score[:2]):
-                a = [value for _, _, policy, value in group if policy == policy_a]
+            found = self._pages(db, _VALUES, _Valued, run_a, _CHUNK, function=function, whose=policy_a)
+            values = (columns for page in found for columns in page)
+            for (row_index, row_id), group in groupby(values, key=lambda columns: (columns.row_index, columns.row_id)):
                 b = [value for (value,) in db.execute(_ROW_VALUES, {**other, "row_id": row_id})]
-                if a and b:
-                    yield PairedRow(row_index, row_id, a, b)
+                if b:
+                    yield PairedRow(row_index, row_id, [columns.value for columns in group], b)
 
-    def _stream(
+    def _pages(
         self,
+        db: sqlite3.Connection,
         query: str,
-        decode: Callable[[Sequence[Any]], T],
+        kind: type[P],
         run_id: str,
-        chunk: int,
+        limit: int,
         row: int | None = None,
         **parameters: str | int | None,
-    ) -> Iterator[T]:
-        with open_reader(self._path) as db:
-            bounds = {"run": self._pk(db, run_id), "last": _LAST if row is None else row, "limit": chunk}
-            after = {"row": 0 if row is None else row, "index": -1, "policy": "", "pk": 0}
-            while page := db.execute(query, {**bounds, **after, **parameters}).fetchall():
-                for columns in page:
-                    yield decode(columns)
-                pk, _, row_index, _, run_index, policy = page[-1][:6]
-                after = {"row": row_index, "index": run_index, "policy": policy, "pk": pk}
+    ) -> Iterator[list[P]]:
+        """What a query that continues from page to page gives, as `kind`, at most `limit` at a time."""
+        bounds = {"run": self._pk(db, run_id), "last": _LAST if row is None else row, "limit": limit}
+        after: dict[str, int | str] = {"row": 0 if row is None else row, "index": -1, "policy": "", "pk": 0}
+        while page := [kind(*columns) for columns in db.execute(query, {**bounds, **after, **parameters})]:
+            yield page
+            last = page[-1]
+            after = {"row": last.row_index, "index": last.run_index, "policy": last.policy, "pk": last.pk}
 
     def _pk(self, db: sqlite3.Connection, run_id: str) -> int:
         found = db.execute("SELECT pk FROM runs WHERE id = ?", (run_id,)).fetchone()
@@ -547,20 +470,32 @@ class Queries:
 _LAST = 2**63 - 1
 
 
-def _run_info(columns: Sequence[Any]) -> RunInfo:
-    run_id, command, status, created_at, finished_at, identity, config, summary, rollouts, failed, pid, started = (
-        columns
-    )
+def _scores(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, dict[str, Score]]:
+    """The scores of these rollouts, by their keys and by function."""
+    scores: defaultdict[int, dict[str, Score]] = defaultdict(dict)
+    keys = json.dumps([columns.pk for columns in page])
+    for columns in starmap(ScoreColumns, db.execute(_SCORES_OF, (keys,))):
+        scores[columns.rollout][columns.function] = decode_score(columns)
+    return scores
+
+
+def _scoring_input(columns: _Scored, missing: list[str]) -> ScoringInput:
+    row = decode_row(columns.row_index, columns.row_id, columns.row_data)
+    return ScoringInput(decode_rollout(columns, columns.trajectory), row, missing)
+
+
+def _run_info(columns: RunColumns) -> RunInfo:
+    pid, started = columns.owner_pid, columns.owner_started
     return RunInfo(
-        id=run_id,
-        command=command,
-        status=status,
-        created_at=created_at,
-        finished_at=finished_at,
-        identity=decode_object(identity),
-        config=decode_object(config),
-        summary=None if summary is None else decode_object(summary),
-        rollouts=rollouts,
-        failed=failed,
-        alive=status == "running" and process_alive(pid, started),
+        id=columns.id,
+        command=columns.command,
+        status=columns.status,
+        created_at=columns.created_at,
+        finished_at=columns.finished_at,
+        identity=decode_object(columns.identity),
+        config=decode_object(columns.config),
+        summary=None if columns.summary is None else decode_object(columns.summary),
+        rollouts=columns.rollouts,
+        failed=columns.failed,
+        alive=columns.status == "running" and pid is not None and started is not None and process_alive(pid, started),
     )

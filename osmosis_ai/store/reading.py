@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
@@ -11,15 +12,26 @@ from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Message, ScoringInput
 from osmosis_ai.store.codec import decode_row, unpack
 from osmosis_ai.store.schema import open_reader
+from osmosis_ai.store.tables import Columns, select
 
 __all__ = ["read_scoring_inputs"]
 
-_SELECT = """
-    SELECT rollouts.row_index, rollouts.row_id, trajectories.data, rows.data
+
+class _Stored(Columns):
+    table: ClassVar[str] = "rollouts"
+
+    row_index: int
+    row_id: str
+    row_data: bytes
+    trajectory: bytes
+
+
+_SELECT = f"""
+    SELECT {select(_Stored, row_data="rows.data", trajectory="trajectories.data")}
     FROM rollouts JOIN trajectories ON rollout = pk
          JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id
     WHERE pk = ?
-"""
+"""  # noqa: S608 - names of columns
 
 
 class _Conversation(msgspec.Struct):
@@ -47,8 +59,8 @@ def read_scoring_inputs(path: Path, keys: Sequence[int]) -> list[ScoringInput]:
             found = db.execute(_SELECT, (key,)).fetchone()
             if found is None:
                 raise StoreError(f"a rollout was removed from {path} meanwhile")
-            row_index, row_id, trajectory, data = found
-            row = decode_row(row_index, row_id, data)
-            messages = _conversation.decode(unpack(trajectory)).messages
-            inputs.append(ScoringInput(messages, row.ground_truth, row_index, row.extra))
+            stored = _Stored(*found)
+            row = decode_row(stored.row_index, stored.row_id, stored.row_data)
+            messages = _conversation.decode(unpack(stored.trajectory)).messages
+            inputs.append(ScoringInput(messages, row.ground_truth, row.index, row.extra))
     return inputs

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 
 from osmosis_ai.records import Message, Rollout, ToolCall, Turn
-from osmosis_ai.store.queries import ScoredRollout
+from osmosis_ai.store import ScoredRollout
 from osmosis_ai.text import content_text, counted, duration, failure_text, indented, json_text, score_text
 
 __all__ = ["transcript", "visible"]

@@ -13,7 +13,7 @@ import pytest
 from conftest import ADDING, EXACT, ROWS, Finished, write_repo
 from running import copy_repo, run_whole, running
 
-from osmosis_ai.store.queries import Queries
+from osmosis_ai.store import Queries
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, by_turn, hang, status, text, tool_call
 
 FUNCTION = "reward_fn.rewards:exact"
@@ -89,8 +89,8 @@ def results(messages, ground_truth, metadata) -> float:
             15,
         )
         queries = Queries(root / ".osmosis" / "runs.db")
-        (stored,) = queries.iter_rollouts(done.json["config"]["run_id"], with_trajectory=True)
-        assert [message["role"] for message in stored.rollout.messages] == ["system", "user", "assistant", "tool"]
+        (found,) = queries.scored(done.json["config"]["run_id"], with_trajectory=True)
+        assert [message["role"] for message in found.stored.rollout.messages] == ["system", "user", "assistant", "tool"]
 
         scored = first_row(run_whole("test", *options, "--score-partial", cwd=root))
         assert (scored["finish_reason"], scored["reward"]) == ("timeout", 1.0)

@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from osmosis_ai.store import RunStore
-from osmosis_ai.store.queries import Queries
+from osmosis_ai.store import Queries, RunStore
 from osmosis_ai.testing.endpoint import Reply, Request, ScriptedEndpoint, by_turn, text, tool_call
 
 COMMAND = Path(sys.executable).with_name("osmosis")

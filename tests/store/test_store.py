@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -27,6 +28,7 @@ from osmosis_ai.masking import MASK, Masker
 from osmosis_ai.records import CallSummary, Failure, Outcome, Rollout, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.store import PairedRow, RolloutKey, RunStore
 from osmosis_ai.store.schema import MIGRATIONS, migrate
+from osmosis_ai.store.tables import Columns, RolloutColumns, RowColumns, RunColumns, ScoreColumns, TrajectoryColumns
 
 RUN_ID = r"\d{8}-\d{6}-[0-9a-f]{4}"
 
@@ -75,7 +77,7 @@ def score(store: RunStore, run: str, rollout_id: str, *scores: Score, code: dict
 
 
 def stored(store: RunStore, run: str) -> list[Rollout]:
-    return [found.rollout for found in store.iter_rollouts(run, with_trajectory=True)]
+    return [found.stored.rollout for found in store.scored(run, with_trajectory=True)]
 
 
 # What goes in comes out.
@@ -176,13 +178,14 @@ def test_records_come_back_equal(shared_store: RunStore, row: Row, rollout: Roll
         return run
 
     run = asyncio.run(write())
-    (found,) = shared_store.iter_rollouts(run, with_trajectory=True)
-    assert found.rollout == rollout
+    ((found, found_row, found_scores),) = shared_store.scored(run, with_trajectory=True)
+    assert (found.rollout, found_row) == (rollout, row)
+    assert list(found_scores.values()) == sorted(scores, key=lambda score: score.function.encode())
     assert (found.turns, found.tool_calls) == (len(rollout.turns), len(rollout.tool_calls))
     assert found.requests == sum(turn.attempts for turn in [*rollout.turns, *rollout.samples])
     assert found.finished_at - found.started_at == pytest.approx(rollout.duration_ms / 1000, abs=1e-3)
-    (listed,) = shared_store.iter_rollouts(run)
-    assert listed.rollout == msgspec.structs.replace(rollout, messages=[], turns=[], tool_calls=[], samples=[])
+    (listed,) = shared_store.scored(run)
+    assert listed.stored.rollout == msgspec.structs.replace(rollout, messages=[], turns=[], tool_calls=[], samples=[])
     assert list(shared_store.iter_for_scoring(run)) == [(rollout, row, [])]
     (outcome,) = shared_store.outcomes(run)
     assert outcome == Outcome(
@@ -190,10 +193,6 @@ def test_records_come_back_equal(shared_store: RunStore, row: Row, rollout: Roll
         calls=[CallSummary(call.name, call.duration_ms, call.error) for call in rollout.tool_calls],
         scores={score.function: score for score in scores},
     )
-    key = (rollout.id, row.index, row.id, rollout.run_index, rollout.policy)
-    found_scores = list(shared_store.scores(run))
-    assert [(s.rollout_id, s.row_index, s.row_id, s.run_index, s.policy) for s in found_scores] == [key] * len(scores)
-    assert [s.score for s in found_scores] == sorted(scores, key=lambda score: score.function.encode())
 
 
 def test_text_that_utf8_cannot_hold_does_not_cost_the_rollout(store: RunStore) -> None:
@@ -272,8 +271,8 @@ def test_unknown_runs_and_rollouts_are_errors(store: RunStore) -> None:
         lambda: asyncio.run(store.mark("nope", "finished")),
         lambda: asyncio.run(store.delete_run("nope")),
         lambda: asyncio.run(store.resume_run("nope")),
-        lambda: list(store.iter_rollouts("nope")),
-        lambda: list(store.scores("nope")),
+        lambda: list(store.scored("nope")),
+        lambda: list(store.outcomes("nope")),
         lambda: store.completed_keys("nope"),
         lambda: list(store.paired_scores(run, "nope", "f")),
     ):
@@ -328,8 +327,7 @@ def test_a_replaced_rollout_takes_its_scores_along(store: RunStore) -> None:
     assert store.find_run(run).failed == 1
     save(store, run, again, make_rollout(5), replace=True)
     assert stored(store, run) == [again, make_rollout(4), make_rollout(5)]
-    assert [found.attempt for found in store.iter_rollouts(run)] == [2, 1, 1]
-    assert list(store.scores(run)) == []
+    assert [(found.stored.attempt, found.scores) for found in store.scored(run)] == [(2, {}), (1, {}), (1, {})]
     assert (store.find_run(run).rollouts, store.find_run(run).failed) == (3, 0)
 
 
@@ -403,13 +401,13 @@ def test_rollouts_stream_in_order_page_by_page(store: RunStore) -> None:
 
     asyncio.run(fill())
     for with_trajectory in (False, True):
-        found = [f.rollout for f in store.iter_rollouts(run, with_trajectory=with_trajectory)]
+        found = [f.stored.rollout for f in store.scored(run, with_trajectory=with_trajectory)]
         assert [(r.row_index, r.run_index, r.policy) for r in found] == keys
         assert bool(found[0].messages) is with_trajectory
     assert [(o.row_index, o.run_index, o.policy) for o in store.outcomes(run)] == keys
-    one_row = [f.rollout.id for f in store.iter_rollouts(run, row=5)]
+    one_row = [f.stored.rollout.id for f in store.scored(run, row=5)]
     assert one_row == ["baseline.5.0", "policy.5.0", "baseline.5.1", "policy.5.1"]
-    assert list(store.iter_rollouts(run, row=300)) == []
+    assert list(store.scored(run, row=300)) == []
     assert [inputs.row.index for inputs in store.iter_for_scoring(run)] == [key[0] for key in keys]
 
 
@@ -419,8 +417,8 @@ def test_lists_and_statistics_never_read_trajectories(store: RunStore) -> None:
     score(store, run, "policy.0.0", Score("f", 1.0))
     with closing(sqlite3.connect(store.path)) as db:
         db.execute("DROP TABLE trajectories")
-    assert len(list(store.iter_rollouts(run))) == len(list(store.outcomes(run))) == 2
-    assert len(store.list_runs()) == len(list(store.scores(run))) == 1
+    assert len(list(store.scored(run))) == len(list(store.outcomes(run))) == 2
+    assert len(store.list_runs()) == len(store.function_totals(run)) == 1
     assert len(store.completed_keys(run).keys) == 2
     assert len(list(store.paired_scores(run, run, "f"))) == 2
     with pytest.raises(StoreError, match="no such table"):
@@ -433,13 +431,13 @@ def test_a_slow_reader_holds_up_nobody(store: RunStore) -> None:
     async def read_while_writing() -> list[int]:
         for index in range(40):
             await store.save_rollout(run, make_rollout(index), make_row(index))
-        reader = store.iter_rollouts(run, with_trajectory=True)
-        seen = [next(reader).rollout.row_index]
+        reader = store.scored(run, with_trajectory=True)
+        seen = [next(reader).stored.rollout.row_index]
         # An open read transaction would keep the log from being emptied.
         with closing(sqlite3.connect(store.path)) as db:
             assert db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
         await store.save_rollout(run, make_rollout(40), make_row(40))
-        return seen + [found.rollout.row_index for found in reader]
+        return seen + [found.stored.rollout.row_index for found in reader]
 
     assert asyncio.run(read_while_writing()) == list(range(41))
 
@@ -463,12 +461,11 @@ def test_scores_are_replaced_and_told_apart_by_function(store: RunStore) -> None
     score(store, run, "policy.0.0", Score("a", 0.25, explanation="so so"), problem)
     score(store, run, "policy.1.0", Score("a", 1.0), code={"a": "hash"})
     score(store, run, "policy.0.0", Score("a", 0.5), code={"a": "hash", "b": "unused"})
-    assert [(s.rollout_id, s.score, s.code_hash) for s in store.scores(run)] == [
-        ("policy.0.0", Score("a", 0.5), "hash"),
-        ("policy.0.0", problem, None),
-        ("policy.1.0", Score("a", 1.0), "hash"),
+    assert [outcome.scores for outcome in store.outcomes(run)] == [
+        {"a": Score("a", 0.5), "b": problem},
+        {"a": Score("a", 1.0)},
     ]
-    assert [s.score for s in store.scores(run, "b")] == [problem]
+    assert [(total.function, total.code) for total in store.function_totals(run)] == [("a", ["hash"]), ("b", [])]
     assert store.functions(run) == ["a", "b"]
 
 
@@ -531,21 +528,27 @@ def test_paired_scores_join_runs_on_the_rows_they_share(store: RunStore) -> None
 # Resuming.
 
 
-def test_the_latest_unfinished_run_of_the_same_identity_is_resumed(store: RunStore) -> None:
-    assert store.latest_unfinished("eval", {"model": "m"}) is None
-    same, other = new_run(store, model="m", rows=[1, 2]), new_run(store, model="x", n=1)
-    finished, another_command = new_run(store, model="m", rows=[1, 2]), new_run(store, "test", model="m", rows=[1, 2])
-    for run, status in ((same, "interrupted"), (other, "failed"), (finished, "finished"), (another_command, "failed")):
+def test_unfinished_runs_of_a_command_are_listed_newest_first(store: RunStore) -> None:
+    first, second, finished, another_command = new_run(store), new_run(store), new_run(store), new_run(store, "test")
+    for run, status in (
+        (first, "interrupted"),
+        (second, "failed"),
+        (finished, "finished"),
+        (another_command, "failed"),
+    ):
         asyncio.run(store.mark(run, status))
-    found = store.latest_unfinished("eval", {"model": "m", "rows": (1, 2)})
-    assert found is not None
-    assert (found[0].id, found[1]) == (same, [])
-    found = store.latest_unfinished("eval", {"model": "m", "rows": [1]})
-    assert found is not None
-    assert (found[0].id, found[1]) == (other, ["model", "n", "rows"])
-    asyncio.run(store.resume_run(same))
-    assert store.find_run(same).status == "running"
-    assert store.find_run(same).finished_at is None
+    assert [run.id for run in store.unfinished_runs("eval")] == [second, first]
+    asyncio.run(store.resume_run(first))
+    resumed = store.find_run(first)
+    assert (resumed.status, resumed.finished_at) == ("running", None)
+    # This process works on it.
+    assert [run.id for run in store.unfinished_runs("eval")] == [second]
+
+
+def test_the_names_that_differ_between_two_identities(store: RunStore) -> None:
+    run = store.find_run(new_run(store, model="m", rows=[1, 2]))
+    assert store.differences(run, {"model": "m", "rows": (1, 2)}) == []
+    assert store.differences(run, {"model": "x", "n": 1}) == ["model", "n", "rows"]
 
 
 CHILD = """
@@ -601,14 +604,13 @@ def test_a_run_that_a_living_process_writes_is_left_to_it(store: RunStore, tmp_p
     with child(tmp_path, 0, 0) as process:
         run = read_line(process)
         assert store.find_run(run).alive
-        assert store.latest_unfinished("eval", {}) is None
+        assert store.unfinished_runs("eval") == []
         for attempt in (store.resume_run, store.delete_run):
             with pytest.raises(StoreError, match=f"run {run} is being written by process {process.pid}"):
                 asyncio.run(attempt(run))
         process.kill()
-    found = store.latest_unfinished("eval", {})
-    assert found is not None
-    assert (found[0].id, found[0].status, found[0].alive) == (run, "running", False)
+    (found,) = store.unfinished_runs("eval")
+    assert (found.id, found.status, found.alive) == (run, "running", False)
     asyncio.run(store.resume_run(run))
     assert store.find_run(run).alive
 
@@ -680,7 +682,7 @@ def test_known_keys_are_masked_in_everything_written(tmp_path: Path) -> None:
 
         run = asyncio.run(write())
         (inputs,) = store.iter_for_scoring(run)
-        everything = [store.find_run(run), inputs, *store.scores(run), *store.outcomes(run)]
+        everything = [store.find_run(run), inputs, *store.outcomes(run)]
         assert key not in repr(everything)
         assert inputs.rollout.messages == [{"role": "tool", "content": f"{MASK} {MASK} " * 200, "number": int(pin)}]
         assert inputs.row.extra == {"k": MASK}
@@ -739,6 +741,30 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
     with pytest.raises(StoreError, match=r"newer version of osmosis-ai.*upgrade with: pip install -U osmosis-ai"):
         RunStore.open(tmp_path)
+
+
+SQL_TYPES = {str: "TEXT", int: "INTEGER", float: "REAL", bytes: "BLOB", type(None): "NULL"}
+
+
+def sql_types(annotation: Any) -> set[str]:
+    if annotation in SQL_TYPES:
+        return {SQL_TYPES[annotation]}
+    values = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return {SQL_TYPES[type(value)] for value in values}
+    return set().union(*map(sql_types, values))
+
+
+@pytest.mark.parametrize("kind", [RunColumns, RowColumns, RolloutColumns, TrajectoryColumns, ScoreColumns])
+def test_a_tables_struct_declares_the_columns_that_the_migrations_make(kind: type[Columns], tmp_path: Path) -> None:
+    RunStore.open(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / ".osmosis" / "runs.db")) as db:
+        made = {
+            name: {sql_type} if not_null or key else {sql_type, "NULL"}
+            for _, name, sql_type, not_null, _, key in db.execute(f"PRAGMA table_info({kind.table})")
+        }
+    hints = get_type_hints(kind)
+    assert {name: sql_types(hints[name]) for name in kind.__struct_fields__} == made
 
 
 FIRST = ("CREATE TABLE notes (text TEXT)",)

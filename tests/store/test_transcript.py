@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from osmosis_ai.records import Failure, Rollout, Row, Score, ToolCall, Turn, Usage
-from osmosis_ai.store.queries import ScoredRollout, StoredRollout
+from osmosis_ai.store import ScoredRollout, StoredRollout
 from osmosis_ai.store.transcript import transcript, visible
 
 ROW = Row(3, "r3", "be exact", "add", ground_truth="42", extra={"level": 1})

@@ -19,8 +19,7 @@ from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.records import FunctionRef, ModelSpec, Outcome, Record, Rollout, Row, Score
 from osmosis_ai.runtime.pool.pool import Pool
 from osmosis_ai.runtime.protocol import Limits, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
-from osmosis_ai.store import Completed, RolloutKey, RunStore
-from osmosis_ai.store.queries import ScoringKey
+from osmosis_ai.store import Completed, RolloutKey, RunStore, ScoringKey
 from osmosis_ai.tasks import task_group
 
 __all__ = ["BASELINE", "POLICY", "RescoreListener", "Run", "RunListener", "RunPlan", "judges_usd", "rescore"]
