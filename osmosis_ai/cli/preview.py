@@ -51,12 +51,12 @@ def _load(file: Path) -> tuple[str, Iterable[Any], list[str]]:
         if holds_solutions(file):
             records = load_records(file)
             return counted(len(records), "record"), [record.values for record in records], []
-    from osmosis_ai.data.dataset import SUFFIXES, open_dataset
+    from osmosis_ai.data.dataset import open_dataset
+    from osmosis_ai.data.formats import format_of, suffixes
 
-    if suffix not in SUFFIXES and file.exists():
+    if format_of(file) is None and file.exists():
         raise UsageError(
-            f"{file}: unknown suffix {suffix!r}. A rubric file is .yaml or .yml, "
-            f"a dataset one of {', '.join(SUFFIXES)}."
+            f"{file}: unknown suffix {suffix!r}. A rubric file is .yaml or .yml, a dataset one of {suffixes()}."
         )
     dataset = open_dataset(file)
     return counted(dataset.check().count, "row"), dataset.rows(), []

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,10 +25,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import osmosis_ai.data.dataset
-from osmosis_ai.data.dataset import MAX_ROW_BYTES, SUFFIXES, DatasetSummary, open_dataset
+from osmosis_ai.data.dataset import DatasetSummary, open_dataset
+from osmosis_ai.data.formats import FORMATS, suffixes
+from osmosis_ai.data.formats.json import JsonWindow
+from osmosis_ai.data.formats.source import MAX_ROW_BYTES
 from osmosis_ai.errors import DatasetError
 
+SUFFIXES = [one.suffix for one in FORMATS]
 GOOD = {"system_prompt": "Be brief.", "user_prompt": "2+2?", "ground_truth": "4"}
 
 
@@ -70,7 +74,16 @@ def error_of(path: Path, content: bytes | str, **range_: Any) -> str:
 
 
 def test_every_suffix_has_a_writer_here() -> None:
-    assert tuple(WRITERS) == SUFFIXES
+    assert list(WRITERS) == SUFFIXES
+
+
+def test_the_registry_is_what_is_listed_everywhere() -> None:
+    assert suffixes() == ".jsonl, .json, .csv, .parquet"
+    assert suffixes(" or ") == ".jsonl, .json, .csv or .parquet"
+    document = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
+    section = document.partition("## Formats")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\.\w+)` \| (.+) \|$", section, re.MULTILINE)
+    assert rows == [(one.suffix, one.description) for one in FORMATS]
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.jsonl.gz"])
@@ -604,7 +617,7 @@ def test_elements_across_any_chunk_boundary(tmp_path: Path, chunk: int) -> None:
     path = tmp_path / "rows.json"
     write_json(path, rows)
     with path.open("rb") as file:
-        window = osmosis_ai.data.dataset._JsonWindow(_Dribble(file, chunk))  # type: ignore[arg-type]
+        window = JsonWindow(_Dribble(file, chunk))  # type: ignore[arg-type]
         assert window.peek() == b"["
         window.take(1)
         got = []

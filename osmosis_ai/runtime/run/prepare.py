@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.data.dataset import Dataset, open_dataset
+from osmosis_ai.data.formats import suffixes
 from osmosis_ai.discovery.agents import AgentSource, resolve_agent
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
 from osmosis_ai.discovery.rubrics import resolve_rubrics
@@ -150,9 +151,7 @@ def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset
     for folder in (cwd, repository.root):
         if (folder / "test_data.jsonl").is_file():
             return open_dataset(folder / "test_data.jsonl")
-    raise UsageError(
-        f"no dataset: there is no test_data.jsonl in {cwd}; name a .jsonl, .json, .csv or .parquet file with -d FILE"
-    )
+    raise UsageError(f"no dataset: there is no test_data.jsonl in {cwd}; name a {suffixes(' or ')} file with -d FILE")
 
 
 def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple[list[FunctionRef], list[Problem]]:

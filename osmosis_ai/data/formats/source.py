@@ -1,0 +1,220 @@
+"""What the readers of all formats share: the file they read, the items they give, how they say what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+
+from osmosis_ai.records import JsonObject, JsonValue
+
+__all__ = [
+    "BYTE_ORDER_MARK",
+    "CHUNK",
+    "MAX_DEPTH",
+    "MAX_ROW_BYTES",
+    "BadRowError",
+    "Item",
+    "Source",
+    "UnreadableError",
+    "check_columns",
+    "collision",
+    "decoded",
+    "found",
+    "missing",
+    "not_utf8",
+    "quoted",
+    "text_lines",
+    "too_deep",
+    "too_large",
+]
+
+MAX_ROW_BYTES = 64 * 1024 * 1024
+MAX_DEPTH = 200
+CHUNK = 256 * 1024
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Item(NamedTuple):
+    """One row as a reader found it: where it is (`line 3`), its values or what is wrong with it.
+
+    `read` is the number of bytes read from the file so far.
+    """
+
+    where: str
+    content: JsonObject | str
+    read: int
+
+
+class UnreadableError(Exception):
+    """The file can't be read beyond this point."""
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(message)
+        self.where = where
+        self.message = message
+
+
+class BadRowError(Exception):
+    """One row can't be used; the ones after it can."""
+
+
+class _HashedFile(io.FileIO):
+    """A file whose bytes are hashed as they are read, from its beginning to its end."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.hash = hashlib.sha256()
+        self.consumed = 0
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0
+        self.hash.update(memoryview(buffer)[:count])
+        self.consumed += count
+        return count
+
+
+class Source:
+    """A dataset's file under a reader. Use as a context manager.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._raw = _HashedFile(path)
+        self.file = io.BufferedReader(self._raw, CHUNK)
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    @property
+    def consumed(self) -> int:
+        """How many bytes were read."""
+        return self._raw.consumed
+
+    def sha256(self) -> str:
+        """Read what is left of the file, and return the hash of all its bytes."""
+        while self.file.read(CHUNK):
+            pass
+        return self._raw.hash.hexdigest()
+
+
+def text_lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """Yield the lines, without a byte order mark; None for one that is longer than a row may be."""
+    line = file.readline(MAX_ROW_BYTES + 1)
+    line = line.removeprefix(BYTE_ORDER_MARK)
+    while line:
+        if len(line) > MAX_ROW_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = file.readline(CHUNK)
+            yield None
+        else:
+            yield line
+        line = file.readline(MAX_ROW_BYTES + 1)
+
+
+def decoded(data: bytes) -> JsonObject | str:
+    """Return a JSON object's values, or what is wrong with it."""
+    try:
+        value = msgspec.json.decode(data)
+    except UnicodeDecodeError as error:
+        return not_utf8(error)
+    except RecursionError:
+        return too_deep()
+    except msgspec.DecodeError as error:
+        return f"not valid JSON: {error}"
+    if not isinstance(value, dict):
+        return f"{'a string' if isinstance(value, str) else found(value)}, where an object is expected"
+    # Counting first is cheap; hardly a row needs the walk.
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
+        return too_deep()
+    return value
+
+
+def _depth_exceeds(value: JsonObject, limit: int) -> bool:
+    level: list[JsonValue] = [value]
+    for _ in range(limit):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+# How it is said
+
+
+def check_columns(names: list[str], where: str) -> None:
+    """Check a file's header once, so that a missing column isn't reported for every row; raises UnreadableError."""
+    folded = {name.casefold() for name in names}
+    if len(folded) != len(names):
+        raise UnreadableError(where, collision(names))
+    wrong = [missing(column, names) for column in ("system_prompt", "user_prompt") if column not in folded]
+    if wrong:
+        raise UnreadableError(where, "; ".join(wrong))
+
+
+def collision(names: list[str]) -> str:
+    """The two columns whose names differ in case only; there are some."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if name.casefold() in seen:
+            other = seen[name.casefold()]
+            return f"columns {quoted(other)} and {quoted(name)} have the same name (case doesn't count)"
+        seen[name.casefold()] = name
+    raise AssertionError("called without a collision")
+
+
+def missing(column: str, names: list[str]) -> str:
+    """A column that isn't there, and those that are."""
+    there = ", ".join(quoted(name) for name in names[:20]) + (", …" if len(names) > 20 else "")
+    return f"column {column} is missing (found: {there or 'no column'})"
+
+
+def quoted(name: str) -> str:
+    """A column's name in quotes, cut if it is long."""
+    return repr(name if len(name) <= 60 else name[:60] + "…")
+
+
+def found(value: object) -> str:
+    """A value, named in a few words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bytes):
+        return "bytes"
+    if isinstance(value, str):
+        return "only whitespace" if value else "an empty string"
+    if isinstance(value, bool):
+        return f"a boolean ({'true' if value else 'false'})"
+    if isinstance(value, (int, float)):
+        text = str(value)
+        return f"a number ({text if len(text) <= 40 else text[:40] + '…'})"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def too_deep() -> str:
+    """A row with more nesting than any data has."""
+    return f"nested more than {MAX_DEPTH} levels deep"
+
+
+def too_large() -> str:
+    """A row that is too large to be held."""
+    return f"larger than {MAX_ROW_BYTES // 1024**2} MiB, the most a row may take"
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """Bytes that aren't UTF-8, and the first of them."""
+    return f"not UTF-8: {error.reason} (byte 0x{error.object[error.start]:02x})"
