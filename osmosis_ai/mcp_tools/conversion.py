@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
-from osmosis_ai.records import Tool
+from osmosis_ai.records import JsonObject, JsonValue, Tool
 
 __all__ = ["TOOL_CONTENT_LIMIT", "clean", "convert_result", "convert_tool", "truncate"]
 
@@ -14,7 +13,7 @@ TOOL_CONTENT_LIMIT = 256 * 1024
 """Characters of one text, image or file that a record keeps; of a longer one, its size and SHA-256."""
 
 
-def convert_tool(tool: dict[str, Any], prefix: str = "") -> Tool:
+def convert_tool(tool: JsonObject, prefix: str = "") -> Tool:
     """Turn an MCP tool into an OpenAI function. Its JSON Schema passes verbatim.
 
     Args:
@@ -31,7 +30,7 @@ def convert_tool(tool: dict[str, Any], prefix: str = "") -> Tool:
     }
 
 
-def convert_result(result: dict[str, Any]) -> tuple[str, Any]:
+def convert_result(result: JsonObject) -> tuple[str, JsonValue]:
     """Turn a tool's result into the text the model reads and what that text leaves out.
 
     Texts and embedded text files are joined by newlines; images, audio and other files become a placeholder such as
@@ -57,7 +56,7 @@ def convert_result(result: dict[str, Any]) -> tuple[str, Any]:
     if structured is not None and not has_text:
         lines.append(_json(structured))
     text = clean("\n".join(lines))
-    content: dict[str, Any] = {}
+    content: JsonObject = {}
     if kept:
         content["blocks"] = kept
     if structured is not None and has_text and not _says_the_same(text, structured):
@@ -86,7 +85,7 @@ def clean(text: str) -> str:
     return text
 
 
-def _text(block: dict[str, Any]) -> str | None:
+def _text(block: JsonObject) -> str | None:
     if block.get("type") == "text":
         return str(block.get("text") or "")
     if block.get("type") == "resource" and isinstance(block["resource"].get("text"), str):
@@ -94,7 +93,7 @@ def _text(block: dict[str, Any]) -> str | None:
     return None
 
 
-def _placeholder(block: dict[str, Any]) -> str:
+def _placeholder(block: JsonObject) -> str:
     kind = str(block.get("type"))
     if kind == "resource_link":
         return f"[link {block.get('uri')}]"
@@ -106,14 +105,14 @@ def _placeholder(block: dict[str, Any]) -> str:
     return f"[{' '.join(str(part) for part in described if part)}, {size} bytes]"
 
 
-def _bounded(value: Any) -> Any:
+def _bounded(value: JsonObject) -> JsonValue:
     """Give the value without the texts in it that are over the limit; when that is still too much, only its size."""
-    value = _short(value)
-    encoded = _json(value)
-    return value if len(encoded) <= 4 * TOOL_CONTENT_LIMIT else _digest(encoded)
+    short = _short(value)
+    encoded = _json(short)
+    return short if len(encoded) <= 4 * TOOL_CONTENT_LIMIT else _digest(encoded)
 
 
-def _short(value: Any) -> Any:
+def _short(value: JsonValue) -> JsonValue:
     if isinstance(value, dict):
         return {clean(str(key)): _short(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -123,13 +122,13 @@ def _short(value: Any) -> Any:
     return value
 
 
-def _digest(text: str) -> dict[str, Any]:
+def _digest(text: str) -> JsonObject:
     encoded = text.encode("utf-8", "replace")
     return {"omitted_bytes": len(encoded), "sha256": hashlib.sha256(encoded).hexdigest()}
 
 
-def _says_the_same(text: str, structured: Any) -> bool:
-    readings = [structured]
+def _says_the_same(text: str, structured: JsonValue) -> bool:
+    readings: list[JsonValue] = [structured]
     # Servers wrap a result that is no object: {"result": 3}.
     if isinstance(structured, dict) and set(structured) == {"result"}:
         readings.append(structured["result"])
@@ -141,5 +140,5 @@ def _says_the_same(text: str, structured: Any) -> bool:
         return False
 
 
-def _json(value: Any) -> str:
+def _json(value: JsonValue) -> str:
     return json.dumps(value, ensure_ascii=False)

@@ -9,67 +9,92 @@ its own, a handshake if anything in it would notice, and a task for each request
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from osmosis_ai.errors import ToolError
+from osmosis_ai.mcp_tools.clients import SamplingCallback, SamplingHandler, sampling_callback
+from osmosis_ai.mcp_tools.validators import SchemaValidators, UnusableSchemaError
+from osmosis_ai.records import JsonObject
 from osmosis_ai.tracebacks import describe
 
-__all__ = ["TOOL_CALLS_ONLY", "DirectServer", "DirectSession", "direct_server"]
+if TYPE_CHECKING:
+    from fastmcp import FastMCP
+    from mcp.shared.dispatcher import CallOptions
 
-SamplingCallback = Callable[[list[Any], Any, Any], Awaitable[str]]
+__all__ = ["TOOL_CALLS_ONLY", "DirectServer", "DirectSession", "direct_server"]
 
 TOOL_CALLS_ONLY = "_osmosis_tool_calls_only"
 """Set on a class of middleware of our own that lets everything but tool calls pass."""
 _LIBRARIES = ("fastmcp", "mcp")
-_HANDSHAKE_HOOKS = ("__call__", "_dispatch_handler", "on_message", "on_request", "on_notification", "on_initialize")
+_DEAF_TO_HANDSHAKES = {
+    "__init__",
+    "check_resource_access",
+    "on_call_tool",
+    "on_get_prompt",
+    "on_list_prompts",
+    "on_list_resource_templates",
+    "on_list_resources",
+    "on_list_tools",
+    "on_read_resource",
+}
+"""The methods of a middleware that no handshake passes through."""
 _CONNECTION_CLOSED = "the session was closed"
 _log = logging.getLogger(__name__)
 
 
-async def direct_server(server: Any, tools: Iterable[Any]) -> DirectServer | None:
+async def direct_server(server: object, tools: Iterable[JsonObject]) -> DirectServer | None:
     """Find what sessions without a transport need; the server's lifespan must be running.
+
+    The parts are public, but only the transport is documented. So a session is tried, and where one doesn't come about
+    that is logged, and sessions have a transport.
 
     Args:
         server: Any server object.
-        tools: Its tools, as the SDK lists them.
+        tools: Its tools, as in the protocol.
 
     Returns:
-        None for what isn't a FastMCP server, and where the installed libraries have no public way.
+        None for what isn't a FastMCP server, and where the installed libraries don't have the parts.
     """
     from fastmcp import FastMCP
 
     if not isinstance(server, FastMCP):
         return None
     try:
-        from fastmcp.server.http import StreamableHTTPASGIApp
-        from mcp.server.connection import Connection
-        from mcp.server.runner import ServerRunner, aclose_shielded
+        import mcp.server.runner  # noqa: F401
     except ImportError:
+        _log.debug("sessions have a transport: the MCP SDK 1.x has no other way")
         return None
+    try:
+        found = await _connected(server, tools)
+        session = await found.session(None).__aenter__()
+        await session.close()
+    except Exception as error:  # noqa: BLE001 - whatever another version of the libraries raises; streams work with any
+        _log.warning(
+            "sessions have a transport, which is slower, with these versions of fastmcp and mcp: %s", describe(error)
+        )
+        return None
+    return found
+
+
+async def _connected(server: FastMCP[Any], tools: Iterable[JsonObject]) -> DirectServer:
+    from fastmcp.server.http import StreamableHTTPASGIApp
+
     # The app that would serve it over HTTP is the one public place that names the protocol's own server object.
     app = server.http_app()
     endpoints = [getattr(route, "endpoint", None) for route in app.routes]
     async with app.router.lifespan_context(app):
         managers = [endpoint.session_manager for endpoint in endpoints if isinstance(endpoint, StreamableHTTPASGIApp)]
-        core = getattr(managers[0], "app", None) if managers else None
-    if core is None:
-        return None
+        core = next(manager.app for manager in managers if manager is not None)
     async with core.lifespan(core) as state:
         # What the lifespan gave is the same for every session and lives as long as the one that runs already.
         pass
-    try:
-        found = DirectServer(server, core, state, tools, (Connection, ServerRunner, aclose_shielded))
-        session = await found.session(None).__aenter__()
-        await session.close()
-    except Exception as error:  # noqa: BLE001 - whatever another version of the SDK raises; streams work with any
-        _log.info("sessions need a transport with these versions of fastmcp and mcp: %s", describe(error))
-        return None
-    return found
+    return DirectServer(server, core, state, tools)
 
 
 class DirectServer:
@@ -79,34 +104,35 @@ class DirectServer:
         server: The FastMCP server.
         core: The SDK's server object.
         state: What its lifespan gave.
-        tools: Its tools, as the SDK lists them.
-        parts: The SDK's `Connection`, `ServerRunner` and `aclose_shielded`.
+        tools: Its tools, as in the protocol.
     """
 
-    def __init__(self, server: Any, core: Any, state: Any, tools: Iterable[Any], parts: tuple[Any, Any, Any]) -> None:
+    def __init__(self, server: FastMCP[Any], core: Any, state: object, tools: Iterable[JsonObject]) -> None:
+        from mcp.server.connection import Connection
+        from mcp.server.runner import ServerRunner, aclose_shielded
         from mcp.shared.transport_context import TransportContext
 
         self._server = server
         self.core = core
         self.state = state
-        self.connection, self.runner, self.close_connection = parts
+        self.connection, self.runner, self.close_connection = Connection, ServerRunner, aclose_shielded
         self.transport = TransportContext(kind="direct", can_send_request=True)
         # One for all sessions: a server need not read what it has read before.
         self.options = core.create_initialization_options()
         self.greetings = {sampling: _greeting(sampling=sampling) for sampling in (False, True)}
-        self._schemas = {tool.name: tool.model_dump(mode="json", by_alias=True).get("outputSchema") for tool in tools}
-        self._validators: dict[str, Any] = {}
+        self._schemas = {tool["name"]: schema for tool in tools if (schema := tool.get("outputSchema")) is not None}
+        self._validators = SchemaValidators(self._schemas)
 
-    def session(self, sampling: SamplingCallback | None) -> DirectSession:
+    def session(self, sampling: SamplingHandler | None) -> DirectSession:
         """A session that isn't open yet.
 
         Args:
-            sampling: Answers what tools ask the model, as a `fastmcp.Client` takes it.
+            sampling: Answers what tools ask the model.
         """
-        return DirectSession(self, sampling)
+        return DirectSession(self, None if sampling is None else sampling_callback(sampling))
 
     def hears_handshakes(self) -> bool:
-        """Whether anything in the server learns of a handshake but the connection itself."""
+        """True if anything in the server learns of a handshake but the connection itself."""
         return (
             any(_hears_handshakes(middleware) for middleware in self._server.middleware)
             or any(type(part).__module__.partition(".")[0] not in _LIBRARIES for part in self.core.middleware)
@@ -114,38 +140,23 @@ class DirectServer:
             or _traces()
         )
 
-    def check(self, name: str, result: dict[str, Any]) -> None:
+    def check(self, name: str, result: JsonObject) -> None:
         """See that a tool's result has the structure that the tool promises, as the SDK's own client does.
 
         Raises:
             ToolError: It hasn't.
         """
-        schema = self._schemas.get(name)
-        if schema is None or result.get("isError"):
+        if name not in self._schemas or result.get("isError"):
             return
         if "structuredContent" not in result:
             raise ToolError(f"Tool {name} has an output schema but did not return structured content", kind="exception")
-        from referencing.exceptions import Unresolvable
-
         try:
-            error = next(self._validator(name, schema).iter_errors(result["structuredContent"]), None)
-        except Unresolvable as exc:
-            raise ToolError(f"Invalid schema for tool {name}: {exc}", kind="exception") from exc
-        if error is not None:
-            raise ToolError(f"Invalid structured content returned by tool {name}: {error}", kind="exception")
-
-    def _validator(self, name: str, schema: dict[str, Any]) -> Any:
-        if name not in self._validators:
-            import jsonschema  # type: ignore[import-untyped]
-            import referencing
-
-            kind = jsonschema.validators.validator_for(schema)
-            try:
-                kind.check_schema(schema)
-            except jsonschema.SchemaError as exc:
-                raise ToolError(f"Invalid schema for tool {name}: {exc}", kind="exception") from exc
-            self._validators[name] = kind(schema, registry=referencing.Registry())
-        return self._validators[name]
+            problems = self._validators.problems(name, result["structuredContent"], 1)
+        except UnusableSchemaError as error:
+            raise ToolError(f"Invalid schema for tool {name}: {error}", kind="exception") from error
+        if problems:
+            text = f"Invalid structured content returned by tool {name}: {problems[0]}"
+            raise ToolError(text, kind="exception")
 
 
 class DirectSession:
@@ -178,7 +189,7 @@ class DirectSession:
             self._connection.initialized.set()
         return self
 
-    async def call_tool(self, name: str, arguments: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+    async def call_tool(self, name: str, arguments: JsonObject, meta: JsonObject) -> JsonObject:
         """Call a tool and give the result as in the protocol.
 
         Args:
@@ -190,7 +201,7 @@ class DirectSession:
             MCPError: The server refused the request.
             ToolError: The result isn't what the tool promises.
         """
-        params: dict[str, Any] = {"name": name, "arguments": arguments}
+        params: JsonObject = {"name": name, "arguments": arguments}
         if meta:
             params["_meta"] = meta
         result = await self._request("tools/call", params)
@@ -209,10 +220,10 @@ class DirectSession:
             await asyncio.wait(list(self._running))
         await self.server.close_connection(self._connection)
 
-    async def _request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def _request(self, method: str, params: JsonObject) -> JsonObject:
         """Have a request handled in a task of its own, so that what can't be cancelled doesn't hold up the caller."""
         request = _Request(self, next(self._ids))
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self._handle(request, method, params, answer))
         self._running[task] = request
         task.add_done_callback(self._running.pop)
@@ -223,12 +234,12 @@ class DirectSession:
             raise
 
     async def _handle(
-        self, request: _Request, method: str, params: dict[str, Any], answer: asyncio.Future[dict[str, Any]]
+        self, request: _Request, method: str, params: JsonObject, answer: asyncio.Future[JsonObject]
     ) -> None:
         from mcp.shared.exceptions import MCPError
         from pydantic import ValidationError
 
-        result: dict[str, Any] | None = None
+        result: JsonObject | None = None
         failure: Exception | None = None
         with request.scope:
             try:
@@ -250,7 +261,9 @@ class DirectSession:
         else:
             answer.set_exception(failure or MCPError(code=-32000, message=_CONNECTION_CLOSED))
 
-    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, object] | None, opts: CallOptions | None = None
+    ) -> JsonObject:
         """Answer what the server asks its client."""
         from mcp.shared.exceptions import MCPError
 
@@ -270,7 +283,7 @@ class DirectSession:
             raise MCPError(code=-32601, message="Method not found", data=method)
         raise MCPError(code=-32600, message=f"{names[method]} not supported")
 
-    async def _sample(self, sampling: SamplingCallback, params: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def _sample(self, sampling: SamplingCallback, params: Mapping[str, object] | None) -> JsonObject:
         from mcp.shared.exceptions import MCPError
         from mcp.types import CreateMessageRequestParams
 
@@ -282,7 +295,7 @@ class DirectSession:
             raise MCPError(code=-32603, message=str(error)) from error
         return {"role": "assistant", "model": "osmosis-ai", "content": {"type": "text", "text": text}}
 
-    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> None:
+    async def notify(self, method: str, params: Mapping[str, object] | None, opts: CallOptions | None = None) -> None:
         """Take what the server tells its client: log messages are logged, nothing else is of interest."""
         if method == "notifications/message":
             from fastmcp.client.logging import default_log_handler
@@ -327,45 +340,54 @@ class _Request:
         if self._cancel_requested is not None:
             self._cancel_requested.set()
 
-    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
+    async def send_raw_request(
+        self, method: str, params: Mapping[str, object] | None, opts: CallOptions | None = None
+    ) -> JsonObject:
         from mcp.shared.exceptions import NoBackChannelError
 
         if not self.open:
             raise NoBackChannelError(method)
         return await self._session.send_raw_request(method, params, opts)
 
-    async def notify(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> None:
+    async def notify(self, method: str, params: Mapping[str, object] | None, opts: CallOptions | None = None) -> None:
         await self._session.notify(method, params, opts)
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Nobody asked for it."""
 
 
-def _greeting(*, sampling: bool) -> dict[str, Any]:
+def _greeting(*, sampling: bool) -> JsonObject:
     """How a session introduces itself."""
     from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
-    capabilities: dict[str, Any] = {"sampling": {}} if sampling else {}
+    capabilities: JsonObject = {"sampling": {}} if sampling else {}
     client = {"name": "osmosis-ai", "version": "1"}
     return {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": capabilities, "clientInfo": client}
 
 
-def _hears_handshakes(middleware: Any) -> bool:
+def _hears_handshakes(middleware: object) -> bool:
     from fastmcp.server.middleware import Middleware
 
+    kind = type(middleware)
     if not isinstance(middleware, Middleware):
         return True
-    if getattr(type(middleware), TOOL_CALLS_ONLY, False):
+    if getattr(kind, TOOL_CALLS_ONLY, False):
         return False
-    # A hook may be the class's, or set on the object.
-    return any(
-        getattr(getattr(middleware, hook, None), "__func__", None) is not getattr(Middleware, hook, None)
-        for hook in _HANDSHAKE_HOOKS
-    )
+    # A hook may be set on the object, or be the class's.
+    own = [vars(middleware), *(vars(one) for one in kind.__mro__ if not issubclass(Middleware, one))]
+    return not all(_hooks().isdisjoint(names) for names in own)
+
+
+@functools.cache
+def _hooks() -> frozenset[str]:
+    """The methods of a middleware that may hear of a handshake: all but those that can't."""
+    from fastmcp.server.middleware import Middleware
+
+    return frozenset(name for name, value in vars(Middleware).items() if callable(value)) - _DEAF_TO_HANDSHAKES
 
 
 def _traces() -> bool:
-    """Whether spans go anywhere: a handshake has one too."""
+    """True if spans go anywhere: a handshake has one too."""
     try:
         from opentelemetry import trace
     except ImportError:

@@ -38,8 +38,31 @@ async def found(server: Any) -> DirectServer | None:
 
 
 @needs_sdk_2
-def test_a_fastmcp_server_needs_no_transport() -> None:
-    assert isinstance(anyio.run(found, FastMCP("any")), DirectServer)
+def test_a_fastmcp_server_needs_no_transport(caplog: pytest.LogCaptureFixture) -> None:
+    # The canary: a version of fastmcp or the SDK without the parts that this stands on fails here, and says which.
+    assert isinstance(anyio.run(found, FastMCP("any")), DirectServer), caplog.text
+
+
+class Changed(FastMCP[Any]):
+    """A server as another version of the library might have it."""
+
+    def http_app(self, *arguments: Any, **options: Any) -> Any:
+        raise AttributeError("there is no http_app any more")
+
+
+@needs_sdk_2
+def test_without_the_parts_sessions_have_a_transport_and_that_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    server = Changed("changed")
+    server.tool(lambda: "hello", name="greet")
+
+    async def test() -> None:
+        async with ToolHost(server) as host, host.session() as session:
+            assert (await session.call("greet", "", timeout=SECONDS)).text == "hello"
+
+    within(test)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "osmosis_ai.mcp_tools.direct"]
+    assert "sessions have a transport" in line
+    assert "there is no http_app any more" in line
 
 
 @pytest.mark.skipif(SDK == 2, reason="the SDK 2.x can do without")

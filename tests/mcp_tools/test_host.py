@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 from mcp.types import SamplingMessage, TextContent
 
 from osmosis_ai.errors import RepositoryError
-from osmosis_ai.mcp_tools.host import CallOutcome, ToolHost, ToolSession, read_config
+from osmosis_ai.mcp_tools.host import ToolHost, read_config
+from osmosis_ai.mcp_tools.session import CallOutcome, ToolSession
 
 SDK = 2 if importlib.util.find_spec("mcp.server.mcpserver") else 1
 if SDK == 2:

@@ -26,7 +26,18 @@ from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.models import ChatModel, ModelHost, create_model
-from osmosis_ai.records import Completion, Failure, FinishReason, Message, Score, ScoringInput, Tool, ToolCall, Turn
+from osmosis_ai.records import (
+    Completion,
+    Failure,
+    FinishReason,
+    JsonObject,
+    Message,
+    Score,
+    ScoringInput,
+    Tool,
+    ToolCall,
+    Turn,
+)
 from osmosis_ai.runtime.protocol import (
     Acting,
     BatchDone,
@@ -61,6 +72,8 @@ from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
 from osmosis_ai.runtime.worker.stepping import Stepper
 
 if TYPE_CHECKING:
+    from osmosis_ai.mcp_tools.host import ToolHost
+    from osmosis_ai.mcp_tools.session import ToolSession
     from osmosis_ai.models.cache import ReplyCache
     from osmosis_ai.rollout.client import TrainerPool
     from osmosis_ai.rollout.core.base import CompletionsResult
@@ -109,7 +122,7 @@ class LoadedRepository:
     loaded."""
 
     spec: WorkerSpec
-    server: Any
+    server: object
     agent: LoadedAgent | None
     scorers: dict[str, Scorer]
     problems: list[Failure]
@@ -155,7 +168,7 @@ class Worker:
         self.deadlines = Deadlines()
         self.admission = Admission()
         self._emit = emit
-        self._host: Any = None
+        self._host: ToolHost | None = None
         self._agent = loaded.agent
         self._trainer_pool: TrainerPool | None = None
         self._models: dict[str, ModelHost] = {}
@@ -183,10 +196,9 @@ class Worker:
             if loaded.server is not None:
                 from osmosis_ai.mcp_tools.host import ToolHost
 
-                worker._host = await stack.enter_async_context(
-                    ToolHost(loaded.server, root=Path(worker.spec.root), limit=worker._tool_deadline)
-                )
-                tools = worker._host.tools
+                host = ToolHost(loaded.server, root=Path(worker.spec.root), limit=worker._tool_deadline)
+                worker._host = await stack.enter_async_context(host)
+                tools = host.tools
             stack.push_async_callback(worker._close_trainers)
             cache = _open_cache(worker.spec)
             if cache is not None:
@@ -213,7 +225,7 @@ class Worker:
             self._scopes[job.id] = scope
             try:
                 if isinstance(job, RolloutJob):
-                    await (self._rollout(job) if self._agent is None else self._agent_rollout(job, self._agent))
+                    await self._rollout(job)
                 elif isinstance(job, ScoreJob):
                     await self._score(job)
                 elif isinstance(job, ScoreBatch):
@@ -322,11 +334,18 @@ class Worker:
             self._emit(Retiring("a function that ran out of time may still hold a thread"))
 
     async def _rollout(self, job: RolloutJob) -> None:
+        model = self._models[job.policy].for_rollout(job.row, job.run_index)
+        edges = _RolloutRun(job, self.spec, model, self._emit, admission=self.admission)
+        if self._agent is not None:
+            await self._agent_rollout(job, edges, self._agent)
+        elif self._host is not None:
+            await self._tool_rollout(job, edges, self._host)
+
+    async def _tool_rollout(self, job: RolloutJob, rollout: _RolloutRun, host: ToolHost) -> None:
         from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop, McpContext, SteppedMcpContext, row_request
 
         await self.admission.enter(job.id)
         limits = self.spec.limits
-        rollout = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
         make_context: Callable[..., McpContext] = McpContext
         if job.stepping:
             stepper = Stepper(job.id, self._emit, self.deadlines, rollout.call_by_hand)
@@ -335,11 +354,11 @@ class Worker:
         started = monotonic()
         reason: FinishReason = "error"
         failure: Failure | None = None
-        async with self._host.session(meta=_call_meta(job), sampling_handler=rollout.sample) as session:
-            rollout.session = session
+        async with host.session(meta=_call_meta(job), sampling_handler=rollout.sample) as session:
+            rollout.tools, rollout.session = host.tools, session
             context = make_context(
                 row_request(job, limits),
-                self._host.tools,
+                host.tools,
                 rollout,
                 call_tool=rollout.call_tool,
                 max_tokens_total=limits.max_tokens_total,
@@ -365,11 +384,10 @@ class Worker:
         if not session.clean:
             self._emit(Retiring(f"a tool of row {job.row.index} still holds a thread"))
 
-    async def _agent_rollout(self, job: RolloutJob, agent: LoadedAgent) -> None:
+    async def _agent_rollout(self, job: RolloutJob, edges: _RolloutRun, agent: LoadedAgent) -> None:
         from osmosis_ai.runtime.worker.agents import AgentRollout, Ending
 
         spec, limits = self.spec, self.spec.limits
-        edges = _RolloutRun(self, job, self._models[job.policy].for_rollout(job.row, job.run_index))
         if job.stepping:
             edges.stepper = self._steppers[job.id] = Stepper(job.id, self._emit, self.deadlines, _no_call_by_hand)
         rollout = AgentRollout(
@@ -412,15 +430,15 @@ class Worker:
             held=self._retire_held,
         )
         async with AsyncExitStack() as stack:
-            session = None
-            if self._host is not None:
+            host, session = self._host, None
+            if host is not None:
                 meta = {"rollout_id": request.rollout_id, "metadata": request.metadata}
-                session = await stack.enter_async_context(self._host.session(meta=meta))
+                session = await stack.enter_async_context(host.session(meta=meta))
             with self.deadlines.limit(seconds, job.id) as clock:
                 if self._agent is not None:
                     response = await run(self._agent.loop)
-                else:
-                    response = await run(McpAgentLoop(self._host.tools), make_context=self._served(request, session))
+                elif host is not None and session is not None:
+                    response = await run(McpAgentLoop(host.tools), make_context=self._served(request, session))
             if clock.cancelled_caught:
                 response.final_messages = chat.conversation
             self._emit(ServeDone(job.id, sendable(response)))
@@ -439,14 +457,14 @@ class Worker:
         if self._trainer_pool is not None:
             await self._trainer_pool.aclose()
 
-    def _served(self, request: RolloutRequest, session: Any) -> Callable[..., McpContext]:
+    def _served(self, request: RolloutRequest, session: ToolSession) -> Callable[..., McpContext]:
         """Makes the built-in loop's context for a trainer's rollout."""
         from osmosis_ai.mcp_tools.conversion import truncate
         from osmosis_ai.runtime.worker.agent_loop import McpContext
 
         limits = self.spec.limits
 
-        async def call_tool(call: dict[str, Any]) -> Message:
+        async def call_tool(call: JsonObject) -> Message:
             # As the trainer gave it, so nothing about its form is sure.
             function = call.get("function") or {}
             name, arguments = str(function.get("name")), function.get("arguments") or "{}"
@@ -484,17 +502,24 @@ class Worker:
 class _RolloutRun:
     """One rollout's edges: the model it asks and the session its tool calls go to, with an event for each."""
 
-    def __init__(self, worker: Worker, job: RolloutJob, model: ChatModel) -> None:
-        self._spec = worker.spec
-        self._emit = worker._emit
-        self._deadlines = worker.deadlines
-        self._admission = worker.admission
+    def __init__(
+        self,
+        job: RolloutJob,
+        spec: WorkerSpec,
+        model: ChatModel,
+        emit: Callable[[Event], None],
+        *,
+        admission: Admission,
+    ) -> None:
         self._job = job
+        self._limits = spec.limits
         self._model = model
-        self._params = worker.spec.policies[job.policy].params
-        self._tools = [] if worker._host is None else worker._host.tools
+        self._emit = emit
+        self._admission = admission
+        self._params = spec.policies[job.policy].params
         self._turns = 0
-        self.session: Any = None
+        self.tools: list[Tool] = []
+        self.session: ToolSession | None = None
         self.stepper: Stepper | None = None
 
     async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
@@ -502,11 +527,11 @@ class _RolloutRun:
         from osmosis_ai.runtime.worker.agent_loop import result_of
 
         self._admission.leave(self._job.id)
-        completion = await self.complete(messages, self._tools, params)
+        completion = await self.complete(messages, self.tools, params)
         await self._admission.enter(self._job.id)
         return result_of(completion)
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """Ask the run's model, with parameters over the run's, and record the turn."""
         params = {**self._params, **params} if params else self._params
         started = monotonic()
@@ -518,13 +543,13 @@ class _RolloutRun:
         self._turns += 1
         return completion
 
-    async def sample(self, messages: list[Message], params: dict[str, Any]) -> Message:
+    async def sample(self, messages: list[Message], params: JsonObject) -> Message:
         started = monotonic()
         completion = await self._model.complete(messages, [], {**self._params, **params})
         self._emit(SampleDone(self._job.id, self._turn(self._turns - 1, completion, started, self._params)))
         return completion.message
 
-    async def call_tool(self, call: dict[str, Any]) -> Message:
+    async def call_tool(self, call: JsonObject) -> Message:
         record, text = await self._call(call["id"], call["function"]["name"], call["function"]["arguments"])
         message = {"role": "tool", "tool_call_id": call["id"], "content": text}
         self._emit(CallDone(self._job.id, record, message))
@@ -540,8 +565,9 @@ class _RolloutRun:
         from osmosis_ai.mcp_tools.conversion import truncate
 
         started = monotonic()
-        outcome = await self.session.call(name, arguments, timeout=self._spec.limits.tool_timeout)
-        text, truncated_from = truncate(outcome.text, self._spec.limits.max_tool_output)
+        assert self.session is not None  # only the built-in loop has tools to call
+        outcome = await self.session.call(name, arguments, timeout=self._limits.tool_timeout)
+        text, truncated_from = truncate(outcome.text, self._limits.max_tool_output)
         record = ToolCall(
             turn=self._turns - 1,
             id=call_id,
@@ -554,7 +580,7 @@ class _RolloutRun:
         )
         return record, text
 
-    def _turn(self, index: int, completion: Completion, started: float, params: dict[str, Any]) -> Turn:
+    def _turn(self, index: int, completion: Completion, started: float, params: JsonObject) -> Turn:
         return Turn(
             index=index,
             finish_reason=completion.finish_reason,
@@ -570,7 +596,7 @@ class _RolloutRun:
         )
 
 
-def _load_tools(source: McpSource, root: Path) -> Any:
+def _load_tools(source: McpSource, root: Path) -> object:
     from osmosis_ai.mcp_tools.host import read_config
     from osmosis_ai.mcp_tools.loading import load_server, prepare_path
 
@@ -620,7 +646,7 @@ def _scoring_input(job: ScoreJob) -> ScoringInput:
     return ScoringInput(messages=job.messages, ground_truth=job.ground_truth, row_index=job.row_index, extra=job.extra)
 
 
-def _call_meta(job: RolloutJob) -> dict[str, Any]:
+def _call_meta(job: RolloutJob) -> JsonObject:
     """What a tool may know of its rollout: never the ground truth."""
     return {"rollout_id": job.id, "row_index": job.row.index, "metadata": job.row.extra}
 

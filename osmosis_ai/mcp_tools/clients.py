@@ -1,0 +1,220 @@
+"""MCP sessions as a client: over a transport by `fastmcp.Client`, how they answer a server's request, how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import anyio
+
+from osmosis_ai.mcp_tools.conversion import clean
+from osmosis_ai.records import JsonObject, Message
+from osmosis_ai.tracebacks import describe
+
+__all__ = [
+    "Closer",
+    "McpSession",
+    "Model",
+    "SamplingCallback",
+    "SamplingHandler",
+    "StreamSession",
+    "is_alive",
+    "sampling_callback",
+]
+
+SamplingHandler: TypeAlias = Callable[[list[Message], JsonObject], Awaitable[Message]]
+"""Answers a tool's request to the model.
+
+It gets chat messages and parameters (`temperature`, `max_tokens`, `stop`; absent when the tool named none) and gives
+the assistant message. What it raises fails the tool's request, not the rollout.
+"""
+
+_PING_SECONDS = 2.0
+_log = logging.getLogger(__name__)
+
+
+class Model(Protocol):
+    """A value of the MCP SDK: a tool, a message, a result."""
+
+    def model_dump(self, *, mode: str, by_alias: bool) -> JsonObject:
+        """Give it as in the protocol."""
+        ...
+
+
+SamplingCallback: TypeAlias = Callable[[Sequence[Model], Model, object], Awaitable[str]]
+"""A `SamplingHandler` as `fastmcp.Client` takes it: messages, parameters, the request's context."""
+
+
+class McpSession(Protocol):
+    """One MCP session, however it reaches the server."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def call_tool(self, name: str, arguments: JsonObject, meta: JsonObject) -> JsonObject:
+        """Call a tool and give the result as in the protocol.
+
+        Args:
+            name: The tool.
+            arguments: Its arguments.
+            meta: Sent as `_meta`.
+        """
+        ...
+
+    async def ping(self) -> object: ...
+
+    async def close(self) -> None: ...
+
+
+class _Client(Protocol):
+    """The part of `fastmcp.Client` that is used here."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def list_tools(self) -> Sequence[Model]: ...
+
+    async def call_tool_mcp(self, name: str, arguments: JsonObject, *, meta: JsonObject | None) -> Model: ...
+
+    async def ping(self) -> object: ...
+
+    async def close(self) -> object: ...
+
+
+class StreamSession:
+    """A session over a transport: HTTP, stdio, or streams within this process.
+
+    Args:
+        source: What `fastmcp.Client` takes: a server object, a URL, an `mcp.json` with one server.
+        sampling: Answers what tools ask the model; without one such requests fail.
+    """
+
+    def __init__(self, source: object, sampling: SamplingHandler | None) -> None:
+        from fastmcp import Client
+
+        options: dict[str, object] = {}
+        if sampling is not None:
+            options["sampling_handler"] = sampling_callback(sampling)
+        if "mode" in inspect.signature(Client.__init__).parameters:
+            # Since protocol 2026-07-28 there are no sessions; what a server keeps per session would be lost at every
+            # call.
+            options["mode"] = "legacy"
+        make: Callable[..., _Client] = Client
+        self._client = make(source, **options)
+
+    async def __aenter__(self) -> StreamSession:
+        await self._client.__aenter__()
+        return self
+
+    async def list_tools(self) -> list[JsonObject]:
+        """Give the server's tools as in the protocol."""
+        return [tool.model_dump(mode="json", by_alias=True) for tool in await self._client.list_tools()]
+
+    async def call_tool(self, name: str, arguments: JsonObject, meta: JsonObject) -> JsonObject:
+        result = await self._client.call_tool_mcp(name, arguments, meta=meta or None)
+        return result.model_dump(mode="json", by_alias=True)
+
+    async def ping(self) -> object:
+        return await self._client.ping()
+
+    async def close(self) -> None:
+        """End the session and, for a stdio server, its process, which the end of the session alone leaves running."""
+        await self._client.close()
+
+
+class Closer:
+    """Closes sessions, each in a task of its own, because a tool's blocked thread can hold it up for good.
+
+    Attributes:
+        clean: False once a session could not be closed in time.
+    """
+
+    def __init__(self) -> None:
+        self.clean = True
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def close(self, session: McpSession) -> asyncio.Task[None]:
+        """Start closing a session."""
+        task = asyncio.ensure_future(_close(session))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
+
+    async def wait(self, grace: float, tasks: Iterable[asyncio.Task[None]] | None = None) -> bool:
+        """Wait until sessions are closed.
+
+        Args:
+            grace: The most seconds to wait.
+            tasks: From `close`; all that are under way if None.
+
+        Returns:
+            False when they weren't in time.
+        """
+        waiting = list(self._closing if tasks is None else tasks)
+        if waiting:
+            with anyio.CancelScope(shield=True):
+                _, late = await asyncio.wait(waiting, timeout=grace)
+            if late:
+                self.clean = False
+                return False
+        return True
+
+
+async def _close(session: McpSession) -> None:
+    try:
+        await session.close()
+    except Exception as exc:  # noqa: BLE001 - a server's shutdown code, or the transport
+        _log.warning("an MCP session did not end well: %s", describe(exc))
+
+
+async def is_alive(session: McpSession) -> bool:
+    """Ask whether a session still reaches its server; False after two seconds of silence."""
+    with anyio.move_on_after(_PING_SECONDS):
+        try:
+            await session.ping()
+        except Exception as exc:  # noqa: BLE001 - any failure but "method not found" means that nobody answers
+            return getattr(getattr(exc, "error", None), "code", None) == -32601
+        return True
+    return False
+
+
+def sampling_callback(handler: SamplingHandler) -> SamplingCallback:
+    """Make a handler answer in the terms of MCP."""
+
+    async def answer(messages: Sequence[Model], params: Model, context: object) -> str:
+        plain = params.model_dump(mode="json", by_alias=True)
+        chat: list[Message] = []
+        if plain.get("systemPrompt"):
+            chat.append({"role": "system", "content": plain["systemPrompt"]})
+        for message in messages:
+            given = message.model_dump(mode="json", by_alias=True)
+            chat.append({"role": given["role"], "content": _chat_content(given["content"])})
+        options = {
+            "temperature": plain.get("temperature"),
+            "max_tokens": plain.get("maxTokens"),
+            "stop": plain.get("stopSequences"),
+        }
+        reply = await handler(chat, {key: value for key, value in options.items() if value is not None})
+        content = reply.get("content") or ""
+        return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
+
+    return answer
+
+
+def _chat_content(content: JsonObject | list[JsonObject]) -> str | list[JsonObject]:
+    blocks = content if isinstance(content, list) else [content]
+    if all(block["type"] == "text" for block in blocks):
+        return clean("\n".join(block["text"] for block in blocks))
+    return [_chat_part(block) for block in blocks]
+
+
+def _chat_part(block: Mapping[str, str]) -> JsonObject:
+    if block["type"] == "text":
+        return {"type": "text", "text": clean(block["text"])}
+    if block["type"] == "image":
+        return {"type": "image_url", "image_url": {"url": f"data:{block['mimeType']};base64,{block['data']}"}}
+    if block["type"] == "audio":
+        form = block["mimeType"].rpartition("/")[2]
+        return {"type": "input_audio", "input_audio": {"data": block["data"], "format": form}}
+    raise ValueError(f"content of type {block['type']!r} can't be sent to the model")

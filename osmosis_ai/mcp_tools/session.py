@@ -1,0 +1,233 @@
+"""One rollout's MCP session: its tool calls, and what the model reads of each."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import NoReturn, TypeAlias
+
+from osmosis_ai.errors import ToolError
+from osmosis_ai.failures import FailureKind
+from osmosis_ai.mcp_tools.clients import Closer, McpSession, SamplingHandler, is_alive
+from osmosis_ai.mcp_tools.conversion import clean, convert_result
+from osmosis_ai.mcp_tools.table import Backend, Route, ToolTable
+from osmosis_ai.mcp_tools.validators import SchemaProblem
+from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.tracebacks import describe
+from osmosis_ai.urls import redact_urls
+
+__all__ = ["CallOutcome", "Limit", "ToolSession"]
+
+Limit: TypeAlias = Callable[[float], AbstractContextManager[object, bool]]
+"""Makes the scope that cancels what runs in it after so many seconds."""
+
+
+class CallOutcome(Record, frozen=True):
+    """What a tool call came to.
+
+    `text` is for the model, also when the call failed; `error` is None or the cause, as in `records.ToolCall.error`;
+    `content` keeps what the text only mentions: images, files, structured content.
+    """
+
+    text: str
+    error: FailureKind | None = None
+    content: object = None
+
+
+class ToolSession:
+    """One rollout's MCP session, from `ToolHost.session`. It is opened by the first tool call.
+
+    Args:
+        table: The tools.
+        open_session: Makes a session with a server, not yet connected.
+        closer: Closes it.
+        limit: Makes the scope that cancels a call after so many seconds.
+        meta: Sent as `_meta` with every call.
+        sampling_handler: Answers what tools ask the model.
+        grace: Seconds that closing the session may take.
+
+    Attributes:
+        clean: False after the exit when the session could not be closed in time: a tool's thread is still blocked.
+    """
+
+    def __init__(
+        self,
+        table: ToolTable,
+        open_session: Callable[[Backend, SamplingHandler | None], McpSession],
+        closer: Closer,
+        limit: Limit,
+        *,
+        meta: JsonObject,
+        sampling_handler: SamplingHandler | None,
+        grace: float,
+    ) -> None:
+        self.clean = True
+        self._table = table
+        self._open = open_session
+        self._closer = closer
+        self._limit = limit
+        self._meta = meta
+        self._sampling_handler = sampling_handler
+        self._grace = grace
+        self._sessions: dict[str, McpSession] = {}
+        self._opening = asyncio.Lock()
+        self._closing: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> ToolSession:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for prefix in list(self._sessions):
+            self._drop(prefix, self._sessions[prefix])
+        self.clean = await self._closer.wait(self._grace, self._closing)
+
+    async def call(self, name: str, arguments: str | JsonObject, *, timeout: float) -> CallOutcome:
+        """Call a tool. Whatever the tool does becomes an outcome; calls at the same time run concurrently.
+
+        Args:
+            name: The tool, as in `ToolHost.tools`.
+            arguments: The JSON text the model wrote, where an empty text counts as `{}`; or the object.
+            timeout: Seconds the call may take, the opening of the session included. The tool is told to stop where
+                the MCP SDK can do that (2.x), else it ends with the session at the latest.
+
+        Returns:
+            The outcome. Its `error` is `schema` when the server refused the arguments because of the tool's schema:
+            a server may accept more than the schema says, such as "5" for a number, as it does in production.
+        """
+        route = self._table.routes.get(name)
+        if route is None:
+            return CallOutcome(_unknown(name, self._table.routes), "unknown_tool")
+        try:
+            values = _parse(arguments)
+        except ToolError as exc:
+            return CallOutcome(f"Error: {exc}", "bad_json")
+        with self._limit(timeout):
+            try:
+                session = await self._connect(route.backend)
+            except Exception as exc:  # noqa: BLE001 - the connection's failure, of whatever transport
+                text = redact_urls(describe(exc))
+                return CallOutcome(f"Error: no connection to the tool server: {text}", "session")
+            try:
+                answer = await session.call_tool(route.name, values, dict(self._meta))
+            except Exception as exc:  # noqa: BLE001 - the server's failure, of whatever transport
+                return await self._failed(name, route, session, values, exc)
+            return self._outcome(name, values, answer)
+        text = f"Error: tool {name!r} did not answer within {timeout:g} seconds"
+        current = self._sessions.get(route.backend.prefix)
+        if current is not None and not await is_alive(current):
+            self._drop(route.backend.prefix, current)
+            return CallOutcome(f"{text}, and the connection to it was lost", "session")
+        return CallOutcome(text, "timeout")
+
+    async def _connect(self, backend: Backend) -> McpSession:
+        async with self._opening:
+            if backend.prefix not in self._sessions:
+                session = self._open(backend, self._sampling_handler)
+                try:
+                    await session.__aenter__()
+                except BaseException:
+                    self._closing.append(self._closer.close(session))
+                    raise
+                self._sessions[backend.prefix] = session
+            return self._sessions[backend.prefix]
+
+    def _drop(self, prefix: str, session: McpSession) -> None:
+        """Close a session, so that the next call opens a new one; once, whoever sees first that it is broken."""
+        if self._sessions.get(prefix) is session:
+            del self._sessions[prefix]
+            self._closing.append(self._closer.close(session))
+
+    def _outcome(self, name: str, arguments: JsonObject, result: JsonObject) -> CallOutcome:
+        text, content = convert_result(result)
+        if not result.get("isError"):
+            return CallOutcome(text, None, content)
+        if refused := self._refused(name, arguments, text):
+            return CallOutcome(refused, "schema", content)
+        return CallOutcome(_error_text(text), "exception", content)
+
+    async def _failed(
+        self, name: str, route: Route, session: McpSession, arguments: JsonObject, exc: Exception
+    ) -> CallOutcome:
+        text = clean(str(exc) or type(exc).__name__)
+        # An answer that breaks the protocol and a connection that broke look alike; a ping tells them apart.
+        if not await is_alive(session):
+            self._drop(route.backend.prefix, session)
+            lost = "Error: the connection to the tool server was lost"
+            return CallOutcome(f"{lost}: {redact_urls(text)}", "session")
+        if refused := self._refused(name, arguments, text):
+            return CallOutcome(refused, "schema")
+        return CallOutcome(_error_text(text), "exception")
+
+    def _refused(self, name: str, arguments: JsonObject, text: str) -> str | None:
+        """Say what is wrong with the arguments if that is why the server answered with an error, else None."""
+        errors = self._table.problems(name, arguments)
+        if not _REFUSAL.search(text) and all(_may_be_coerced(error) for error in errors):
+            return None
+        if not errors:
+            return _error_text(text)
+        return clean(f"Error: invalid arguments for tool {name!r}: {'; '.join(_problem(error) for error in errors)}")
+
+
+_REFUSAL = re.compile(r"Input validation error|\d+ validation errors? for (call\[|\w+Arguments\b)")
+"""How servers begin when they refuse arguments: the SDKs' low-level servers, FastMCP, the Python SDK."""
+
+
+def _parse(arguments: str | JsonObject) -> JsonObject:
+    if isinstance(arguments, dict):
+        return arguments
+    if not arguments.strip():
+        return {}
+    try:
+        values = json.loads(arguments, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        raise ToolError(f"the arguments are not valid JSON: {exc}", kind="bad_json") from exc
+    if not isinstance(values, dict):
+        kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+        found = kinds.get(type(values), "a number")
+        raise ToolError(f"the arguments must be a JSON object, and not {found}", kind="bad_json")
+    return values
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    text = f"Error: there is no tool {clean(name)!r}."
+    near = difflib.get_close_matches(name, names, n=3)
+    if near:
+        return f"{text} Did you mean {' or '.join(repr(match) for match in near)}?"
+    if not names:
+        return f"{text} There are no tools at all."
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"{text} The tools are: {', '.join(names[:20])}{more}."
+
+
+def _error_text(text: str) -> str:
+    return text if text.lower().startswith("error") else f"Error: {text or 'the tool failed and did not say why'}"
+
+
+def _may_be_coerced(error: SchemaProblem) -> bool:
+    """True if a lenient server may accept this: a text for a number and the like."""
+    return error.validator == "type" and isinstance(error.instance, (str, int, float))
+
+
+def _problem(error: SchemaProblem) -> str:
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    text = " ".join(_leaves(error))
+    text = text if len(text) <= 300 else text[:299] + "…"
+    return f"{where[1:]}: {text}" if where.startswith(".") else f"{where}: {text}" if where else text
+
+
+def _leaves(error: SchemaProblem) -> Iterator[str]:
+    yield error.message
+    if error.validator in ("anyOf", "oneOf") and error.context:
+        yield f"({', or '.join(inner.message for inner in error.context[:4])})"
