@@ -22,7 +22,7 @@ from repository import EXACT, sums, write_repo
 
 from osmosis_ai.records import Rollout, Row, ToolCall, Turn, Usage
 from osmosis_ai.store import RunStore
-from osmosis_ai.store.reading import read_scoring_inputs
+from osmosis_ai.store.reading import ScoringReader
 
 TARGET = 20_000
 AT_ONCE = 500
@@ -67,8 +67,9 @@ def plain_loop(repo: Path) -> float:
     with closing(sqlite3.connect(store)) as db:
         keys = [key for (key,) in db.execute("SELECT pk FROM rollouts")]
     started = perf_counter()
+    reader = ScoringReader(store)
     for start in range(0, len(keys), AT_ONCE):
-        for found in read_scoring_inputs(store, keys[start : start + AT_ONCE]):
+        for found in reader.read(keys[start : start + AT_ONCE]):
             space["exact"](found.messages[-1]["content"], found.ground_truth, {})
     return perf_counter() - started
 

@@ -153,17 +153,22 @@ def open_store(start: Start) -> RunStore:
 
 
 @asynccontextmanager
-async def loaded(start: Start, options: PoolOptions) -> AsyncIterator[tuple[SteppingPool, RunPlan, DatasetSummary]]:
+async def loaded(
+    start: Start, options: PoolOptions, scored: Path | None = None
+) -> AsyncIterator[tuple[SteppingPool, RunPlan, DatasetSummary]]:
     """Check every row while workers load the repository, introduce the run, and see that its models answer.
 
     Args:
         start: What to run.
         options: How workers run.
+        scored: The store from which scorers read, if it isn't the repository's.
 
     Returns:
         The workers, the plan with its number of rows, and what is known of the dataset.
     """
-    plan = start.prepared.plan
+    plan, worker = start.prepared.plan, start.prepared.worker
+    if scored is not None:
+        worker = msgspec.structs.replace(worker, store=str(scored))
     async with AsyncExitStack() as stack:
         group = await stack.enter_async_context(task_group())
         check = _DatasetCheck(plan, checking(start.output))
@@ -171,7 +176,7 @@ async def loaded(start: Start, options: PoolOptions) -> AsyncIterator[tuple[Step
         try:
             workers = min(options.workers, await check.most_rollouts(options.workers))
             options = msgspec.structs.replace(options, workers=workers)
-            pool = await stack.enter_async_context(open_pool(start.prepared.worker, options))
+            pool = await stack.enter_async_context(open_pool(worker, options))
         finally:
             # Raises what is wrong with the dataset first, whatever is wrong with the repository.
             summary = await check.summary()

@@ -28,6 +28,7 @@ from osmosis_ai.runtime.run.report import build_report, results_object, run_summ
 from osmosis_ai.runtime.run.resume import run_config, run_identity
 from osmosis_ai.runtime.run.run import POLICY, RunPlan
 from osmosis_ai.store import RunStore
+from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.store.transcript import visible
 
 __all__ = ["check_interactive", "interact"]
@@ -111,13 +112,16 @@ class _Session:
     def _run_in(self, portal: anyio.from_thread.BlockingPortal, store: RunStore) -> int:
         workers = pool_options(self._options, store, self._start.keys, self._start.environ)
         prompt = Prompt(store.path.parent / "interactive_history", self._output.mask)
-        with portal.wrap_async_context_manager(loaded(self._start, workers)) as (pool, plan, summary):
+        with (
+            portal.wrap_async_context_manager(ScratchStore.open(self._start.masker)) as scratch,
+            portal.wrap_async_context_manager(loaded(self._start, workers, scratch.path)) as (pool, plan, summary),
+        ):
             self._pool = pool
             rows = range(plan.offset, plan.offset + plan.total_rows)
             if self._row is not None and self._row not in rows:
                 raise UsageError(f"--row {self._row}: the rows are {rows.start} to {rows.stop - 1}")
             run_id = portal.call(_begin, store, pool, plan, summary)
-            debugger = Debugger(portal, pool, store, run_id, plan)
+            debugger = Debugger(portal, pool, store, scratch, run_id, plan)
             try:
                 with prompt:
                     commands = _Commands(self._start, debugger, prompt)

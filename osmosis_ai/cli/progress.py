@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from time import monotonic
 
 import anyio
@@ -10,8 +11,9 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.records import Rollout, Score
+from osmosis_ai.records import Rollout
 from osmosis_ai.runtime.pool.pool import InFlight
+from osmosis_ai.runtime.run.scoring import Scored
 
 __all__ = ["RunProgress", "checking"]
 
@@ -77,9 +79,9 @@ class RunProgress:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done)
 
-    def scores_done(self, rollout: Rollout, scores: list[Score]) -> None:
-        self._unscored -= 1
-        for score in scores:
+    def scores_done(self, scored: list[Scored]) -> None:
+        self._unscored -= len(scored)
+        for score in chain.from_iterable(scores for _, scores in scored):
             self._scoring_errors += score.failure is not None
             if score.value is not None:
                 self._values += 1

@@ -300,6 +300,7 @@ def rescore(
             limits=Limits(reward_timeout=reward_timeout),
             functions=refs,
             required=frozenset(ref.name for ref in refs if eval_fn),
+            store=str(session.store.path),
         )
         options = PoolOptions(
             workers=default_workers(spec.batch_size) if workers is None else workers,
@@ -350,7 +351,7 @@ def remove(
 async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
     from osmosis_ai.cli.runs_output import RescoreProgress, plain, print_json, print_rescored
     from osmosis_ai.runtime.pool.pool import open_pool
-    from osmosis_ai.runtime.run.run import rescore as score_again
+    from osmosis_ai.runtime.run.scoring import rescore as score_again
 
     store, output = session.store, session.output
     before = {total.function: total.mean for total in store.function_totals(info.id)}
@@ -359,7 +360,7 @@ async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: 
             output.warn(f"not scored with: {problem.message}")
         names = list(pool.loaded.functions)
         with RescoreProgress(output, info.rollouts - info.failed) as listener:
-            await score_again(info.id, pool, store, listener, spec)
+            await score_again(info.id, pool, store, listener, spec.functions, session.root)
     totals = store.function_totals(info.id)
     if info.status != "running":
         means = {total.function: total.mean for total in totals}

@@ -16,6 +16,7 @@ from osmosis_ai.cli.console import Output
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Failure, Score
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
+from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.compare import FunctionComparison, RunComparison
 from osmosis_ai.store.transcript import transcript, visible
@@ -292,10 +293,9 @@ class RescoreProgress:
     def __exit__(self, *exc: object) -> None:
         self._bar.stop()
 
-    def scored(self, count: int) -> None:
-        """So many more rollouts have new scores."""
-        self.count += count
-        self._bar.advance(self._task, count)
+    def scores_done(self, scored: list[Scored]) -> None:
+        self.count += len(scored)
+        self._bar.advance(self._task, len(scored))
 
 
 def print_rescored(output: Output, rescored: int, before: dict[str, float], totals: list[FunctionTotals]) -> None:

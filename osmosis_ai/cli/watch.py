@@ -27,12 +27,13 @@ from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
 from osmosis_ai.masking import Masker
 from osmosis_ai.process_tree import end_strays
-from osmosis_ai.records import Record, Rollout, Score
+from osmosis_ai.records import Record, Rollout
 from osmosis_ai.reward_rubric.redirect import redirect_judges
 from osmosis_ai.runtime.pool.pool import Pool
 from osmosis_ai.runtime.run.prepare import RunRequest, check_output, find_agent, find_dataset, prepare
 from osmosis_ai.runtime.run.report import results_object
 from osmosis_ai.runtime.run.run import RunListener, RunPlan
+from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.changes import (
     FileHashes,
     GitIgnore,
@@ -407,7 +408,7 @@ class _Nobody:
     def rollout_done(self, rollout: Rollout) -> None:
         """Not shown."""
 
-    def scores_done(self, rollout: Rollout, scores: list[Score]) -> None:
+    def scores_done(self, scored: list[Scored]) -> None:
         """Not shown."""
 
 

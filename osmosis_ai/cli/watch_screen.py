@@ -12,9 +12,10 @@ from rich.text import Text
 
 from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.watch import BrokenSave
-from osmosis_ai.records import Rollout, Score
+from osmosis_ai.records import Rollout
 from osmosis_ai.runtime.pool.pool import Pool
 from osmosis_ai.runtime.run.run import POLICY, RunListener, RunPlan
+from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.session import Flip, Iteration
 
 __all__ = ["Screen"]
@@ -101,8 +102,8 @@ class _Working:
     def rollout_done(self, rollout: Rollout) -> None:
         self.done += 1
 
-    def scores_done(self, rollout: Rollout, scores: list[Score]) -> None:
-        self._scored += 1
+    def scores_done(self, scored: list[Scored]) -> None:
+        self._scored += len(scored)
 
     def render(self) -> Text:
         seconds = monotonic() - self._started

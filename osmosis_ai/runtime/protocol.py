@@ -50,6 +50,7 @@ class WorkerSpec(Record, frozen=True):
     may ask.
 
     `required` are the functions without which nothing may run; one of the others that can't be loaded is left out.
+    `store` is the run store's file, in which scorers find the rollouts that jobs name; None where nothing is scored.
     `cache` is the file of stored model replies, None for none. With `allow_rewrites` an agent loop may change messages
     that it has sent. `debug_dir` is where its `log_event` writes, None for nowhere.
     """
@@ -61,6 +62,7 @@ class WorkerSpec(Record, frozen=True):
     functions: list[FunctionRef] = []
     required: frozenset[str] = frozenset()
     batch_size: int = 8
+    store: str | None = None
     cache: str | None = None
     agent: AgentSource | None = None
     allow_rewrites: bool = False
@@ -94,32 +96,13 @@ class RolloutJob(Record, frozen=True, tag=True):
 
 
 class ScoreJob(Record, frozen=True, tag=True):
-    """Score one stored trajectory with the named functions."""
+    """Score stored rollouts with the named functions, one after the other.
 
-    id: str
-    messages: list[Message]
-    row_index: int
-    ground_truth: str | None
-    extra: dict[str, Any]
-    functions: list[str]
-
-
-class ScoreBatch(Record, frozen=True, tag=True):
-    """Score several trajectories, one after the other."""
-
-    id: str
-    jobs: list[ScoreJob]
-
-
-class StoredBatch(Record, frozen=True, tag=True):
-    """Score several stored trajectories, one after the other: `rollouts` are their keys in the run store's file.
-
-    `rows` has the row index of each, for the log.
+    `keys` are the rollouts' keys in the run store; `rows` has the row index of each, for the log.
     """
 
     id: str
-    store: str
-    rollouts: list[int]
+    keys: list[int]
     rows: list[int]
     functions: list[str]
 
@@ -188,7 +171,7 @@ class Stop(Record, frozen=True, tag=True):
     """Close everything properly and end."""
 
 
-Job = RolloutJob | ScoreJob | ScoreBatch | StoredBatch | ProbeJob | ServeJob | ToolsJob | InspectJob
+Job = RolloutJob | ScoreJob | ProbeJob | ServeJob | ToolsJob | InspectJob
 Order = Job | Cancel | Resume | Stop
 
 
@@ -357,17 +340,11 @@ class ScoringStarted(Record, frozen=True, tag=True):
 
 
 class ScoresDone(Record, frozen=True, tag=True):
-    """All functions of a ScoreJob are done."""
+    """The scores of each of a ScoreJob's rollouts, in the order of its functions; or why they can't be read."""
 
     job: str
-    scores: list[Score]
-
-
-class BatchDone(Record, frozen=True, tag=True):
-    """All of a ScoreBatch or a StoredBatch are done; the scores in its order."""
-
-    job: str
-    scores: list[list[Score]]
+    scores: list[list[Score]] = []
+    error: str | None = None
 
 
 class Probed(Record, frozen=True, tag=True):
@@ -401,7 +378,7 @@ class Beat(Record, frozen=True, tag=True):
 
 
 Progress = TurnDone | SampleDone | CallDone | ScoringStarted | Paused | Called | Reworded | Acting | Asked | Replied
-Done = RolloutDone | ScoresDone | BatchDone | Probed | ServeDone | ToolsDone | Inspected
+Done = RolloutDone | ScoresDone | Probed | ServeDone | ToolsDone | Inspected
 Event = Ready | NotReady | Imported | Progress | Done | Retiring | Dying | Stuck | Beat
 
 encode = msgspec.json.Encoder().encode

@@ -8,10 +8,9 @@ from osmosis_ai.store.queries import (
     RolloutKey,
     RunInfo,
     ScoredRollout,
-    ScoringInput,
-    ScoringKey,
     SharedRows,
     StoredRollout,
+    Unscored,
 )
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.tables import RunStatus
@@ -26,8 +25,7 @@ __all__ = [
     "RunStatus",
     "RunStore",
     "ScoredRollout",
-    "ScoringInput",
-    "ScoringKey",
     "SharedRows",
     "StoredRollout",
+    "Unscored",
 ]

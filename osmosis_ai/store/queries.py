@@ -29,10 +29,9 @@ __all__ = [
     "RolloutKey",
     "RunInfo",
     "ScoredRollout",
-    "ScoringInput",
-    "ScoringKey",
     "SharedRows",
     "StoredRollout",
+    "Unscored",
 ]
 
 P = TypeVar("P", bound=PlaceColumns)
@@ -81,20 +80,13 @@ class StoredRollout(Record, frozen=True):
     finished_at: float
 
 
-class ScoringInput(NamedTuple):
-    """What a scorer needs. `missing` are the functions asked for whose score is missing or out of date."""
-
-    rollout: Rollout
-    row: Row
-    missing: list[str]
-
-
-class ScoringKey(NamedTuple):
-    """A stored rollout that is to be scored: its key in this file, its row's index, and the functions to score with."""
+class Unscored(NamedTuple):
+    """A stored rollout and the functions that are to score it. `key` finds it in this file, `rollout` in its run."""
 
     key: int
+    rollout: RolloutKey
     row_index: int
-    missing: list[str]
+    functions: list[str]
 
 
 class ScoredRollout(NamedTuple):
@@ -149,10 +141,6 @@ class _Scored(RolloutColumns):
     trajectory: bytes | None
 
 
-class _ForScoring(_Scored):
-    missing: str
-
-
 class _Lacking(PlaceColumns):
     missing: str
 
@@ -180,14 +168,10 @@ _MISSING = """
     )
 """
 _MISSING_NAMES = f"(SELECT json_group_array(wanted.key) {_MISSING})"
-_FOR_SCORING = f"""
-    SELECT {select(_ForScoring, **_DATA, missing=_MISSING_NAMES)} FROM rollouts {_ITS_TRAJECTORY} {_ITS_ROW}
-    {_PAGE} AND (:without IS NULL OR EXISTS (SELECT 1 {_MISSING})) {_ORDER}
-"""
-_ONE_FOR_SCORING = f"SELECT {select(_Scored, **_DATA)} FROM rollouts {_ITS_TRAJECTORY} {_ITS_ROW} WHERE pk = ?"
-_SCORING_KEYS = f"""
+_UNSCORED = f"""
     SELECT {select(_Lacking, missing=_MISSING_NAMES)} FROM rollouts
-    {_PAGE} AND failure_origin IS NULL AND EXISTS (SELECT 1 {_MISSING}) {_ORDER}
+    {_PAGE} AND (failure_origin IS NULL OR :partial AND failure_origin = 'timeout') AND EXISTS (SELECT 1 {_MISSING})
+    {_ORDER}
 """
 _VALUE = "(SELECT value FROM scores WHERE scores.rollout = pk AND function = :function)"
 _VALUES = f"SELECT {select(_Valued, value=_VALUE)} FROM rollouts {_PAGE} AND policy = :whose {_ORDER}"
@@ -375,44 +359,21 @@ class Queries:
                 for function, scored, errors, total, code in db.execute(_FUNCTION_TOTALS, key)
             ]
 
-    def iter_for_scoring(
-        self, run_id: str, *, without: Mapping[str, str | None] | None = None
-    ) -> Iterator[ScoringInput]:
-        """Rollouts with their trajectories and rows, in the order of rows, run indices and policies.
-
-        Args:
-            run_id: The run.
-            without: Functions, each with the hash of its code or None for any: only rollouts that lack a score by at
-                least one of them.
-        """
-
-        wanted = None if without is None else json.dumps(dict(without))
-        with open_reader(self._path) as db:
-            for page in self._pages(db, _FOR_SCORING, _ForScoring, run_id, _TRAJECTORY_CHUNK, without=wanted):
-                for columns in page:
-                    yield _scoring_input(columns, json.loads(columns.missing))
-
-    def scoring_keys(self, run_id: str, without: Mapping[str, str | None]) -> Iterator[ScoringKey]:
+    def unscored(self, run_id: str, without: Mapping[str, str | None], *, partial: bool = False) -> Iterator[Unscored]:
         """Rollouts that ended without failure and lack a score, in the order of rows, run indices and policies.
 
         Args:
             run_id: The run.
             without: Functions, each with the hash of its code or None for any: only rollouts that lack a score by at
                 least one of them.
+            partial: Also rollouts that ran out of time.
         """
-
+        wanted = json.dumps(dict(without))
         with open_reader(self._path) as db:
-            for page in self._pages(db, _SCORING_KEYS, _Lacking, run_id, _CHUNK, without=json.dumps(dict(without))):
+            for page in self._pages(db, _UNSCORED, _Lacking, run_id, _CHUNK, without=wanted, partial=partial):
                 for columns in page:
-                    yield ScoringKey(columns.pk, columns.row_index, json.loads(columns.missing))
-
-    def scoring_input(self, key: int) -> ScoringInput:
-        """One rollout with its trajectory and row, by its key from `scoring_keys`."""
-        with open_reader(self._path) as db:
-            columns = db.execute(_ONE_FOR_SCORING, (key,)).fetchone()
-        if columns is None:
-            raise StoreError(f"a rollout was removed from {self._path} meanwhile")
-        return _scoring_input(_Scored(*columns), [])
+                    place = RolloutKey(columns.policy, columns.row_id, columns.run_index)
+                    yield Unscored(columns.pk, place, columns.row_index, json.loads(columns.missing))
 
     def functions(self, run_id: str) -> list[str]:
         """The functions that have scores in a run, by name. Looks at every score."""
@@ -477,11 +438,6 @@ def _scores(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, d
     for columns in starmap(ScoreColumns, db.execute(_SCORES_OF, (keys,))):
         scores[columns.rollout][columns.function] = decode_score(columns)
     return scores
-
-
-def _scoring_input(columns: _Scored, missing: list[str]) -> ScoringInput:
-    row = decode_row(columns.row_index, columns.row_id, columns.row_data)
-    return ScoringInput(decode_rollout(columns, columns.trajectory), row, missing)
 
 
 def _run_info(columns: RunColumns) -> RunInfo:

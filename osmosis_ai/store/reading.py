@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -11,10 +12,10 @@ import msgspec
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Message, ScoringInput
 from osmosis_ai.store.codec import decode_row, unpack
-from osmosis_ai.store.schema import open_reader
+from osmosis_ai.store.schema import connect_reader, database_errors
 from osmosis_ai.store.tables import Columns, select
 
-__all__ = ["read_scoring_inputs"]
+__all__ = ["ScoringReader"]
 
 
 class _Stored(Columns):
@@ -43,24 +44,41 @@ class _Conversation(msgspec.Struct):
 _conversation = msgspec.json.Decoder(_Conversation)
 
 
-def read_scoring_inputs(path: Path, keys: Sequence[int]) -> list[ScoringInput]:
-    """What functions score, of stored rollouts, in the order of their keys.
+class ScoringReader:
+    """Reads what functions score, over one connection that stays open. It holds no transaction between two reads.
 
     Args:
-        path: The run store's file.
-        keys: The rollouts' keys, from `RunStore.scoring_keys`.
-
-    Raises:
-        StoreError: The file can't be read, or a rollout was removed.
+        path: The run store's file, absolute.
     """
-    inputs = []
-    with open_reader(path) as db:
-        for key in keys:
-            found = db.execute(_SELECT, (key,)).fetchone()
-            if found is None:
-                raise StoreError(f"a rollout was removed from {path} meanwhile")
-            stored = _Stored(*found)
-            row = decode_row(stored.row_index, stored.row_id, stored.row_data)
-            messages = _conversation.decode(unpack(stored.trajectory)).messages
-            inputs.append(ScoringInput(messages, row.ground_truth, row.index, row.extra))
-    return inputs
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db: sqlite3.Connection | None = None
+
+    def read(self, keys: Sequence[int]) -> list[ScoringInput]:
+        """What functions score, of stored rollouts, in the order of their keys.
+
+        Args:
+            keys: The rollouts' keys, from `RunStore.save_rollout` or `RunStore.unscored`.
+
+        Raises:
+            StoreError: The file can't be read, or a rollout was removed.
+        """
+        with database_errors(self._path, "reading it"):
+            if self._db is None:
+                self._db = connect_reader(self._path)
+            return [self._input(self._db, key) for key in keys]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._db is not None:
+            self._db.close()
+
+    def _input(self, db: sqlite3.Connection, key: int) -> ScoringInput:
+        found = db.execute(_SELECT, (key,)).fetchone()
+        if found is None:
+            raise StoreError(f"a rollout was removed from {self._path} meanwhile")
+        stored = _Stored(*found)
+        row = decode_row(stored.row_index, stored.row_id, stored.row_data)
+        messages = _conversation.decode(unpack(stored.trajectory)).messages
+        return ScoringInput(messages, row.ground_truth, row.index, row.extra)

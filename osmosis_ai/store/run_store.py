@@ -6,7 +6,6 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,6 +29,7 @@ from osmosis_ai.store.tables import (
     insert,
 )
 from osmosis_ai.store.writer import Writer
+from osmosis_ai.text import counted
 
 __all__ = ["RunStore"]
 
@@ -127,7 +127,7 @@ class RunStore(Queries):
 
         await self._writer.write(write, f"resuming run {run_id}")
 
-    async def save_rollout(self, run_id: str, rollout: Rollout, row: Row, *, replace: bool = False) -> None:
+    async def save_rollout(self, run_id: str, rollout: Rollout, row: Row, *, replace: bool = False) -> int:
         """Record a rollout, the reward that its agent loop gave it, and, the first time, its row.
 
         Args:
@@ -137,14 +137,19 @@ class RunStore(Queries):
             replace: Whether it takes the place of an earlier record of the same policy, row and run index, scores
                 included. Otherwise such a record is an error, and stays.
 
+        Returns:
+            The rollout's key in this file, by which scorers find it.
+
         Raises:
             StoreError: It was not recorded.
         """
         encoder = self._encoder
         columns, trajectory, row_columns = encoder.rollout(rollout), encoder.trajectory(rollout), encoder.row(row)
         own = encoder.score(rollout.agent.score) if rollout.agent is not None and rollout.agent.score else None
+        saved = 0
 
         def write(db: sqlite3.Connection) -> None:
+            nonlocal saved
             columns.run = row_columns.run = self._pk(db, run_id)
             if replace:
                 key = (columns.run, columns.row_id, columns.run_index, columns.policy)
@@ -152,75 +157,38 @@ class RunStore(Queries):
                 columns.attempt = before + 1
                 db.execute("DELETE FROM rollouts WHERE pk = ?", (columns.pk,))
             db.execute(_INSERT_ROW, astuple(row_columns))
-            pk = db.execute(_INSERT_ROLLOUT, astuple(columns)).lastrowid or 0
-            db.execute(_INSERT_TRAJECTORY, (pk, trajectory))
+            saved = db.execute(_INSERT_ROLLOUT, astuple(columns)).lastrowid or 0
+            db.execute(_INSERT_TRAJECTORY, (saved, trajectory))
             if own is not None:
-                own.rollout = pk
+                own.rollout = saved
                 db.execute(_INSERT_SCORE, astuple(own))
 
         await self._writer.write(write, f"saving rollout {rollout.id}")
+        return saved
 
     async def save_scores(
-        self, run_id: str, rollout_id: str, scores: Sequence[Score], *, code: Mapping[str, str] | None = None
-    ) -> None:
-        """Record scores of a recorded rollout, in place of earlier ones by the same functions.
-
-        Args:
-            run_id: The run.
-            rollout_id: The rollout.
-            scores: Its scores.
-            code: The hash of the code behind each function, by which `iter_for_scoring` finds scores that are out of
-                date.
-
-        Raises:
-            StoreError: They were not recorded.
-        """
-        await self.save_all_scores(run_id, {rollout_id: scores}, code=code)
-
-    async def save_all_scores(
-        self, run_id: str, scores: Mapping[str, Sequence[Score]], *, code: Mapping[str, str] | None = None
-    ) -> None:
-        """Record scores of several recorded rollouts at once, all of them or none; the rest as in `save_scores`.
-
-        Args:
-            run_id: The run.
-            scores: The scores of each rollout.
-            code: The hash of the code behind each function.
-        """
-        values = {rollout: self._columns(its_scores, code) for rollout, its_scores in scores.items()}
-
-        def write(db: sqlite3.Connection) -> None:
-            run = self._pk(db, run_id)
-            for rollout, columns in values.items():
-                found = db.execute("SELECT pk FROM rollouts WHERE run = ? AND id = ?", (run, rollout)).fetchone()
-                if found is None:
-                    raise StoreError(f"there is no rollout {rollout!r} in run {run_id}, so its scores can't be saved")
-                for score in columns:
-                    (score.rollout,) = found
-                db.executemany(_INSERT_SCORE, map(astuple, columns))
-
-        await self._writer.write(write, f"saving the scores of {', '.join(islice(scores, 3))}")
-
-    async def save_stored_scores(
         self, scores: Mapping[int, Sequence[Score]], *, code: Mapping[str, str] | None = None
     ) -> None:
-        """Record scores of several rollouts at once, by their keys from `scoring_keys`; the rest as in `save_scores`.
+        """Record scores of recorded rollouts, in place of earlier ones by the same functions; all of them or none.
 
         Args:
-            scores: The scores of each rollout.
-            code: The hash of the code behind each function.
+            scores: The scores of each rollout, by its key from `save_rollout` or `unscored`.
+            code: The hash of the code behind each function, by which `unscored` finds scores that are out of date.
 
         Raises:
-            StoreError: They were not recorded, none of them; a rollout may have been removed meanwhile.
+            StoreError: They were not recorded; a rollout may have been removed meanwhile.
         """
+        code = code or {}
         values = [
-            astuple(columns) for key, its_scores in scores.items() for columns in self._columns(its_scores, code, key)
+            astuple(self._encoder.score(score, code.get(score.function), key))
+            for key, its_scores in scores.items()
+            for score in its_scores
         ]
 
         def write(db: sqlite3.Connection) -> None:
             db.executemany(_INSERT_SCORE, values)
 
-        await self._writer.write(write, f"saving the scores of {len(scores)} rollouts")
+        await self._writer.write(write, f"saving the scores of {counted(len(scores), 'rollout')}")
 
     async def mark(self, run_id: str, status: RunStatus, summary: Mapping[str, Any] | None = None) -> None:
         """Set a run's status, and its summary if one is given. The same status again leaves the time it was set.
@@ -266,9 +234,6 @@ class RunStore(Queries):
             for name in run.identity.keys() | other.keys()
             if name not in run.identity or name not in other or run.identity[name] != other[name]
         )
-
-    def _columns(self, scores: Sequence[Score], code: Mapping[str, str] | None, rollout: int = 0) -> list[ScoreColumns]:
-        return [self._encoder.score(score, (code or {}).get(score.function), rollout) for score in scores]
 
     def _refuse_foreign(self, db: sqlite3.Connection, run_id: str, owner: tuple[int, float]) -> None:
         """Raise when the run doesn't exist or belongs to another process that is alive."""

@@ -17,6 +17,7 @@ from osmosis_ai.folders import private_folder
 __all__ = [
     "MIGRATIONS",
     "configure",
+    "connect_reader",
     "database_errors",
     "database_path",
     "migrate",
@@ -160,18 +161,19 @@ def open_writer(path: Path) -> sqlite3.Connection:
 def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that can't write, for one query; translates what goes wrong in its block."""
     with database_errors(path, "reading it"):
-        # A generator that reads may be advanced, or closed, in another thread than the one that made it.
-        connection = sqlite3.connect(
-            f"{path.as_uri()}?mode=ro",
-            uri=True,
-            timeout=BUSY_SECONDS,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        connection = connect_reader(path)
         try:
             yield connection
         finally:
             connection.close()
+
+
+def connect_reader(path: Path) -> sqlite3.Connection:
+    """A connection that can't write, for its owner to close; raises sqlite3.Error."""
+    # A generator that reads may be advanced, or closed, in another thread than the one that made it.
+    return sqlite3.connect(
+        f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+    )
 
 
 def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Sequence[str]]) -> None:

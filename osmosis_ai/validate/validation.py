@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
-from uuid import uuid4
 
 import msgspec
 
@@ -22,10 +21,13 @@ from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.discovery.scan import Component, Problem, scan_functions, scan_tools
 from osmosis_ai.environment import read_env_file
 from osmosis_ai.errors import DatasetError, OsmosisError, RepositoryError, StartError, UsageError
+from osmosis_ai.masking import Masker
 from osmosis_ai.records import FunctionRef, Record, Row, Score, Tool
 from osmosis_ai.runtime.pool.group import JobFailedError
 from osmosis_ai.runtime.pool.pool import Pool, PoolOptions, ProcessPool, open_pool
-from osmosis_ai.runtime.protocol import Limits, LoopFinding, Ready, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.protocol import Limits, LoopFinding, Ready, WorkerSpec
+from osmosis_ai.runtime.run.scoring import score_conversations
+from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.validate import Finding, finding
 from osmosis_ai.validate.controls import (
     ControlledFunction,
@@ -309,10 +311,14 @@ class _Validation:
 
     async def _with_functions(self, refs: Sequence[FunctionRef], tool: str | None) -> None:
         """Load functions and run their controls; raises StartError when loading doesn't come to an end."""
-        async with self._pool(self._function_spec(refs)) as pool:
+        async with (
+            ScratchStore.open(Masker.from_environment(self._environ)) as scratch,
+            self._pool(self._function_spec(refs, scratch)) as pool,
+        ):
             self._findings += check_load_problems(pool.loaded.problems, self._findings)
             loaded = set(pool.loaded.functions)
-            await self._control([ref for ref in refs if ref.name in loaded and ref.kind == "reward"], pool, tool)
+            rewards = [ref for ref in refs if ref.name in loaded and ref.kind == "reward"]
+            await self._control(rewards, pool, scratch, tool)
 
     async def _load_alone(self, refs: Sequence[FunctionRef], error: StartError) -> list[FunctionRef]:
         """The functions whose modules load on their own; for the others there is a finding."""
@@ -331,8 +337,14 @@ class _Validation:
             self._findings.append(finding("OSM203", message, file=of_module[0].file, hint=_LOADING_HINT))
         return good
 
-    def _function_spec(self, refs: Sequence[FunctionRef]) -> WorkerSpec:
-        return WorkerSpec(str(self._root), Limits(reward_timeout=CALL_SECONDS), functions=list(refs), batch_size=1)
+    def _function_spec(self, refs: Sequence[FunctionRef], scratch: ScratchStore | None = None) -> WorkerSpec:
+        return WorkerSpec(
+            str(self._root),
+            Limits(reward_timeout=CALL_SECONDS),
+            functions=list(refs),
+            batch_size=1,
+            store=None if scratch is None else str(scratch.path),
+        )
 
     @asynccontextmanager
     async def _pool(self, spec: WorkerSpec) -> AsyncIterator[Pool]:
@@ -342,7 +354,7 @@ class _Validation:
 
     # Controls
 
-    async def _control(self, refs: Sequence[FunctionRef], pool: Pool, tool: str | None) -> None:
+    async def _control(self, refs: Sequence[FunctionRef], pool: Pool, scratch: ScratchStore, tool: str | None) -> None:
         if not refs:
             return
         rows = self._control_rows()
@@ -357,7 +369,7 @@ class _Validation:
             )
             return
         forms = answer_forms([row.system_prompt for row in rows], self._options.forms)
-        trials = await _Trials(pool, refs, tool).run(rows, forms)
+        trials = await _Trials(pool, scratch, refs, tool).run(rows, forms)
         functions = []
         reports = []
         components = {f"{found.module}:{found.name}": found for found in self._components["reward"]}
@@ -393,12 +405,14 @@ class _Trials:
 
     Args:
         pool: Holds the functions.
+        scratch: Where it reads what is tried.
         refs: The functions.
         tool: A tool's name for the conversations.
     """
 
-    def __init__(self, pool: Pool, refs: Sequence[FunctionRef], tool: str | None) -> None:
+    def __init__(self, pool: Pool, scratch: ScratchStore, refs: Sequence[FunctionRef], tool: str | None) -> None:
         self._pool = pool
+        self._scratch = scratch
         self._tool = tool
         self._trials: dict[str, list[Trial]] = {ref.name: [] for ref in refs}
         self._seconds = dict.fromkeys(self._trials, 0.0)
@@ -427,8 +441,8 @@ class _Trials:
         return BATCH if quick else 1
 
     async def _try(self, tried: Sequence[Probe], names: list[str]) -> None:
-        twice = [self._job(probe, names) for probe in tried for _ in range(2)]
-        scores = await self._pool.score_all(twice)
+        twice = [(probe.row, conversation(probe, self._tool)) for probe in tried for _ in range(2)]
+        scores = await score_conversations(self._pool, self._scratch, twice, names)
         for number, probe in enumerate(tried):
             again = {score.function: score for score in scores[2 * number + 1]}
             for first in scores[2 * number]:
@@ -437,11 +451,6 @@ class _Trials:
                 if repeated is not None:
                     self._count(repeated)
                 self._trials[first.function].append(Trial(probe, first, repeated))
-
-    def _job(self, probe: Probe, names: list[str]) -> ScoreJob:
-        row = probe.row
-        messages = conversation(probe, self._tool)
-        return ScoreJob(uuid4().hex, messages, row.index, row.ground_truth, extra=row.extra, functions=names)
 
     def _count(self, score: Score) -> None:
         self._seconds[score.function] += score.duration_ms / 1000

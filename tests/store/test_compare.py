@@ -38,12 +38,11 @@ def save(
             for run_index, value in enumerate(values):
                 failure = FAILURE if value is None else None
                 finish: Any = "error" if failure else "stop"
-                key = f"{row_id}.{run_index}"
-                rollout = Rollout(key, index, row_id, run_index, "policy", [], finish, 1.0, failure)
-                await store.save_rollout(run_id, rollout, Row(index, row_id, "s", f"prompt {row_id}"))
+                rollout = Rollout(f"{row_id}.{run_index}", index, row_id, run_index, "policy", [], finish, 1.0, failure)
+                key = await store.save_rollout(run_id, rollout, Row(index, row_id, "s", f"prompt {row_id}"))
                 if value is not None:
                     scores = [Score("f", value)]
-                    await store.save_scores(run_id, key, scores, code=None if code is None else {"f": code})
+                    await store.save_scores({key: scores}, code=None if code is None else {"f": code})
         await store.mark(run_id, status)
         return run_id
 

@@ -51,8 +51,8 @@ def save(store: RunStore, rollouts: list[tuple[Rollout, Row, list[Score]]], **co
     async def run() -> str:
         run_id = await store.create_run("eval", identity={}, config=config)
         for rollout, row, scores in rollouts:
-            await store.save_rollout(run_id, rollout, row)
-            await store.save_scores(run_id, rollout.id, scores)
+            key = await store.save_rollout(run_id, rollout, row)
+            await store.save_scores({key: scores})
         return run_id
 
     return store.find_run(asyncio.run(run()))

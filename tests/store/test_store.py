@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import MASK, Masker
-from osmosis_ai.records import CallSummary, Failure, Outcome, Rollout, Row, Score, ToolCall, Turn, Usage
+from osmosis_ai.records import CallSummary, Failure, Outcome, Rollout, Row, Score, ScoringInput, ToolCall, Turn, Usage
 from osmosis_ai.store import PairedRow, RolloutKey, RunStore
+from osmosis_ai.store.reading import ScoringReader
 from osmosis_ai.store.schema import MIGRATIONS, migrate
 from osmosis_ai.store.tables import Columns, RolloutColumns, RowColumns, RunColumns, ScoreColumns, TrajectoryColumns
 
@@ -72,8 +73,15 @@ def save(store: RunStore, run: str, *rollouts: Rollout, replace: bool = False) -
     asyncio.run(save_all())
 
 
+def key_of(store: RunStore, run: str, rollout_id: str) -> int:
+    with closing(sqlite3.connect(store.path)) as db:
+        query = "SELECT rollouts.pk FROM rollouts JOIN runs ON run = runs.pk WHERE runs.id = ? AND rollouts.id = ?"
+        (key,) = db.execute(query, (run, rollout_id)).fetchone()
+    return int(key)
+
+
 def score(store: RunStore, run: str, rollout_id: str, *scores: Score, code: dict[str, str] | None = None) -> None:
-    asyncio.run(store.save_scores(run, rollout_id, scores, code=code))
+    asyncio.run(store.save_scores({key_of(store, run, rollout_id): scores}, code=code))
 
 
 def stored(store: RunStore, run: str) -> list[Rollout]:
@@ -171,13 +179,13 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunStore]
 def test_records_come_back_equal(shared_store: RunStore, row: Row, rollout: Rollout, scores: list[Score]) -> None:
     rollout = msgspec.structs.replace(rollout, row_index=row.index, row_id=row.id)
 
-    async def write() -> str:
+    async def write() -> tuple[str, int]:
         run = await shared_store.create_run("eval", identity={}, config={})
-        await shared_store.save_rollout(run, rollout, row)
-        await shared_store.save_scores(run, rollout.id, scores)
-        return run
+        key = await shared_store.save_rollout(run, rollout, row)
+        await shared_store.save_scores({key: scores})
+        return run, key
 
-    run = asyncio.run(write())
+    run, its_key = asyncio.run(write())
     ((found, found_row, found_scores),) = shared_store.scored(run, with_trajectory=True)
     assert (found.rollout, found_row) == (rollout, row)
     assert list(found_scores.values()) == sorted(scores, key=lambda score: score.function.encode())
@@ -186,7 +194,8 @@ def test_records_come_back_equal(shared_store: RunStore, row: Row, rollout: Roll
     assert found.finished_at - found.started_at == pytest.approx(rollout.duration_ms / 1000, abs=1e-3)
     (listed,) = shared_store.scored(run)
     assert listed.stored.rollout == msgspec.structs.replace(rollout, messages=[], turns=[], tool_calls=[], samples=[])
-    assert list(shared_store.iter_for_scoring(run)) == [(rollout, row, [])]
+    with closing(ScoringReader(shared_store.path)) as reader:
+        assert reader.read([its_key]) == [ScoringInput(rollout.messages, row.ground_truth, row.index, row.extra)]
     (outcome,) = shared_store.outcomes(run)
     assert outcome == Outcome(
         **{name: getattr(rollout, name) for name in Outcome.__struct_fields__ if name not in ("calls", "scores")},
@@ -267,7 +276,6 @@ def test_unknown_runs_and_rollouts_are_errors(store: RunStore) -> None:
     run = new_run(store)
     for attempt in (
         lambda: save(store, "nope", make_rollout()),
-        lambda: score(store, "nope", "r", Score("f", 1.0)),
         lambda: asyncio.run(store.mark("nope", "finished")),
         lambda: asyncio.run(store.delete_run("nope")),
         lambda: asyncio.run(store.resume_run("nope")),
@@ -278,8 +286,10 @@ def test_unknown_runs_and_rollouts_are_errors(store: RunStore) -> None:
     ):
         with pytest.raises(StoreError, match="there is no run 'nope'"):
             attempt()
-    with pytest.raises(StoreError, match="there is no rollout 'r'"):
-        score(store, run, "r", Score("f", 1.0))
+    with pytest.raises(StoreError, match="while saving the scores of 1 rollout"):
+        asyncio.run(store.save_scores({7: [Score("f", 1.0)]}))
+    with closing(ScoringReader(store.path)) as reader, pytest.raises(StoreError, match="a rollout was removed"):
+        reader.read([7])
 
 
 def test_deleting_a_run_removes_all_of_it_and_nothing_else(store: RunStore) -> None:
@@ -335,7 +345,7 @@ def test_one_refused_record_does_not_cost_the_others_of_its_batch(store: RunStor
     run = new_run(store)
     save(store, run, make_rollout(7))
 
-    async def write_together() -> list[BaseException | None]:
+    async def write_together() -> list[BaseException | int]:
         with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
             # While another connection holds the lock, everything gathers behind the first write.
             other.execute("BEGIN IMMEDIATE")
@@ -348,7 +358,7 @@ def test_one_refused_record_does_not_cost_the_others_of_its_batch(store: RunStor
             return await asyncio.gather(*tasks, return_exceptions=True)
 
     results = asyncio.run(write_together())
-    assert [type(result) for result in results] == [type(None), type(None), StoreError, type(None), type(None)]
+    assert [type(result) for result in results] == [int, int, StoreError, int, int]
     assert [rollout.row_index for rollout in stored(store, run)] == [0, 1, 2, 3, 7]
 
 
@@ -382,7 +392,7 @@ def test_closing_writes_what_is_waiting(tmp_path: Path) -> None:
         return run, await asyncio.gather(*tasks)
 
     run, results = asyncio.run(close_at_once())
-    assert results == [None] * 300
+    assert len(set(results)) == 300
     with RunStore.open(tmp_path) as store:
         assert len(store.completed_keys(run).keys) == 300
 
@@ -408,7 +418,8 @@ def test_rollouts_stream_in_order_page_by_page(store: RunStore) -> None:
     one_row = [f.stored.rollout.id for f in store.scored(run, row=5)]
     assert one_row == ["baseline.5.0", "policy.5.0", "baseline.5.1", "policy.5.1"]
     assert list(store.scored(run, row=300)) == []
-    assert [inputs.row.index for inputs in store.iter_for_scoring(run)] == [key[0] for key in keys]
+    unscored = [(found.row_index, *found.rollout) for found in store.unscored(run, {"f": None})]
+    assert unscored == [(index, policy, f"row{index}", n) for index, n, policy in keys]
 
 
 def test_lists_and_statistics_never_read_trajectories(store: RunStore) -> None:
@@ -498,13 +509,32 @@ def test_only_rollouts_that_lack_a_score_are_scored_again(store: RunStore) -> No
     score(store, run, "policy.2.0", Score("a", 1.0), code={"a": "new"})
 
     def lacking(without: dict[str, str | None]) -> dict[int, list[str]]:
-        return {inputs.row.index: inputs.missing for inputs in store.iter_for_scoring(run, without=without)}
+        return {found.row_index: found.functions for found in store.unscored(run, without)}
 
     assert lacking({"a": "new", "b": "new"}) == {1: ["a"], 2: ["b"], 3: ["a", "b"]}
     assert lacking({"a": None}) == {3: ["a"]}
     assert lacking({"a": "new"}) == {1: ["a"], 3: ["a"]}
     assert lacking({"c": None}) == {index: ["c"] for index in range(4)}
     assert lacking({}) == {}
+
+
+def test_rollouts_that_ran_out_of_time_are_scored_when_that_is_asked_for(store: RunStore) -> None:
+    run = new_run(store)
+    late = make_rollout(1, failure=Failure("timeout", "the rollout took too long", "rollout"))
+    save(store, run, make_rollout(0), late, make_rollout(2, failure=FAILURE))
+    assert [found.row_index for found in store.unscored(run, {"f": None})] == [0]
+    assert [found.row_index for found in store.unscored(run, {"f": None}, partial=True)] == [0, 1]
+
+
+def test_an_open_reader_sees_what_was_saved_later_and_holds_up_nobody(store: RunStore) -> None:
+    run = new_run(store)
+    with closing(ScoringReader(store.path)) as reader:
+        for index in range(3):
+            save(store, run, make_rollout(index))
+            key = key_of(store, run, f"policy.{index}.0")
+            assert [found.row_index for found in reader.read([key, key])] == [index, index]
+            with closing(sqlite3.connect(store.path)) as db:
+                assert db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
 
 
 def test_paired_scores_join_runs_on_the_rows_they_share(store: RunStore) -> None:
@@ -674,19 +704,20 @@ def test_known_keys_are_masked_in_everything_written(tmp_path: Path) -> None:
 
         async def write() -> str:
             run = await store.create_run(f"eval {key}", identity={"url": f"http://{key}@h"}, config={"k": [key]})
-            await store.save_rollout(run, rollout, row)
+            saved = await store.save_rollout(run, rollout, row)
             problem = Score("g", failure=leak)
-            await store.save_scores(run, rollout.id, [Score("f", 1.0, explanation=f"saw {key}"), problem])
+            await store.save_scores({saved: [Score("f", 1.0, explanation=f"saw {key}"), problem]})
             await store.mark(run, "failed", {"error": key})
             return run
 
         run = asyncio.run(write())
-        (inputs,) = store.iter_for_scoring(run)
-        everything = [store.find_run(run), inputs, *store.outcomes(run)]
+        (whole,) = store.scored(run, with_trajectory=True)
+        found = whole.stored.rollout
+        everything = [store.find_run(run), whole, *store.outcomes(run)]
         assert key not in repr(everything)
-        assert inputs.rollout.messages == [{"role": "tool", "content": f"{MASK} {MASK} " * 200, "number": int(pin)}]
-        assert inputs.row.extra == {"k": MASK}
-        assert inputs.rollout.tool_calls[0].content == {"env": {MASK: [MASK]}}
+        assert found.messages == [{"role": "tool", "content": f"{MASK} {MASK} " * 200, "number": int(pin)}]
+        assert whole.row.extra == {"k": MASK}
+        assert found.tool_calls[0].content == {"env": {MASK: [MASK]}}
         # An identity with a key in it is still the same identity.
         assert store.differences(store.find_run(run), {"url": f"http://{key}@h"}) == []
         assert store.differences(store.find_run(run), {"url": "http://h"}) == ["url"]

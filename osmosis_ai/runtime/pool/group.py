@@ -34,7 +34,6 @@ DoneT = TypeVar(
     "DoneT",
     protocol.RolloutDone,
     protocol.ScoresDone,
-    protocol.BatchDone,
     protocol.Probed,
     protocol.ServeDone,
     protocol.ToolsDone,
@@ -167,8 +166,8 @@ class WorkerGroup:
                 # What a person has done in it step by step can't be done again for them.
                 stepping = isinstance(job, protocol.RolloutJob) and job.stepping
                 to_blame = to_blame or (stepping and job.id in lost.suspects)
-                # Its parts run again, each on its own.
-                to_blame = to_blame or isinstance(job, (protocol.ScoreBatch, protocol.StoredBatch))
+                # Several rollouts are scored again, each on its own.
+                to_blame = to_blame or (isinstance(job, protocol.ScoreJob) and len(job.keys) > 1)
                 if to_blame or (alone and losses >= MAX_LOSSES):
                     raise JobFailedError(lost.failure) from lost
                 # In a worker of its own nobody else's fault can hit it yet again.

@@ -6,14 +6,14 @@ import math
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
 import psutil
 
-from osmosis_ai.errors import ModelStartError
+from osmosis_ai.errors import ModelStartError, StoreError
 from osmosis_ai.records import Failure, FunctionRef, Record, Rollout, Score
 from osmosis_ai.runtime.pool.channel import LOAD_SECONDS
 from osmosis_ai.runtime.pool.group import JobFailedError, WorkerGroup
@@ -22,7 +22,6 @@ from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
 from osmosis_ai.runtime.protocol import (
     Acting,
     Asked,
-    BatchDone,
     Boot,
     CallDone,
     Called,
@@ -42,13 +41,11 @@ from osmosis_ai.runtime.protocol import (
     RolloutDone,
     RolloutJob,
     SampleDone,
-    ScoreBatch,
     ScoreJob,
     ScoresDone,
     ScoringStarted,
     ServeDone,
     ServeJob,
-    StoredBatch,
     ToolsDone,
     ToolsJob,
     TrainerReply,
@@ -124,16 +121,18 @@ class Pool(Protocol):
         """Run one rollout to its record. Whatever goes wrong in it is in the record."""
         ...
 
-    async def score(self, job: ScoreJob) -> list[Score]:
-        """Score one trajectory. Whatever goes wrong in a function is in its score."""
-        ...
+    async def score(self, job: ScoreJob) -> list[list[Score]]:
+        """Score stored rollouts; whatever goes wrong in a function is in its score, also the loss of a worker.
 
-    async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
-        """Score several trajectories at the cost of hardly more than one, one after the other in the same worker."""
-        ...
+        Args:
+            job: The rollouts and the functions.
 
-    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
-        """Score stored trajectories, which the worker reads itself; None when that has cost a worker its life."""
+        Returns:
+            The scores of each rollout, in the order of the job's functions.
+
+        Raises:
+            StoreError: A worker can't read the rollouts.
+        """
         ...
 
     def oldest(self) -> InFlight | None:
@@ -260,20 +259,11 @@ class InlinePool:
         self._rollouts.resume(order)
         self._worker.resume(order)
 
-    async def score(self, job: ScoreJob) -> list[Score]:
+    async def score(self, job: ScoreJob) -> list[list[Score]]:
         await self._worker.run(job)
         done = self._done.pop(job.id)
         assert isinstance(done, ScoresDone)
-        return done.scores
-
-    async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
-        return [await self.score(job) for job in jobs]
-
-    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
-        await self._worker.run(batch)
-        done = self._done.pop(batch.id)
-        assert isinstance(done, BatchDone)
-        return done.scores
+        return _scores(done)
 
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()
@@ -289,7 +279,7 @@ class InlinePool:
             self.loaded = msgspec.structs.replace(self.loaded, **sides)
         elif isinstance(event, (TurnDone, CallDone, SampleDone, Paused, Called, Reworded, Acting, Asked)):
             self._rollouts.add(event)
-        elif isinstance(event, (RolloutDone, ScoresDone, BatchDone, Probed)):
+        elif isinstance(event, (RolloutDone, ScoresDone, Probed)):
             self._done[event.job] = event
 
 
@@ -319,7 +309,7 @@ class ProcessPool:
             return Boot(part, log=options.log, debug=options.debug, keys=options.keys, environ=options.environ)
 
         share = math.ceil(spec.batch_size / options.workers)
-        tools = msgspec.structs.replace(spec, functions=[], batch_size=share)
+        tools = msgspec.structs.replace(spec, functions=[], store=None, batch_size=share)
         functions = msgspec.structs.replace(spec, mcp=None, agent=None, policies={})
         # Of an agent loop's code all that is bounded is the whole rollout.
         longest_call = spec.limits.timeout if spec.agent else min(spec.limits.tool_timeout, spec.limits.timeout)
@@ -394,30 +384,35 @@ class ProcessPool:
         self._rollouts.resume(order)
         self._agents.resume(order)
 
-    async def score(self, job: ScoreJob) -> list[Score]:
+    async def score(self, job: ScoreJob) -> list[list[Score]]:
+        assert self._scorers is not None
+        if len(job.keys) == 1:
+            return [await self._score_one(job)]
+        try:
+            return _scores(await self._scorers.run(job, ScoresDone, _ignore, _nothing))
+        except JobFailedError:
+            # The function that has taken the worker down is found, and pays alone, when each is scored on its own.
+            parts = zip(job.keys, job.rows, strict=True)
+            return [
+                await self._score_one(ScoreJob(f"{job.id}.{number}", [key], [row], job.functions))
+                for number, (key, row) in enumerate(parts)
+            ]
+
+    async def _score_one(self, job: ScoreJob) -> list[Score]:
+        """Score a single rollout, again without each function that takes a worker down."""
         assert self._scorers is not None
         scores: dict[str, Score] = {}
         while waiting := [name for name in job.functions if name not in scores]:
             started = _LastStarted()
+            rest = msgspec.structs.replace(job, functions=waiting)
             try:
-                done = await self._scorers.run(
-                    msgspec.structs.replace(job, functions=waiting), ScoresDone, started.listen, _nothing
-                )
+                done = await self._scorers.run(rest, ScoresDone, started.listen, _nothing)
             except JobFailedError as failed:
                 name = started.function or waiting[0]
                 scores[name] = Score(name, failure=_blame_function(self._refs[name], failed.failure))
             else:
-                scores.update((score.function, score) for score in done.scores)
+                scores.update((score.function, score) for score in _scores(done)[0])
         return [scores[name] for name in job.functions]
-
-    async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
-        assert self._scorers is not None
-        if len(jobs) > 1:
-            batch = ScoreBatch(uuid4().hex, jobs)
-            # A function that has taken its worker down is found, and pays alone, when each is scored on its own.
-            with suppress(JobFailedError):
-                return (await self._scorers.run(batch, BatchDone, _ignore, _nothing)).scores
-        return [await self.score(job) for job in jobs]
 
     async def serve(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run a trainer's rollout.
@@ -452,13 +447,6 @@ class ProcessPool:
         assert self._agents is not None
         return await self._agents.run(InspectJob(uuid4().hex), Inspected, _ignore, _nothing)
 
-    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
-        assert self._scorers is not None
-        try:
-            return (await self._scorers.run(batch, BatchDone, _ignore, _nothing)).scores
-        except JobFailedError:
-            return None
-
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()
 
@@ -481,6 +469,12 @@ class _LastStarted:
 def _check(done: object) -> None:
     if isinstance(done, Probed) and done.error is not None:
         raise ModelStartError(done.error)
+
+
+def _scores(done: ScoresDone) -> list[list[Score]]:
+    if done.error is not None:
+        raise StoreError(done.error)
+    return done.scores
 
 
 def _while_running(failure: Failure, tools: list[str]) -> Failure:

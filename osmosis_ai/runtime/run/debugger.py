@@ -19,9 +19,11 @@ from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Message, Record, Rollout, Row, Score
 from osmosis_ai.runtime.pool.pool import SteppingPool
-from osmosis_ai.runtime.protocol import Called, Paused, Progress, Resume, RolloutJob, ScoreJob
-from osmosis_ai.runtime.run.run import POLICY, RunPlan, judges_usd
+from osmosis_ai.runtime.protocol import Called, Paused, Progress, Resume, RolloutJob
+from osmosis_ai.runtime.run.run import POLICY, RunPlan
+from osmosis_ai.runtime.run.scoring import judges_usd, score_conversations, to_be_scored
 from osmosis_ai.store import RunStore
+from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.text import json_text
 
 __all__ = ["Debugger", "Ended", "RefusedError"]
@@ -45,6 +47,7 @@ class Debugger:
         portal: Leads to the event loop of the workers.
         pool: The workers.
         store: Where records go.
+        scratch: Where the workers read what they score, the conversations of unfinished rollouts too.
         run_id: The run in the store.
         plan: What may be run.
 
@@ -60,6 +63,7 @@ class Debugger:
         portal: anyio.from_thread.BlockingPortal,
         pool: SteppingPool,
         store: RunStore,
+        scratch: ScratchStore,
         run_id: str,
         plan: RunPlan,
     ) -> None:
@@ -71,6 +75,7 @@ class Debugger:
         self.edited = False
         self._portal = portal
         self._store = store
+        self._scratch = scratch
         self._run_id = run_id
         self._started = 0
         self._judges_usd = 0.0
@@ -161,7 +166,7 @@ class Debugger:
             raise RefusedError("there is no trajectory yet; r N starts row N")
         if not self.pool.loaded.functions:
             raise RefusedError("there is nothing to score with: no reward function was found")
-        return self._portal.call(self._score, "debugger", self.row, self.messages)
+        return self._portal.call(self._score, self.row, self.messages)
 
     def editable(self) -> list[Message]:
         """What can be changed now: the new messages of a request, the reply, or the results.
@@ -238,26 +243,24 @@ class Debugger:
 
         try:
             rollout = await self.pool.rollout(job, listen)
-            await self._store.save_rollout(self._run_id, rollout, job.row)
+            key = await self._store.save_rollout(self._run_id, rollout, job.row)
             self._recorded[job.row.index] = job.run_index + 1
             own = [rollout.agent.score] if rollout.agent is not None and rollout.agent.score is not None else []
-            events.put(Ended(rollout, [*own, *await self._scores(rollout, job.row)]))
+            events.put(Ended(rollout, [*own, *await self._scores(key, rollout, job.row)]))
         finally:
             events.put(None)
 
-    async def _scores(self, rollout: Rollout, row: Row) -> list[Score]:
-        partial = self.plan.score_partial and rollout.failure is not None and rollout.failure.origin == "timeout"
-        functions = self.pool.loaded.functions
-        if not functions or not (rollout.failure is None or partial):
+    async def _scores(self, key: int, rollout: Rollout, row: Row) -> list[Score]:
+        if not self.pool.loaded.functions or not to_be_scored(rollout, partial=self.plan.score_partial):
             return []
-        scores = await self._score(rollout.id, row, rollout.messages)
+        scores = await self._score(row, rollout.messages)
         code = function_code(self.plan.functions, self.pool.loaded.function_sources, Path(self.plan.root))
-        await self._store.save_scores(self._run_id, rollout.id, scores, code=code)
+        await self._store.save_scores({key: scores}, code=code)
         return scores
 
-    async def _score(self, job: str, row: Row, messages: list[Message]) -> list[Score]:
+    async def _score(self, row: Row, messages: list[Message]) -> list[Score]:
         functions = self.pool.loaded.functions
-        scores = await self.pool.score(ScoreJob(job, messages, row.index, row.ground_truth, row.extra, functions))
+        (scores,) = await score_conversations(self.pool, self._scratch, [(row, messages)], functions)
         self._judges_usd += judges_usd(scores)
         return scores
 

@@ -18,6 +18,7 @@ from osmosis_ai.models.choice import ModelChoice, choose_model
 from osmosis_ai.records import FunctionRef, Record
 from osmosis_ai.runtime.protocol import Limits, WorkerSpec
 from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.store.schema import database_path
 
 __all__ = ["Prepared", "RunRequest", "find_agent", "prepare"]
 
@@ -116,6 +117,7 @@ def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepa
         # Rubrics score only when they are asked for.
         required=frozenset(ref.name for ref in functions if request.eval_fns or ref.kind == "rubric"),
         batch_size=plan.batch_size,
+        store=str(database_path(repository.root)),
         cache=_find_cache(repository) if request.cache else None,
     )
     banners = list(dict.fromkeys(choice.banner for choice in choices.values() if choice.banner))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from uuid import uuid4
 
 import msgspec
 
 from osmosis_ai.errors import ScoreError
-from osmosis_ai.records import Failure, FunctionRef
+from osmosis_ai.masking import Masker
+from osmosis_ai.records import Failure, FunctionRef, Row
 from osmosis_ai.reward_rubric.data import RubricRecord
 from osmosis_ai.reward_rubric.evaluation import Answer, Judge
 from osmosis_ai.runtime.pool.pool import PoolOptions, open_pool
-from osmosis_ai.runtime.protocol import Limits, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.protocol import Limits, WorkerSpec
+from osmosis_ai.runtime.run.scoring import score_conversations
+from osmosis_ai.store.scratch import ScratchStore
 
 __all__ = ["function_judge"]
 
@@ -33,27 +36,33 @@ async def function_judge(ref: FunctionRef, limits: Limits, options: PoolOptions)
     Raises:
         StartError: The function can't be loaded.
     """
-    required = frozenset({ref.name})
-    spec = WorkerSpec(root=ref.root, limits=limits, functions=[ref], required=required, batch_size=options.workers)
-    async with open_pool(spec, options) as pool:
+    spec = WorkerSpec(
+        root=ref.root,
+        limits=limits,
+        functions=[ref],
+        required=frozenset({ref.name}),
+        batch_size=options.workers,
+    )
+    async with (
+        ScratchStore.open(Masker.from_environment(os.environ, options.keys)) as scratch,
+        open_pool(msgspec.structs.replace(spec, store=str(scratch.path)), options) as pool,
+    ):
 
         async def judge(record: RubricRecord) -> Answer:
-            columns = {name: value for name, value in record.values.items() if name not in _OWN}
-            job = ScoreJob(
-                uuid4().hex,
-                messages=_conversation(record),
-                row_index=record.index,
-                ground_truth=record.ground_truth,
-                extra={**(record.extra_info or {}), **columns},
-                functions=[ref.name],
-            )
-            (score,) = await pool.score(job)
+            conversation = (_row(record), _conversation(record))
+            ((score,),) = await score_conversations(pool, scratch, [conversation], [ref.name])
             if score.value is None:
                 raise _failed(score.failure)
             calls = [msgspec.to_builtins(call) for call in score.judge_calls]
             return Answer(score.value, score.explanation, calls or None)
 
         yield judge
+
+
+def _row(record: RubricRecord) -> Row:
+    columns = {name: value for name, value in record.values.items() if name not in _OWN}
+    extra = {**(record.extra_info or {}), **columns}
+    return Row(record.index, str(record.index), "", record.original_input or "", record.ground_truth, extra)
 
 
 def _conversation(record: RubricRecord) -> list[dict[str, str]]:

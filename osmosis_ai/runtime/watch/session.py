@@ -24,12 +24,13 @@ from osmosis_ai.discovery.scan import Problem
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout, Score
 from osmosis_ai.runtime.pool.pool import InFlight, Pool, PoolOptions, open_pool
-from osmosis_ai.runtime.protocol import Ready, RolloutJob, ScoreJob, StoredBatch, WorkerSpec
+from osmosis_ai.runtime.protocol import Ready, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.run.judges import check_judges
 from osmosis_ai.runtime.run.prepare import Prepared, RunRequest, prepare
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.run.resume import run_config, run_identity
 from osmosis_ai.runtime.run.run import POLICY, Run, RunListener, RunPlan
+from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.changes import Stale, Watched, from_root, repository_files
 from osmosis_ai.store import Completed, RolloutKey, RunStore
 
@@ -199,17 +200,9 @@ class _TwoPools:
     async def rollout(self, job: RolloutJob) -> Rollout:
         return await self._agents.rollout(job)
 
-    async def score(self, job: ScoreJob) -> list[Score]:
+    async def score(self, job: ScoreJob) -> list[list[Score]]:
         assert self._scorers is not None
         return await self._scorers.score(job)
-
-    async def score_all(self, jobs: list[ScoreJob]) -> list[list[Score]]:
-        assert self._scorers is not None
-        return await self._scorers.score_all(jobs)
-
-    async def score_stored(self, batch: StoredBatch) -> list[list[Score]] | None:
-        assert self._scorers is not None
-        return await self._scorers.score_stored(batch)
 
     def oldest(self) -> InFlight | None:
         return self._agents.oldest()
@@ -232,9 +225,9 @@ class _Tally:
         self.cached_turns += sum(turn.cached for turn in rollout.turns)
         self._listener.rollout_done(rollout)
 
-    def scores_done(self, rollout: Rollout, scores: list[Score]) -> None:
-        self.scores += len(scores)
-        self._listener.scores_done(rollout, scores)
+    def scores_done(self, scored: list[Scored]) -> None:
+        self.scores += sum(len(scores) for _, scores in scored)
+        self._listener.scores_done(scored)
 
 
 class WatchSession:

@@ -13,17 +13,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import anyio.lowlevel
 
 from osmosis_ai import tracebacks
 from osmosis_ai.code_hashes import imported_sources
 from osmosis_ai.discovery.repository import McpSource
-from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError
+from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError, StoreError
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.models import ChatModel, ModelHost, create_model
 from osmosis_ai.records import (
@@ -40,7 +41,6 @@ from osmosis_ai.records import (
 )
 from osmosis_ai.runtime.protocol import (
     Acting,
-    BatchDone,
     CallDone,
     Event,
     Imported,
@@ -54,13 +54,11 @@ from osmosis_ai.runtime.protocol import (
     RolloutDone,
     RolloutJob,
     SampleDone,
-    ScoreBatch,
     ScoreJob,
     ScoresDone,
     ScoringStarted,
     ServeDone,
     ServeJob,
-    StoredBatch,
     ToolsDone,
     ToolsJob,
     TurnDone,
@@ -70,6 +68,7 @@ from osmosis_ai.runtime.worker.admission import Admission
 from osmosis_ai.runtime.worker.deadlines import Deadline, Deadlines, elapsed_ms
 from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
 from osmosis_ai.runtime.worker.stepping import Stepper
+from osmosis_ai.store.reading import ScoringReader
 
 if TYPE_CHECKING:
     from osmosis_ai.mcp_tools.host import ToolHost
@@ -84,6 +83,9 @@ if TYPE_CHECKING:
 __all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "labels_of", "load_repository"]
 
 SCORE_GRACE_SECONDS = 1.0
+READ_AT_ONCE = 16
+"""How many trajectories are read before others have a turn on the event loop: each can be megabytes."""
+
 LOOK_SECONDS = 30.0
 """How long an agent loop may take to say which tools it has."""
 
@@ -99,17 +101,15 @@ def label_of(job: Job) -> str:
     if isinstance(job, RolloutJob):
         return f"row {job.row.index} run {job.run_index}"
     if isinstance(job, ScoreJob):
-        return _scoring_label(job.row_index)
+        return _scoring_label(job.rows[0]) if len(job.rows) == 1 else "scores"
     if isinstance(job, (ServeJob, ToolsJob)):
         return f"rollout {job.request.get('rollout_id')}"
-    return "scores" if isinstance(job, (ScoreBatch, StoredBatch)) else "probe"
+    return "probe"
 
 
 def labels_of(job: Job) -> list[str]:
     """Every label under which a job's code may have printed."""
-    if isinstance(job, StoredBatch):
-        return [_scoring_label(row) for row in job.rows]
-    return [label_of(part) for part in job.jobs] if isinstance(job, ScoreBatch) else [label_of(job)]
+    return [_scoring_label(row) for row in job.rows] if isinstance(job, ScoreJob) else [label_of(job)]
 
 
 def _scoring_label(row_index: int) -> str:
@@ -173,6 +173,7 @@ class Worker:
         self._trainer_pool: TrainerPool | None = None
         self._models: dict[str, ModelHost] = {}
         self._scorers = loaded.scorers
+        self._reader: ScoringReader | None = None
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._steppers: dict[str, Stepper] = {}
         self._modules = len(sys.modules)
@@ -200,6 +201,7 @@ class Worker:
                 worker._host = await stack.enter_async_context(host)
                 tools = host.tools
             stack.push_async_callback(worker._close_trainers)
+            stack.callback(worker._close_reader)
             cache = _open_cache(worker.spec)
             if cache is not None:
                 stack.push_async_callback(cache.aclose)
@@ -228,10 +230,6 @@ class Worker:
                     await self._rollout(job)
                 elif isinstance(job, ScoreJob):
                     await self._score(job)
-                elif isinstance(job, ScoreBatch):
-                    await self._score_batch(job)
-                elif isinstance(job, StoredBatch):
-                    await self._score_stored(job)
                 elif isinstance(job, ProbeJob):
                     await self._probe(job)
                 elif isinstance(job, ServeJob):
@@ -280,35 +278,27 @@ class Worker:
         return self.deadlines.limit(seconds, current_job.get() or "")
 
     async def _score(self, job: ScoreJob) -> None:
-        scores = []
+        try:
+            trajectories = await self._read(job.keys)
+        except StoreError as error:
+            self._emit(ScoresDone(job.id, error=str(error)))
+            return
+        by_function = []
         for name in job.functions:
             self._emit(ScoringStarted(job.id, name))
-            scores += await self._call_function(name, [_scoring_input(job)], job.id)
-        self._emit(ScoresDone(job.id, scores))
-        self._retire_if_blocked(scores)
+            by_function.append(await self._call_function(name, trajectories, job.id))
+        self._emit(ScoresDone(job.id, [list(scores) for scores in zip(*by_function, strict=True)]))
+        self._retire_if_blocked(chain.from_iterable(by_function))
 
-    async def _score_batch(self, batch: ScoreBatch) -> None:
-        scores: list[list[Score]] = []
-        # Most often all are scored by the same functions.
-        for functions, jobs in groupby(batch.jobs, key=lambda job: job.functions):
-            scores += await self._score_all(batch.id, functions, [_scoring_input(job) for job in jobs])
-        self._batch_done(batch.id, scores)
-
-    async def _score_stored(self, batch: StoredBatch) -> None:
-        from osmosis_ai.store.reading import read_scoring_inputs
-
-        trajectories = read_scoring_inputs(Path(batch.store), batch.rollouts)
-        self._batch_done(batch.id, await self._score_all(batch.id, batch.functions, trajectories))
-
-    async def _score_all(self, job: str, functions: list[str], trajectories: list[ScoringInput]) -> list[list[Score]]:
-        """Score trajectories with each function in turn; the scores of each trajectory, in the functions' order."""
-        self._emit(ScoringStarted(job, functions[0]))
-        by_function = [await self._call_function(name, trajectories, job) for name in functions]
-        return [list(scores) for scores in zip(*by_function, strict=True)]
-
-    def _batch_done(self, job: str, scores: list[list[Score]]) -> None:
-        self._emit(BatchDone(job, scores))
-        self._retire_if_blocked(score for its_scores in scores for score in its_scores)
+    async def _read(self, keys: list[int]) -> list[ScoringInput]:
+        if self._reader is None:
+            assert self.spec.store is not None
+            self._reader = ScoringReader(Path(self.spec.store))
+        trajectories: list[ScoringInput] = []
+        for start in range(0, len(keys), READ_AT_ONCE):
+            trajectories += self._reader.read(keys[start : start + READ_AT_ONCE])
+            await anyio.lowlevel.checkpoint()
+        return trajectories
 
     async def _call_function(self, name: str, trajectories: list[ScoringInput], owner: str) -> list[Score]:
         scorer, seconds = self._scorers[name], self.spec.limits.reward_timeout
@@ -456,6 +446,10 @@ class Worker:
     async def _close_trainers(self) -> None:
         if self._trainer_pool is not None:
             await self._trainer_pool.aclose()
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
 
     def _served(self, request: RolloutRequest, session: ToolSession) -> Callable[..., McpContext]:
         """Makes the built-in loop's context for a trainer's rollout."""
@@ -640,10 +634,6 @@ def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]
 async def _no_call_by_hand(name: str, arguments: str) -> tuple[ToolCall, str]:
     call = ToolCall(0, "by hand", name, arguments, 0.0, error="unknown_tool")
     return call, "Error: an agent loop runs its tools itself; they can't be called by hand"
-
-
-def _scoring_input(job: ScoreJob) -> ScoringInput:
-    return ScoringInput(messages=job.messages, ground_truth=job.ground_truth, row_index=job.row_index, extra=job.extra)
 
 
 def _call_meta(job: RolloutJob) -> JsonObject:

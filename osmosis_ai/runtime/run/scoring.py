@@ -1,0 +1,214 @@
+"""Scoring: durable rollouts go to the scorers by their keys in the store, and their scores to the store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby, islice
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple, Protocol
+from uuid import uuid4
+
+import anyio
+
+from osmosis_ai.code_hashes import function_code
+from osmosis_ai.records import FunctionRef, Message, Rollout, Row, Score
+from osmosis_ai.runtime.pool.pool import Pool
+from osmosis_ai.runtime.protocol import ScoreJob
+from osmosis_ai.store import RolloutKey, RunStore, Unscored
+from osmosis_ai.store.scratch import ScratchStore
+from osmosis_ai.tasks import task_group
+
+__all__ = ["Scored", "Scoring", "ScoringListener", "judges_usd", "rescore", "score_conversations", "to_be_scored"]
+
+BATCH_SECONDS = 0.1
+"""How long a batch may take to be scored; functions that are slower get one rollout at a time."""
+
+MAX_BATCH = 256
+GATHER_SECONDS = 0.03
+"""How long a batch waits for more rollouts to end, when functions are so quick that several fit."""
+
+RESCORING_SLOTS = 4
+
+
+class Scored(NamedTuple):
+    """A rollout whose scores are durable; none when it could not be scored."""
+
+    rollout: Unscored
+    scores: list[Score]
+
+
+class ScoringListener(Protocol):
+    """Hears of scores, after they are durable."""
+
+    def scores_done(self, scored: list[Scored]) -> None:
+        """These rollouts are scored."""
+
+
+class Scoring:
+    """Scores a run's rollouts, those that are added and stored ones, in batches that take `BATCH_SECONDS`.
+
+    Args:
+        run_id: The run.
+        pool: Workers that have loaded the functions, and read from the store by themselves.
+        store: Where the trajectories are and the scores go.
+        listener: Hears of what is done.
+        functions: The functions asked for.
+        root: The repository, for the hashes of the functions' code.
+        partial: Score rollouts that ran out of time too.
+        room: How many added rollouts may wait; more make `add` wait.
+
+    Attributes:
+        spent_usd: What judges have cost.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        pool: Pool,
+        store: RunStore,
+        listener: ScoringListener,
+        functions: list[FunctionRef],
+        root: Path,
+        *,
+        partial: bool = False,
+        room: int = 0,
+    ) -> None:
+        self.spent_usd = 0.0
+        self._functions = pool.loaded.functions
+        code = function_code(functions, pool.loaded.function_sources, root)
+        self._code = {name: code[name] for name in self._functions}
+        self._run_id = run_id
+        self._pool = pool
+        self._store = store
+        self._listener = listener
+        self._partial = partial
+        self._send, self._receive = anyio.create_memory_object_stream[Unscored](room)
+        self._gathering = anyio.Lock()
+        self._complete = anyio.Event()
+        self._seconds_each = math.inf
+
+    def stored(self) -> Iterator[Unscored]:
+        """Stored rollouts that these functions, as their code is now, have not scored."""
+        return self._store.unscored(self._run_id, self._code, partial=self._partial) if self._code else iter(())
+
+    async def add(self, key: int, rollout: Rollout) -> None:
+        """Have a rollout scored; one that failed is passed on to the listener as it is.
+
+        Args:
+            key: Its key in the store.
+            rollout: The rollout.
+        """
+        place = RolloutKey(rollout.policy, rollout.row_id, rollout.run_index)
+        functions = self._functions if to_be_scored(rollout, partial=self._partial) else []
+        await self._send.send(Unscored(key, place, rollout.row_index, functions))
+
+    def complete(self) -> None:
+        """No more rollouts will be added: what is here need not wait for any."""
+        self._send.close()
+        self._complete.set()
+
+    async def run(self, stored: Iterator[Unscored], slots: int) -> None:
+        """Score until all that is stored is scored and `complete` was called.
+
+        Args:
+            stored: Stored rollouts; those that were just added come first.
+            slots: How many batches are scored at a time.
+        """
+        with self._receive:
+            async with task_group() as group:
+                for _ in range(slots):
+                    group.start_soon(self._slot, stored)
+
+    async def _slot(self, stored: Iterator[Unscored]) -> None:
+        while batch := await self._next_batch(stored):
+            started = monotonic()
+            # Most often all of them are scored by the same functions.
+            for functions, alike in groupby(batch, key=lambda unscored: unscored.functions):
+                await self._score(functions, list(alike))
+            # Any slot's last batch tells how long the next ones will take.
+            self._seconds_each = (monotonic() - started) / len(batch)
+
+    async def _next_batch(self, stored: Iterator[Unscored]) -> list[Unscored]:
+        # One slot at a time, or all of them would wait with a rollout each.
+        async with self._gathering:
+            size = min(MAX_BATCH, max(1, int(BATCH_SECONDS / self._seconds_each)))
+            batch = self._added(size)
+            batch += islice(stored, size - len(batch))
+            if not batch:
+                with suppress(anyio.EndOfStream):
+                    batch.append(await self._receive.receive())
+                    batch += self._added(size - 1)
+            if batch and len(batch) < size:
+                with anyio.move_on_after(GATHER_SECONDS):
+                    await self._complete.wait()
+                batch += self._added(size - len(batch))
+            return batch
+
+    def _added(self, most: int) -> list[Unscored]:
+        added: list[Unscored] = []
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):
+            while len(added) < most:
+                added.append(self._receive.receive_nowait())
+        return added
+
+    async def _score(self, functions: list[str], batch: Sequence[Unscored]) -> None:
+        scores: list[list[Score]] = [[] for _ in batch]
+        if functions:
+            keys = [unscored.key for unscored in batch]
+            rows = [unscored.row_index for unscored in batch]
+            scores = await self._pool.score(ScoreJob(uuid4().hex, keys, rows, functions))
+            self.spent_usd += sum(map(judges_usd, scores))
+            await self._store.save_scores(dict(zip(keys, scores, strict=True)), code=self._code)
+        self._listener.scores_done(list(map(Scored, batch, scores)))
+
+
+async def rescore(
+    run_id: str, pool: Pool, store: RunStore, listener: ScoringListener, functions: list[FunctionRef], root: Path
+) -> None:
+    """Score a stored run's trajectories with the pool's functions, without any model call.
+
+    Rollouts that these functions, as their code is now, have scored already are left alone.
+
+    Args:
+        run_id: The run.
+        pool: Workers that have loaded the functions.
+        store: Where the trajectories are and the scores go.
+        listener: Hears of what is done.
+        functions: The functions asked for.
+        root: The repository.
+    """
+    scoring = Scoring(run_id, pool, store, listener, functions, root)
+    scoring.complete()
+    await scoring.run(scoring.stored(), RESCORING_SLOTS)
+
+
+async def score_conversations(
+    pool: Pool, scratch: ScratchStore, conversations: Sequence[tuple[Row, list[Message]]], functions: list[str]
+) -> list[list[Score]]:
+    """Score conversations that are part of no run.
+
+    Args:
+        pool: Workers that have loaded the functions, and read from the scratch store.
+        scratch: Where the conversations go.
+        conversations: Each with the row that it is about.
+        functions: Which functions score.
+
+    Returns:
+        The scores of each conversation, in the functions' order.
+    """
+    keys = await scratch.save(conversations)
+    return await pool.score(ScoreJob(uuid4().hex, keys, [row.index for row, _ in conversations], functions))
+
+
+def to_be_scored(rollout: Rollout, *, partial: bool) -> bool:
+    """True unless the rollout failed; with `partial` also for one that ran out of time."""
+    failure = rollout.failure
+    return failure is None or (partial and failure.origin == "timeout")
+
+
+def judges_usd(scores: Iterable[Score]) -> float:
+    """What the judge calls of scores have cost, as far as it is known."""
+    return sum(call.cost_usd or 0.0 for score in scores for call in score.judge_calls)
