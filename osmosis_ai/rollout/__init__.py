@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from osmosis_ai.compat import ROLLOUT_NAMES, lazy_names
+
 if TYPE_CHECKING:
     from osmosis_ai.errors import (
         AgentLoopError,
@@ -45,47 +47,6 @@ if TYPE_CHECKING:
         serialize_tool_result,
     )
     from osmosis_ai.rollout.validator import ValidationIssue, ValidationResult, validate_agent_loop
-
-_HOMES = {
-    "osmosis_ai.errors": (
-        "AgentLoopError",
-        "AgentLoopNotFoundError",
-        "MessagesRewrittenError",
-        "OsmosisRolloutError",
-        "OsmosisServerError",
-        "OsmosisTimeoutError",
-        "OsmosisTransportError",
-        "OsmosisValidationError",
-        "ToolArgumentError",
-        "ToolExecutionError",
-    ),
-    "osmosis_ai.rollout.core.base": ("CompletionsResult", "RolloutAgentLoop", "RolloutContext", "RolloutResult"),
-    "osmosis_ai.rollout.core.schemas": (
-        "CompletionsRequest",
-        "CompletionsResponse",
-        "InitResponse",
-        "OpenAIFunctionParametersSchema",
-        "OpenAIFunctionPropertySchema",
-        "OpenAIFunctionSchema",
-        "OpenAIFunctionToolSchema",
-        "RolloutMetrics",
-        "RolloutRequest",
-        "RolloutResponse",
-        "RolloutStatus",
-    ),
-    "osmosis_ai.rollout.server.app": ("create_app",),
-    "osmosis_ai.rollout.server.serve": ("serve_agent_loop",),
-    "osmosis_ai.rollout.tools": (
-        "create_tool_error_result",
-        "create_tool_result",
-        "execute_tool_calls",
-        "get_tool_call_info",
-        "parse_tool_arguments",
-        "serialize_tool_result",
-    ),
-    "osmosis_ai.rollout.validator": ("ValidationIssue", "ValidationResult", "validate_agent_loop"),
-}
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AgentLoopError",
@@ -126,15 +87,7 @@ __all__ = [
     "validate_agent_loop",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value: object = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, ROLLOUT_NAMES)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""The errors of agent loops and of their talk with a trainer, under the path that repositories import.
+"""The errors of agent loops and of their talk with a trainer, under the path that repositories import: see `compat`.
 
 They are defined in `osmosis_ai.errors`, the one error tree.
 """
