@@ -12,13 +12,14 @@ import io
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import aiohttp
 import msgspec
 from yarl import URL
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.records import JsonValue
 
 __all__ = ["Answer", "HttpClient", "HttpError", "describe_error", "encode_json", "mask", "retry_after"]
 
@@ -53,14 +54,15 @@ class Answer(NamedTuple):
     headers: Mapping[str, str]
     body: bytes
 
-    def json(self) -> Any:
+    def json(self) -> JsonValue:
         """Decode the body.
 
         Raises:
             HttpError: It is not JSON.
         """
         try:
-            return msgspec.json.decode(self.body)
+            decoded: JsonValue = msgspec.json.decode(self.body)
+            return decoded
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if self.body.lstrip()[:1] == b"<":
                 found = "an HTML page instead of JSON; the API's address usually ends in /v1"

@@ -13,7 +13,6 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.imports import SourceLoader, uncached_imports
@@ -48,7 +47,7 @@ def prepare_path(mcp_dir: Path, root: Path) -> None:
     uncached_imports(root)
 
 
-def load_server(entry: Path, name: str | None = None) -> Any:
+def load_server(entry: Path, name: str | None = None) -> object:
     """Import `main.py` under the module name `main` and give the MCP server in it.
 
     The server is what `name` says, else the module's `mcp`, `server` or `app`, else the only server there.
@@ -154,7 +153,7 @@ def _hint(exc: BaseException, mcp_dir: Path, root: Path, line: str) -> str | Non
     return None
 
 
-def _named(module: ModuleType, name: str, servers: dict[str, Any], shown: str) -> Any:
+def _named(module: ModuleType, name: str, servers: dict[str, object], shown: str) -> object:
     if name in servers:
         return servers[name]
     found = f"The servers there: {_listed(servers)}." if servers else "There is no server in it at all."
@@ -201,7 +200,7 @@ def _server_types() -> tuple[type, ...]:
     return tuple(types)
 
 
-def _listed(servers: dict[str, Any]) -> str:
+def _listed(servers: dict[str, object]) -> str:
     names: dict[int, list[str]] = {}
     for key, server in servers.items():
         names.setdefault(id(server), []).append(f"`{key}`")

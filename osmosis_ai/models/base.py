@@ -8,7 +8,7 @@ import msgspec
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
-from osmosis_ai.records import Completion, Message, Tool, Usage
+from osmosis_ai.records import Completion, JsonObject, Message, Tool, Usage
 
 __all__ = ["ChatModel", "error_kind", "parse_reply"]
 
@@ -16,7 +16,7 @@ __all__ = ["ChatModel", "error_kind", "parse_reply"]
 class ChatModel(Protocol):
     """A policy: it continues a conversation, and may call tools."""
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """The next assistant message.
 
         Args:
@@ -114,7 +114,7 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
     )
 
 
-def _parse_calls(calls: Any, source: str, position: int) -> list[dict[str, Any]]:
+def _parse_calls(calls: Any, source: str, position: int) -> list[JsonObject]:
     if not isinstance(calls, list):
         raise _bad_reply(source, "has `tool_calls` that aren't a list")
     used: set[str] = set()

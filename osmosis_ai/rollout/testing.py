@@ -27,6 +27,7 @@ import anyio
 import anyio.to_thread
 
 from osmosis_ai.errors import OsmosisRolloutError
+from osmosis_ai.records import JsonObject, Message
 from osmosis_ai.rollout.client import TrainerPool
 from osmosis_ai.rollout.core.base import RolloutAgentLoop
 from osmosis_ai.rollout.core.schemas import InitResponse, RolloutRequest, RolloutResponse
@@ -137,7 +138,7 @@ class TrainerDouble(ScriptedEndpoint):
         """What a RolloutRequest names as its `server_url`."""
         return f"http://127.0.0.1:{self.port}"
 
-    def request(self, messages: str | list[dict[str, Any]], **fields: Any) -> RolloutRequest:
+    def request(self, messages: str | list[Message], **fields: Any) -> RolloutRequest:
         """A request for a rollout against this trainer.
 
         Args:
@@ -152,7 +153,7 @@ class TrainerDouble(ScriptedEndpoint):
     async def run(
         self,
         loop: RolloutAgentLoop | type[RolloutAgentLoop],
-        request: RolloutRequest | str | list[dict[str, Any]],
+        request: RolloutRequest | str | list[JsonObject],
         *,
         seconds: float | None = 60.0,
         debug_dir: Path | None = None,

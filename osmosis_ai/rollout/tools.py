@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import anyio
 
 from osmosis_ai.errors import ToolArgumentError
+from osmosis_ai.records import JsonObject
 
 __all__ = [
     "create_tool_error_result",
@@ -35,7 +35,7 @@ def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str,
     return create_tool_result(tool_call_id, f"Error: {error_message}")
 
 
-def serialize_tool_result(result: Any) -> str:
+def serialize_tool_result(result: object) -> str:
     """A tool's return value as text: a str as it is, an int or float by `str`, anything else as JSON.
 
     What JSON doesn't know (dates, objects) goes in as its `str`.
@@ -47,7 +47,7 @@ def serialize_tool_result(result: Any) -> str:
     return json.dumps(result, ensure_ascii=False, default=str)
 
 
-def parse_tool_arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+def parse_tool_arguments(arguments: str | JsonObject | None) -> JsonObject:
     """The arguments of a tool call as a dict; none at all is an empty one.
 
     Args:
@@ -69,7 +69,7 @@ def parse_tool_arguments(arguments: str | dict[str, Any] | None) -> dict[str, An
     return parsed
 
 
-def get_tool_call_info(tool_call: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+def get_tool_call_info(tool_call: JsonObject) -> tuple[str, str, JsonObject]:
     """A tool call's id, the tool's name and the parsed arguments.
 
     Raises:
@@ -94,8 +94,8 @@ def get_tool_call_info(tool_call: dict[str, Any]) -> tuple[str, str, dict[str, A
 
 
 async def execute_tool_calls(
-    tool_calls: list[dict[str, Any]], executor: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-) -> list[dict[str, Any]]:
+    tool_calls: list[JsonObject], executor: Callable[[JsonObject], Awaitable[JsonObject]]
+) -> list[JsonObject]:
     """Run one turn's tool calls concurrently.
 
     Args:
@@ -106,7 +106,7 @@ async def execute_tool_calls(
     Returns:
         The tool messages, in call order.
     """
-    results: list[dict[str, Any]] = [{} for _ in tool_calls]
+    results: list[JsonObject] = [{} for _ in tool_calls]
 
     async def run(position: int) -> None:
         call = tool_calls[position]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import BaseModel
 
 from osmosis_ai.errors import AgentLoopError
-from osmosis_ai.records import Record
+from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.rollout.core.base import RolloutAgentLoop
 from osmosis_ai.tracebacks import describe
 
 __all__ = ["ValidationIssue", "ValidationResult", "validate_agent_loop"]
@@ -59,7 +59,7 @@ class ValidationResult(Record, frozen=True):
             )
 
 
-def validate_agent_loop(agent_loop: Any) -> ValidationResult:
+def validate_agent_loop(agent_loop: RolloutAgentLoop | type[RolloutAgentLoop]) -> ValidationResult:
     """Check an agent loop's name, its `run`, and the tools it gives for a request about which nothing is known.
 
     Nothing is run but `get_default_tools`.
@@ -70,12 +70,13 @@ def validate_agent_loop(agent_loop: Any) -> ValidationResult:
     errors: list[ValidationIssue] = []
     warnings: list[ValidationIssue] = []
     if isinstance(agent_loop, type):
+        kind = agent_loop
         try:
-            agent_loop = agent_loop()
+            agent_loop = kind()
         except (Exception, SystemExit) as error:  # noqa: BLE001  the user's code may raise anything
-            name = agent_loop.__name__
-            message = f"{name}() raised {describe(error)}; a loop's class must need no arguments"
-            return ValidationResult([ValidationIssue("CANNOT_BE_CREATED", message, name)])
+            shown = kind.__name__
+            message = f"{shown}() raised {describe(error)}; a loop's class must need no arguments"
+            return ValidationResult([ValidationIssue("CANNOT_BE_CREATED", message, shown)])
     errors.extend(_check_name(agent_loop))
     errors.extend(_check_run(agent_loop))
     tools, problems = _tools(agent_loop)
@@ -88,8 +89,8 @@ def validate_agent_loop(agent_loop: Any) -> ValidationResult:
     return ValidationResult(errors, warnings, name if isinstance(name, str) and name.strip() else None, len(tools))
 
 
-def _check_name(loop: Any) -> Iterator[ValidationIssue]:
-    name = getattr(loop, "name", None)
+def _check_name(loop: RolloutAgentLoop) -> Iterator[ValidationIssue]:
+    name: object = getattr(loop, "name", None)
     if name is None:
         yield ValidationIssue("MISSING_NAME", 'the loop has no name: add `name = "…"` to its class', "name")
     elif not isinstance(name, str):
@@ -99,16 +100,16 @@ def _check_name(loop: Any) -> Iterator[ValidationIssue]:
         yield ValidationIssue("EMPTY_NAME", "the loop's name is empty", "name")
 
 
-def _check_run(loop: Any) -> Iterator[ValidationIssue]:
+def _check_run(loop: RolloutAgentLoop) -> Iterator[ValidationIssue]:
     run = getattr(loop, "run", None)
     if not inspect.iscoroutinefunction(run):
         kind = "an async generator" if inspect.isasyncgenfunction(run) else "missing" if run is None else "not async"
         yield ValidationIssue("RUN_NOT_ASYNC", f"run is {kind}: write `async def run(self, ctx)`", "run")
 
 
-def _tools(loop: Any) -> tuple[list[Any], list[ValidationIssue]]:
+def _tools(loop: RolloutAgentLoop) -> tuple[list[object], list[ValidationIssue]]:
     try:
-        tools = loop.get_default_tools()
+        tools: object = loop.get_default_tools()
     except (Exception, SystemExit) as error:  # noqa: BLE001  the user's code may raise anything
         return [], [ValidationIssue("GET_TOOLS_EXCEPTION", f"get_tools raised {describe(error)}", "get_tools")]
     if tools is None:
@@ -124,7 +125,7 @@ def _tools(loop: Any) -> tuple[list[Any], list[ValidationIssue]]:
     return list(tools), []
 
 
-def _check_tool(tool: Any, index: int, names: set[str]) -> Iterator[ValidationIssue]:
+def _check_tool(tool: object, index: int, names: set[str]) -> Iterator[ValidationIssue]:
     place = f"tools[{index}]"
     if isinstance(tool, BaseModel):
         tool = tool.model_dump()
@@ -144,7 +145,7 @@ def _check_tool(tool: Any, index: int, names: set[str]) -> Iterator[ValidationIs
     yield from _check_function(function, place, names)
 
 
-def _check_function(function: dict[str, Any], place: str, names: set[str]) -> Iterator[ValidationIssue]:
+def _check_function(function: JsonObject, place: str, names: set[str]) -> Iterator[ValidationIssue]:
     name = function.get("name")
     if name is None:
         yield ValidationIssue("MISSING_FUNCTION_NAME", f"the function of {place} has no name", place)

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from osmosis_ai.errors import MessagesRewrittenError, OsmosisRolloutError
+from osmosis_ai.records import JsonObject, JsonValue, Message
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutMetrics, RolloutRequest
 
 __all__ = [
@@ -47,14 +48,14 @@ class CompletionsResult:
         finish_reason: `stop`, `length`, `tool_calls`, ….
     """
 
-    message: dict[str, Any]
+    message: JsonObject
     token_ids: Any = None
     logprobs: Any = None
-    usage: dict[str, Any] = dataclasses.field(default_factory=dict)
+    usage: JsonObject = dataclasses.field(default_factory=dict)
     finish_reason: str = "stop"
 
     @property
-    def tool_calls(self) -> list[dict[str, Any]]:
+    def tool_calls(self) -> list[JsonObject]:
         """The tool calls of the message; empty when it has none."""
         return self.message.get("tool_calls") or []
 
@@ -72,7 +73,7 @@ class CompletionsResult:
 class ChatClient(Protocol):
     """The model behind a context: a trainer, or the model of a local run."""
 
-    async def chat_completions(self, messages: list[dict[str, Any]], **params: Any) -> CompletionsResult:
+    async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
         """The next assistant message.
 
         Args:
@@ -87,7 +88,7 @@ class RolloutResult:
     """What a loop's `run` returns; made by `ctx.complete` and `ctx.error`."""
 
     status: Literal["COMPLETED", "ERROR"]
-    final_messages: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    final_messages: list[Message] = dataclasses.field(default_factory=list)
     finish_reason: str = "stop"
     error_message: str | None = None
     metrics: RolloutMetrics | None = None
@@ -113,7 +114,7 @@ class RolloutContext:
     def __init__(
         self,
         request: RolloutRequest,
-        tools: Sequence[OpenAIFunctionToolSchema | dict[str, Any]],
+        tools: Sequence[OpenAIFunctionToolSchema | JsonObject],
         llm: ChatClient,
         *,
         debug_dir: Path | str | None = None,
@@ -123,12 +124,12 @@ class RolloutContext:
         self.tools = list(tools)
         self.llm = llm
         self.metrics = RolloutMetrics()
-        self.conversation: list[dict[str, Any]] = list(request.messages)
+        self.conversation: list[Message] = list(request.messages)
         self._debug_file = None if debug_dir is None else Path(debug_dir) / f"{file_stem(request.rollout_id)}.jsonl"
         self._sent: list[bytes] | None = None if allow_rewrites else []
         self._started = time.monotonic()
 
-    async def chat(self, messages: list[dict[str, Any]], **params: Any) -> CompletionsResult:
+    async def chat(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
         """Ask the model for the next message.
 
         Args:
@@ -161,7 +162,7 @@ class RolloutContext:
         return result
 
     def complete(
-        self, final_messages: list[dict[str, Any]], finish_reason: str = "stop", reward: float | None = None
+        self, final_messages: list[Message], finish_reason: str = "stop", reward: float | None = None
     ) -> RolloutResult:
         """The result of a rollout that came to its end.
 
@@ -172,7 +173,7 @@ class RolloutContext:
         """
         return RolloutResult("COMPLETED", final_messages, finish_reason, metrics=self.final_metrics(), reward=reward)
 
-    def error(self, message: str, final_messages: list[dict[str, Any]] | None = None) -> RolloutResult:
+    def error(self, message: str, final_messages: list[Message] | None = None) -> RolloutResult:
         """The result of a rollout that failed.
 
         Args:
@@ -190,7 +191,7 @@ class RolloutContext:
         self.metrics.num_tool_calls += 1
         self.metrics.tool_latency_ms += latency_ms
 
-    def log_event(self, event_type: str, **data: Any) -> None:
+    def log_event(self, event_type: str, **data: object) -> None:
         """Append a line to the rollout's debug file; does nothing when there is no debug directory.
 
         Args:
@@ -232,7 +233,7 @@ class RolloutAgentLoop(ABC):
 
     name: str
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         # A base class for several loops, which leaves a method to them, may leave them the name too.
         is_abstract = any(
@@ -272,7 +273,7 @@ class RolloutAgentLoop(ABC):
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-def _appended(sent: list[bytes], messages: list[dict[str, Any]]) -> list[bytes]:
+def _appended(sent: list[bytes], messages: list[Message]) -> list[bytes]:
     # Digests, because a loop can change a message in place: comparing with the very same dict would see nothing.
     digests = [_digest(message, index) for index, message in enumerate(messages)]
     for index, before in enumerate(sent):
@@ -293,7 +294,7 @@ def _appended(sent: list[bytes], messages: list[dict[str, Any]]) -> list[bytes]:
     return digests
 
 
-def refuse_bytes(messages: Sequence[Any], start: int = 0) -> None:
+def refuse_bytes(messages: Sequence[object], start: int = 0) -> None:
     """Do nothing for messages without bytes, which would silently arrive as base64.
 
     Args:
@@ -326,7 +327,7 @@ def _has_bytes(value: object) -> bool:
     return isinstance(value, (bytes, bytearray, memoryview))
 
 
-def _digest(message: dict[str, Any], index: int) -> bytes:
+def _digest(message: JsonObject, index: int) -> bytes:
     if not isinstance(message, dict):
         raise OsmosisRolloutError(f"message {index} must be a dict, not {type(message).__name__}")
     try:
@@ -339,7 +340,7 @@ def _digest(message: dict[str, Any], index: int) -> bytes:
     return hashlib.blake2b(encoded, digest_size=16).digest()
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 

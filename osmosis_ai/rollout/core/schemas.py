@@ -15,6 +15,7 @@ from pydantic import (
     model_serializer,
 )
 
+from osmosis_ai.records import JsonObject, Message
 from osmosis_ai.urls import UrlError, http_url
 
 __all__ = [
@@ -50,7 +51,7 @@ class _Schema(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     @model_serializer(mode="wrap")
-    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> JsonObject:
         fields = type(self).model_fields
         return {name: value for name, value in handler(self).items() if value is not None or name not in fields}
 
@@ -108,12 +109,12 @@ class RolloutRequest(BaseModel):
 
     rollout_id: str = Field(min_length=1, max_length=256)
     server_url: str
-    messages: list[dict[str, Any]]
-    completion_params: dict[str, Any] = Field(default_factory=dict)
+    messages: list[Message]
+    completion_params: JsonObject = Field(default_factory=dict)
     tool_server_url: str | None = None
     max_turns: int = Field(default=10, ge=1)
     max_tokens_total: int = Field(default=8192, ge=1)
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: JsonObject = Field(default_factory=dict)
     api_key: str | None = Field(default=None, repr=False)
     idempotency_key: str | None = None
 
@@ -143,7 +144,7 @@ class RolloutRequest(BaseModel):
 
     @field_validator("metadata")
     @classmethod
-    def _is_small(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _is_small(cls, value: JsonObject) -> JsonObject:
         try:
             size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         except (TypeError, ValueError) as error:
@@ -181,12 +182,12 @@ class RolloutResponse(BaseModel):
 
     rollout_id: str
     status: RolloutStatus
-    final_messages: list[dict[str, Any]] = Field(default_factory=list)
+    final_messages: list[Message] = Field(default_factory=list)
     finish_reason: str | None = None
     error_message: str | None = None
     reward: float | None = None
     metrics: RolloutMetrics | None = None
-    extra_fields: dict[str, Any] = Field(default_factory=dict)
+    extra_fields: JsonObject = Field(default_factory=dict)
 
 
 class CompletionsRequest(BaseModel):
@@ -195,7 +196,7 @@ class CompletionsRequest(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     model: str = "default"
-    messages: list[dict[str, Any]]
+    messages: list[Message]
     rollout_id: str
     temperature: float = 1.0
     top_p: float = 1.0
@@ -220,7 +221,7 @@ class CompletionsChoice(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     index: int = 0
-    message: dict[str, Any]
+    message: JsonObject
     finish_reason: str | None = None
 
 

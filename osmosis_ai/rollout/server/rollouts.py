@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import anyio
 import anyio.abc
@@ -17,7 +17,7 @@ import msgspec
 
 from osmosis_ai.errors import OsmosisError, OsmosisRolloutError
 from osmosis_ai.folders import private_folder
-from osmosis_ai.records import Record
+from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.rollout.client import TrainerPool, encode
 from osmosis_ai.rollout.core.base import file_stem
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
@@ -229,7 +229,7 @@ class Rollouts:
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         file = self._undelivered / f"{stamp}-{file_stem(request.rollout_id)}-{secrets.token_hex(3)}.json"
         # Written in the form of the callback's body, so that it can be sent as it is; never with the trainer's key.
-        content: dict[str, Any] = {
+        content: JsonObject = {
             "server_url": request.server_url,
             "reason": reason,
             "response": response.model_dump(),

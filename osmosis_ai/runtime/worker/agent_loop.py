@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 
-from osmosis_ai.records import Completion, FinishReason, Message, Tool
+from osmosis_ai.records import Completion, FinishReason, JsonObject, JsonValue, Message, Tool
 from osmosis_ai.rollout.core.base import (
     ChatClient,
     CompletionsResult,
@@ -49,7 +49,7 @@ class McpContext(RolloutContext):
         tools: Sequence[Tool],
         llm: ChatClient,
         *,
-        call_tool: Callable[[dict[str, Any]], Awaitable[Message]],
+        call_tool: Callable[[JsonObject], Awaitable[Message]],
         max_tokens_total: int | None,
         counted: str = "total_tokens",
         debug_dir: Path | str | None = None,
@@ -61,7 +61,7 @@ class McpContext(RolloutContext):
         self.max_tokens_total = max_tokens_total
         self.counted = counted
 
-    async def call_tools(self, calls: list[dict[str, Any]]) -> list[Message]:
+    async def call_tools(self, calls: list[JsonObject]) -> list[Message]:
         """Run one turn's tool calls concurrently and give their messages in call order."""
         if len(calls) == 1:
             return [await self._measured(calls[0])]
@@ -75,7 +75,7 @@ class McpContext(RolloutContext):
                 group.start_soon(one, position)
         return results
 
-    async def _measured(self, call: dict[str, Any]) -> Message:
+    async def _measured(self, call: JsonObject) -> Message:
         started = monotonic()
         message = await self.call_tool(call)
         self.record_tool_call(elapsed_ms(started))
@@ -83,7 +83,7 @@ class McpContext(RolloutContext):
 
 
 def row_request(
-    job: RolloutJob, limits: Limits, *, params: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None
+    job: RolloutJob, limits: Limits, *, params: JsonObject | None = None, metadata: JsonObject | None = None
 ) -> RolloutRequest:
     """What a trainer would ask for a dataset's row.
 
@@ -137,7 +137,7 @@ class SteppedContext(RolloutContext):
         self._stepper = stepper
         self._requests = 0
 
-    async def chat(self, messages: list[Message], **params: Any) -> CompletionsResult:
+    async def chat(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
         # Before anything else: what a person changes, they change in the loop's own list.
         await self._stepper.before_request(self._requests, messages)
         self._requests += 1
@@ -147,7 +147,7 @@ class SteppedContext(RolloutContext):
 class SteppedMcpContext(SteppedContext, McpContext):
     """An `McpContext` that also pauses, before each request and after each turn's tool calls."""
 
-    async def call_tools(self, calls: list[dict[str, Any]]) -> list[Message]:
+    async def call_tools(self, calls: list[JsonObject]) -> list[Message]:
         return await self._stepper.after_results(await super().call_tools(calls))
 
 

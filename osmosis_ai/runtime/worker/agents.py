@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, cast, get_args
+from typing import NamedTuple, cast, get_args
 
 import msgspec
 
@@ -32,7 +32,18 @@ from osmosis_ai.errors import (
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.mcp_tools.loading import import_failure
-from osmosis_ai.records import AgentReport, Completion, Failure, FinishReason, Message, Score, Tool, ToolCall
+from osmosis_ai.records import (
+    AgentReport,
+    Completion,
+    Failure,
+    FinishReason,
+    JsonObject,
+    JsonValue,
+    Message,
+    Score,
+    Tool,
+    ToolCall,
+)
 from osmosis_ai.rollout.client import encode
 from osmosis_ai.rollout.core.base import (
     ChatClient,
@@ -40,7 +51,7 @@ from osmosis_ai.rollout.core.base import (
     RolloutAgentLoop,
     RolloutContext,
 )
-from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
+from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.outcome import LoopOutcome, describe_raised, outcome_of, plain_messages, tool_dicts, tools_of
 from osmosis_ai.rollout.validator import validate_agent_loop
 from osmosis_ai.runtime.pool.trajectory import opening_messages
@@ -178,7 +189,7 @@ def finished(outcome: LoopOutcome, agent: LoadedAgent, root: Path) -> Ending:
     return Ending(reason, None, outcome.messages, AgentReport(agent.name, said, score, metrics))
 
 
-def _blamed(message: str, kind: FailureKind, function: Callable[..., Any], root: Path) -> Failure:
+def _blamed(message: str, kind: FailureKind, function: Callable[..., object], root: Path) -> Failure:
     """A failure that no line has raised, with the place of the function that is to blame."""
     place = tracebacks.locate_function(function, root)
     if place is None:
@@ -186,7 +197,7 @@ def _blamed(message: str, kind: FailureKind, function: Callable[..., Any], root:
     return Failure("agent", message, kind=kind, file=place.file, line=place.line)
 
 
-def _raised(error: BaseException, root: Path, function: Callable[..., Any]) -> Failure:
+def _raised(error: BaseException, root: Path, function: Callable[..., object]) -> Failure:
     """The failure of what a method of the loop has raised, or was found to do wrong."""
     cause: BaseException | None = error
     seen = 0
@@ -233,12 +244,12 @@ class AgentRollout:
         self,
         agent: LoadedAgent,
         job: RolloutJob,
-        complete: Callable[[list[Message], list[Tool], dict[str, Any]], Awaitable[Completion]],
+        complete: Callable[[list[Message], list[Tool], JsonObject], Awaitable[Completion]],
         emit: Callable[[Event], None],
         limits: Limits,
         root: Path,
         *,
-        params: dict[str, Any],
+        params: JsonObject,
         allow_rewrites: bool,
         debug_dir: str | None,
         stepper: Stepper | None,
@@ -286,7 +297,7 @@ class AgentRollout:
         metadata = copy.deepcopy({**row.extra, "row_index": row.index, "ground_truth": row.ground_truth})
         return row_request(self._job, self._limits, params=copy.deepcopy(self._params), metadata=metadata)
 
-    def _context(self, tools: list[Any], request: RolloutRequest) -> RolloutContext:
+    def _context(self, tools: list[OpenAIFunctionToolSchema | Tool], request: RolloutRequest) -> RolloutContext:
         make: Callable[..., RolloutContext] = RolloutContext
         allow_rewrites = self._allow_rewrites
         if self._stepper is not None:
@@ -295,7 +306,7 @@ class AgentRollout:
             allow_rewrites = True
         return make(request, tools, self, debug_dir=self._debug_dir, allow_rewrites=allow_rewrites)
 
-    async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
+    async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
         """Ask the run's model on behalf of the loop.
 
         Args:
@@ -387,9 +398,9 @@ def _translated(error: ModelError) -> OsmosisRolloutError:
     return OsmosisValidationError(text, error.status or 400)
 
 
-def sendable(response: RolloutResponse) -> dict[str, Any]:
+def sendable(response: RolloutResponse) -> JsonObject:
     """A response as data that can be written as JSON, whatever the loop has put into it."""
-    plain: dict[str, Any] = msgspec.json.decode(encode(response.model_dump()))
+    plain: JsonObject = msgspec.json.decode(encode(response.model_dump()))
     return plain
 
 
@@ -415,7 +426,7 @@ class ReplayedChat:
         self._replies = list(reversed(replies))
         self.conversation: list[Message] = []
 
-    async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
+    async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
         """Ask the trainer.
 
         Args:
