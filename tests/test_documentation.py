@@ -41,7 +41,7 @@ import uvicorn
 from fastmcp import FastMCP
 
 from osmosis_ai.cli.app import app
-from osmosis_ai.runtime.run.report import Cause
+from osmosis_ai.runtime.run.results import Cause
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
 ROOT = Path(__file__).parent.parent

@@ -30,7 +30,7 @@ from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.pool.pool import Pool, PoolOptions, SteppingPool, default_workers, open_pool
 from osmosis_ai.runtime.run.judges import check_judges
 from osmosis_ai.runtime.run.prepare import Prepared, RunRequest, check_output, find_agent, prepare
-from osmosis_ai.runtime.run.report import Report, build_report, results_object, run_summary, score_names
+from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.run.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run.run import Run, RunPlan
 from osmosis_ai.store import Completed, RunStore
@@ -226,14 +226,14 @@ class _Execution:
         """Run it all; gives the exit code."""
         self._scope = anyio.CancelScope()
         with self._interrupts(), self._scope, open_store(self._start) as store:
-            finished = await self._run_with(store)
+            report = await self._run_with(store)
             # Not before the workers are gone: what user code printed in this process went to stderr until now.
-            self._print(finished, store)
-            return self._exit_code(finished.report)
+            self._print(report)
+            return self._exit_code(report)
         self._output.warn("interrupted before the first rollout")
         return INTERRUPTED
 
-    async def _run_with(self, store: RunStore) -> _Finished:
+    async def _run_with(self, store: RunStore) -> Report:
         workers = pool_options(self._options, store, self._start.keys, self._start.environ)
         async with loaded(self._start, workers) as (pool, plan, summary):
             self._pool, self._plan = pool, plan
@@ -264,27 +264,26 @@ class _Execution:
         )
         return Run(run_id, plan, pool, store, self._progress, completed=completed, retry_failed=options.retry_failed)
 
-    async def _finish(self, store: RunStore, pool: Pool, run: Run, wall_ms: float) -> _Finished:
+    async def _finish(self, store: RunStore, pool: Pool, run: Run, wall_ms: float) -> Report:
         plan = self._plan
         names = score_names(pool.loaded, [total.function for total in store.function_totals(run.id)])
-        report = build_report(plan, names, store.outcomes(run.id))
+        outcomes = store.outcomes(run.id)
+        report = build_report(plan, names, outcomes, run_id=run.id, store=store.path, wall_ms=wall_ms)
         unfinished = self._interrupted or run.out_of_budget
         await store.mark(run.id, "interrupted" if unfinished else "finished", run_summary(report))
         if run.out_of_budget:
             self._output.warn(f"stopped: the budget of ${plan.max_cost:g} (--max-cost) is spent")
-        return _Finished(run.id, report, wall_ms)
+        return report
 
-    def _print(self, finished: _Finished, store: RunStore) -> None:
-        plan, (run_id, report, wall_ms) = self._plan, finished
+    def _print(self, report: Report) -> None:
         if self._output_file is not None or self._options.json:
-            result = results_object(plan, report, lambda: store.outcomes(run_id), wall_ms=wall_ms, run_id=run_id)
-            data = self._masker.encoded(msgspec.json.encode(result))
+            data = self._masker.encoded(report.to_json())
             if self._output_file is not None:
                 self._output_file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
             if self._options.json:
                 self._output.line(data.decode("utf-8"))
                 return
-        print_report(self._output, plan, report, wall_ms=wall_ms, run_id=run_id)
+        print_report(self._output, report)
         if self._output_file is not None:
             self._output.say(f"results written to {self._output_file}")
 
@@ -335,14 +334,6 @@ class _Execution:
             yield
         finally:
             signal.signal(signal.SIGINT, previous)
-
-
-class _Finished(NamedTuple):
-    """A run whose every record is stored."""
-
-    run_id: str
-    report: Report
-    wall_ms: float
 
 
 class _DatasetCheck:

@@ -24,7 +24,7 @@ from osmosis_ai.runtime.pool.pool import SteppingPool
 from osmosis_ai.runtime.protocol import Paused
 from osmosis_ai.runtime.run.debugger import Debugger, Ended, RefusedError
 from osmosis_ai.runtime.run.prepare import RunRequest
-from osmosis_ai.runtime.run.report import build_report, results_object, run_summary, score_names
+from osmosis_ai.runtime.run.report import build_report, run_summary, score_names
 from osmosis_ai.runtime.run.resume import run_config, run_identity
 from osmosis_ai.runtime.run.run import POLICY, RunPlan
 from osmosis_ai.store import RunStore
@@ -137,17 +137,15 @@ class _Session:
         outcomes = list(store.outcomes(run_id))
         plan = msgspec.structs.replace(plan, total_rows=len(outcomes))
         names = score_names(pool.loaded, {name for outcome in outcomes for name in outcome.scores})
-        report = build_report(plan, names, outcomes)
+        wall_ms = (monotonic() - self._began) * 1000
+        report = build_report(plan, names, outcomes, run_id=run_id, store=store.path, wall_ms=wall_ms, interactive=True)
         if outcomes:
             await store.mark(run_id, "interrupted" if self._interrupted else "finished", run_summary(report))
             self._output.say(f"run {run_id}")
         else:
             await store.delete_run(run_id)
         if self._start.output_file is not None:
-            wall_ms = (monotonic() - self._began) * 1000
-            result = results_object(plan, report, lambda: iter(outcomes), wall_ms=wall_ms, run_id=run_id)
-            result["config"]["interactive"] = True
-            data = self._start.masker.encoded(msgspec.json.encode(result))
+            data = self._start.masker.encoded(report.to_json(lambda: outcomes))
             self._start.output_file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
             self._output.say(f"results written to {self._start.output_file}")
         if self._interrupted:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.records import ModelSpec
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
-from osmosis_ai.runtime.run.report import Comparison, Report, Totals
-from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.runtime.run.report import Baseline, Policy, Report
 from osmosis_ai.text import counted
 
 __all__ = ["print_report"]
@@ -16,50 +14,47 @@ __all__ = ["print_report"]
 MAX_CAUSES = 10
 
 
-def print_report(output: Output, plan: RunPlan, report: Report, *, wall_ms: float, run_id: str) -> None:
+def print_report(output: Output, report: Report) -> None:
     """Print a run's report to stdout.
 
     Args:
-        output: Where to print.
-        plan: What was run.
-        report: What came out.
-        wall_ms: Milliseconds the run took.
-        run_id: Its id in the store.
+        output: The command's output.
+        report: The report.
     """
-    output.result(f"\nmodel {_shown(plan.policies[POLICY])}")
-    output.result(_headline(report.policy, report.scoring_errors, wall_ms))
+    output.result(f"\nmodel {_shown(report.policy)}")
+    output.result(_headline(report.policy, report.scoring_errors, report.wall_ms))
     if report.functions:
-        output.result(_functions_table(plan, report))
+        output.result(_functions_table(report))
     if report.baseline is not None:
-        output.result(f"\nbaseline {_shown(plan.policies[BASELINE])}, on the same rows")
+        output.result(f"\nbaseline {_shown(report.baseline)}, on the same rows")
         output.result(_headline(report.baseline, 0, None))
-        output.result(_comparison_table(report.comparisons))
+        output.result(_comparison_table(report.baseline))
     if report.judges.calls:
         cost = "" if report.judges.cost_usd is None else f", ${report.judges.cost_usd:.4f}"
         output.result(f"judges: {counted(report.judges.calls, 'call')}, {report.judges.total_tokens:,} tokens{cost}")
     if report.tools:
         output.result(_tools_table(report))
-    _print_causes(output, report)
-    output.result(f"run {run_id}")
+    _print_failures(output, report)
+    output.result(f"run {report.run_id}")
 
 
-def _headline(totals: Totals, scoring_errors: int, wall_ms: float | None) -> str:
-    parts = [f"{totals.passed} of {totals.planned} rollouts completed"]
-    if totals.failed:
-        parts.append(f"{totals.failed} failed")
-    if totals.missing:
-        parts.append(f"{totals.missing} not run")
+def _headline(policy: Policy, scoring_errors: int, wall_ms: float | None) -> str:
+    parts = [f"{policy.passed} of {policy.planned} rollouts completed"]
+    if policy.failed:
+        parts.append(f"{policy.failed} failed")
+    if policy.missing:
+        parts.append(f"{policy.missing} not run")
     if scoring_errors:
         parts.append(counted(scoring_errors, "scoring error"))
-    parts.append(f"{totals.usage.total_tokens:,} tokens")
-    if totals.cost_usd:
-        parts.append(f"${totals.cost_usd:.4f}")
+    parts.append(f"{policy.usage.total_tokens:,} tokens")
+    if policy.cost_usd:
+        parts.append(f"${policy.cost_usd:.4f}")
     if wall_ms is not None:
         parts.append(f"{wall_ms / 1000:.1f} s")
     return ", ".join(parts)
 
 
-def _functions_table(plan: RunPlan, report: Report) -> Table:
+def _functions_table(report: Report) -> Table:
     table = _table("scores", "function", "mean ± stderr", "95 % CI", "std", "min", "max")
     ks = sorted({k for statistics in report.functions.values() for k in statistics.pass_at_k})
     for k in ks:
@@ -82,13 +77,12 @@ def _functions_table(plan: RunPlan, report: Report) -> Table:
     return table
 
 
-def _comparison_table(comparisons: list[Comparison]) -> Table:
+def _comparison_table(baseline: Baseline) -> Table:
     table = _table("", "function", "baseline mean ± stderr", "win", "loss", "tie", "difference", "95 % CI")
-    for comparison in comparisons:
-        paired = comparison.paired
+    for name, paired in baseline.comparison.items():
         table.add_row(
-            comparison.function,
-            _mean(comparison.baseline),
+            name,
+            _mean(baseline.functions[name]),
             str(paired.wins),
             str(paired.losses),
             str(paired.ties),
@@ -100,24 +94,24 @@ def _comparison_table(comparisons: list[Comparison]) -> Table:
 
 def _tools_table(report: Report) -> Table:
     table = _table("tools", "tool", "calls", "errors", "median ms", "p95 ms")
-    for tool in report.tools:
+    for name, tool in report.tools.items():
         errors = ", ".join(f"{kind} {count}" for kind, count in tool.errors.items()) or "–"
-        table.add_row(tool.name, str(tool.calls), errors, f"{tool.median_ms:.1f}", f"{tool.p95_ms:.1f}")
+        table.add_row(name, str(tool.calls), errors, f"{tool.median_ms:.1f}", f"{tool.p95_ms:.1f}")
     return table
 
 
-def _print_causes(output: Output, report: Report) -> None:
-    if not report.causes:
+def _print_failures(output: Output, report: Report) -> None:
+    if not report.failures:
         return
     output.result("failures")
-    for cause in report.causes[:MAX_CAUSES]:
+    for cause in report.failures[:MAX_CAUSES]:
         where = f" at {cause.file}:{cause.line}" if cause.file and cause.line else ""
         subject = f"{cause.function}: " if cause.function else ""
         output.line(
             f"  {cause.count} × {cause.origin}{where}, for example row {cause.row_index}: {subject}{cause.message}"
         )
-    if len(report.causes) > MAX_CAUSES:
-        output.result(f"  … and {len(report.causes) - MAX_CAUSES} further causes")
+    if len(report.failures) > MAX_CAUSES:
+        output.result(f"  … and {len(report.failures) - MAX_CAUSES} further causes")
 
 
 def _table(title: str, first: str, *columns: str) -> Table:
@@ -128,10 +122,10 @@ def _table(title: str, first: str, *columns: str) -> Table:
     return table
 
 
-def _shown(spec: ModelSpec) -> str:
-    where = f" at {spec.base_url}" if spec.base_url else ""
-    stand_in = "  (offline stand-in: these scores say nothing about a model)" if spec.engine == "offline" else ""
-    return f"{spec.name}{where}{stand_in}"
+def _shown(policy: Policy) -> str:
+    where = f" at {policy.base_url}" if policy.base_url else ""
+    stand_in = "  (offline stand-in: these scores say nothing about a model)" if policy.stand_in else ""
+    return f"{policy.model}{where}{stand_in}"
 
 
 def _mean(statistics: FunctionStatistics) -> str:

@@ -222,8 +222,8 @@ def comparison_object(comparison: RunComparison) -> dict[str, Any]:
         "rows": comparison.rows._asdict(),
         "functions": {
             function.function: {
-                "a": _statistics_object(function.a),
-                "b": _statistics_object(function.b),
+                "a": msgspec.to_builtins(function.a),
+                "b": msgspec.to_builtins(function.b),
                 "difference": function.paired.mean_difference,
                 **{name: value for name, value in plain(function.paired).items() if name != "mean_difference"},
                 "same_code": function.same_code,
@@ -404,13 +404,6 @@ def _mean(statistics: FunctionStatistics) -> str:
 
 def _interval(interval: tuple[float, float] | None) -> str:
     return "–" if interval is None else f"{interval[0]:+.3f} … {interval[1]:+.3f}"
-
-
-def _statistics_object(statistics: FunctionStatistics) -> dict[str, Any]:
-    item: dict[str, Any] = plain(statistics)
-    for name in ("pass_at_k", "pass_hat_k"):
-        item.update({f"{name[:-1]}{k}": value for k, value in item.pop(name).items()})
-    return item
 
 
 def _when(seconds: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -21,6 +21,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.execute import COULD_NOT_START, INTERRUPTED, pool_options
 from osmosis_ai.cli.options import RunOptions
+from osmosis_ai.cli.watch_screen import BrokenSave, Screen
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.rubrics import rubric_files
 from osmosis_ai.environment import load_env_files
@@ -31,7 +32,6 @@ from osmosis_ai.records import Record, Rollout
 from osmosis_ai.reward_rubric.redirect import redirect_judges
 from osmosis_ai.runtime.pool.pool import Pool
 from osmosis_ai.runtime.run.prepare import RunRequest, check_output, find_agent, find_dataset, prepare
-from osmosis_ai.runtime.run.report import results_object
 from osmosis_ai.runtime.run.run import RunListener, RunPlan
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.changes import (
@@ -49,20 +49,10 @@ from osmosis_ai.runtime.watch.session import Iteration, Rerun, WatchSession
 from osmosis_ai.store import RunStore
 from osmosis_ai.tasks import task_group
 
-__all__ = ["BrokenSave", "Display", "watch"]
+__all__ = ["Display", "watch"]
 
 EXCERPT_LINES = 2
 KEYS = "rfdq"
-
-
-class BrokenSave(Record, frozen=True):
-    """Why what was saved can't be used; `excerpt` is the source around the line."""
-
-    kind: str
-    message: str
-    file: str | None = None
-    line: int | None = None
-    excerpt: str | None = None
 
 
 class Display(Protocol):
@@ -75,7 +65,7 @@ class Display(Protocol):
         """Hears of the records of the iteration that begins."""
         ...
 
-    def show(self, iteration: Iteration, result: dict[str, Any]) -> None:
+    def show(self, iteration: Iteration, results: bytes) -> None:
         """An iteration has ended."""
 
     def unchanged(self) -> None:
@@ -250,19 +240,12 @@ class _Watcher:
         self._learn()
 
     def _show(self, display: Display, iteration: Iteration) -> None:
-        result = results_object(
-            iteration.plan,
-            iteration.report,
-            self.session.outcomes,
-            wall_ms=iteration.took_ms,
-            run_id=iteration.run_id,
-        )
-        result["iteration"] = iteration.as_object()
+        data = iteration.report.to_json(self.session.outcomes, iteration=iteration.as_object())
+        data = self._masker.encoded(data)
         if self._output_file is not None:
-            data = self._masker.encoded(msgspec.json.encode(result))
             self._output_file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
         self._shown = iteration
-        display.show(iteration, result)
+        display.show(iteration, data)
 
     async def _next(self, display: Display, events: MemoryObjectReceiveStream[set[str] | str]) -> _Next:
         """Wait for something that makes the next iteration."""
@@ -327,8 +310,6 @@ class _Watcher:
     def _display(self) -> AbstractContextManager[Display]:
         if self._options.json or not sys.stdout.isatty():
             return nullcontext(_JsonLines(self._output, self._masker))
-        from osmosis_ai.cli.watch_screen import Screen
-
         return Screen(self._output, self._shown)
 
     @asynccontextmanager
@@ -388,20 +369,20 @@ class _JsonLines:
     def listener(self, plan: RunPlan, done: int) -> RunListener:
         return _Nobody()
 
-    def show(self, iteration: Iteration, result: dict[str, Any]) -> None:
-        self._line(result)
+    def show(self, iteration: Iteration, results: bytes) -> None:
+        self._line(results)
 
     def unchanged(self) -> None:
         """Nothing was redone, so there is nothing to tell."""
 
     def broken(self, broken: BrokenSave) -> None:
-        self._line({"error": {name: getattr(broken, name) for name in broken.__struct_fields__}})
+        self._line(self._masker.encoded(msgspec.json.encode({"error": broken})))
 
     def flipped_transcript(self, lines: list[str]) -> None:
         """There are no keys without a terminal."""
 
-    def _line(self, value: dict[str, Any]) -> None:
-        self._output.line(self._masker.encoded(msgspec.json.encode(value)).decode("utf-8"))
+    def _line(self, value: bytes) -> None:
+        self._output.line(value.decode("utf-8"))
 
 
 class _Nobody:

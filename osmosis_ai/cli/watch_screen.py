@@ -11,18 +11,28 @@ from rich.table import Table
 from rich.text import Text
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.cli.watch import BrokenSave
-from osmosis_ai.records import Rollout
+from osmosis_ai.records import Record, Rollout
 from osmosis_ai.runtime.pool.pool import Pool
-from osmosis_ai.runtime.run.run import POLICY, RunListener, RunPlan
+from osmosis_ai.runtime.run.results import Flip
+from osmosis_ai.runtime.run.run import RunListener, RunPlan
 from osmosis_ai.runtime.run.scoring import Scored
-from osmosis_ai.runtime.watch.session import Flip, Iteration
+from osmosis_ai.runtime.watch.session import Iteration
 
-__all__ = ["Screen"]
+__all__ = ["BrokenSave", "Screen"]
 
 FLIPS_SHOWN = 8
 SLOW_SECONDS = 5.0
 HELP = "r rerun all · f rerun failed · d first flipped row's transcript · q quit"
+
+
+class BrokenSave(Record, frozen=True, omit_defaults=False):
+    """Why what was saved can't be used; `excerpt` is the source around the line."""
+
+    kind: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    excerpt: str | None = None
 
 
 class Screen:
@@ -58,7 +68,7 @@ class Screen:
         self._working.total, self._working.done = plan.total_rollouts, done
         return self._working
 
-    def show(self, iteration: Iteration, result: dict[str, Any]) -> None:
+    def show(self, iteration: Iteration, results: bytes) -> None:
         self._iteration, self._broken, self._working = iteration, None, None
         self._live.refresh()
 
@@ -118,12 +128,11 @@ class _Working:
 
 def _results(iteration: Iteration) -> list[Any]:
     plan, report = iteration.plan, iteration.report
-    spec = plan.policies[POLICY]
-    stand_in = " (offline stand-in)" if spec.engine == "offline" else ""
+    stand_in = " (offline stand-in)" if report.policy.stand_in else ""
     redone = f"{iteration.rollouts} rollouts, {iteration.scores} scores, {iteration.cached_turns} cached turns"
     parts: list[Any] = [
         Text(f"iteration {iteration.number}: {', '.join(iteration.trigger)}", style="bold"),
-        Text(f"{spec.name}{stand_in}, {plan.total_rows} rows; redone: {redone}; {iteration.took_ms:.0f} ms"),
+        Text(f"{report.policy.model}{stand_in}, {plan.total_rows} rows; redone: {redone}; {iteration.took_ms:.0f} ms"),
         _scores(iteration),
     ]
     if iteration.out_of_budget:
@@ -135,7 +144,7 @@ def _results(iteration: Iteration) -> list[Any]:
                 f"{totals.failed} failed, {totals.missing} missing, {report.scoring_errors} scoring errors", style="red"
             )
         )
-        for cause in report.causes[:3]:
+        for cause in report.failures[:3]:
             where = f" at {cause.file}:{cause.line}" if cause.file else ""
             parts.append(Text(f"  {cause.count} × {cause.origin}{where}: {cause.message}", style="red"))
     for name, style, tools in (

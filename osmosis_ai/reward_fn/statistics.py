@@ -17,8 +17,6 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
-from msgspec import field
-
 from osmosis_ai.records import Record
 
 __all__ = ["FunctionStatistics", "PairedComparison", "paired", "pass_at_k", "pass_hat_k", "summarize", "t_critical"]
@@ -32,41 +30,76 @@ _LARGE, _SCALE = 1e100, 2.0**-600
 class FunctionStatistics(Record, frozen=True):
     """One function's scores over all rows.
 
-    `count` attempts on `rows` rows; `scored` of them have a score. In `mean`, `std` (population), `min`, `max`,
-    `standard_error` and `confidence_interval` (95 %) a missing score is 0; `mean_scored` leaves missing ones out and is
-    None when there is no score at all. The last two need two rows, else they are None. `pass_at_k` and `pass_hat_k` are
-    empty when no row has more than one attempt.
+    In `mean`, `std`, `min`, `max`, `standard_error` and `confidence_interval` a missing score counts as 0.
     """
 
     rows: int
+    """Rows with at least one attempt."""
     count: int
+    """Attempts."""
     scored: int
+    """Attempts with a score."""
     scoring_errors: int
+    """Attempts whose score could not be computed."""
     mean: float
+    """Mean of all attempts."""
     mean_scored: float | None
+    """Mean of the attempts with a score, null if there are none."""
     std: float
+    """Population standard deviation of all attempts."""
     min: float
+    """Lowest score."""
     max: float
-    standard_error: float | None = None
-    confidence_interval: tuple[float, float] | None = None
-    pass_at_k: dict[int, float] = field(default_factory=dict)
-    pass_hat_k: dict[int, float] = field(default_factory=dict)
+    """Highest score."""
+    standard_error: float | None
+    """Standard error of the mean, with rows as clusters; null for fewer than two rows."""
+    confidence_interval: tuple[float, float] | None
+    """95 % confidence interval of the mean, `[low, high]`; null for fewer than two rows."""
+    pass_at_1: float | None = None
+    """pass@1: the share of attempts that pass. Present if a row has two attempts or more."""
+    pass_at_3: float | None = None
+    """pass@3: probability that at least one of 3 attempts passes. Present if a row has that many."""
+    pass_at_5: float | None = None
+    """pass@5: probability that at least one of 5 attempts passes. Present if a row has that many."""
+    pass_at_10: float | None = None
+    """pass@10: probability that at least one of 10 attempts passes. Present if a row has that many."""
+    pass_hat_1: float | None = None
+    """pass^1, which equals pass@1."""
+    pass_hat_3: float | None = None
+    """pass^3: probability that all of 3 attempts pass. Present if a row has that many."""
+    pass_hat_5: float | None = None
+    """pass^5: probability that all of 5 attempts pass. Present if a row has that many."""
+    pass_hat_10: float | None = None
+    """pass^10: probability that all of 10 attempts pass. Present if a row has that many."""
+
+    @property
+    def pass_at_k(self) -> dict[int, float]:
+        """pass@k by k; empty if no row has more than one attempt."""
+        return _by_k(self.pass_at_1, self.pass_at_3, self.pass_at_5, self.pass_at_10)
+
+    @property
+    def pass_hat_k(self) -> dict[int, float]:
+        """pass^k by k; empty if no row has more than one attempt."""
+        return _by_k(self.pass_hat_1, self.pass_hat_3, self.pass_hat_5, self.pass_hat_10)
 
 
 class PairedComparison(Record, frozen=True):
-    """How `a` did against `b` on the same rows.
-
-    `wins` counts the rows where the mean of `a` is higher; `mean_difference` is the mean over rows of a − b, with its
-    standard error and 95 % confidence interval, which are None for fewer than two rows.
-    """
+    """Policy `a` against policy `b` on the same rows."""
 
     rows: int
+    """Rows that both have attempts on."""
     wins: int
+    """Rows where the mean of `a` is higher."""
     losses: int
+    """Rows where the mean of `b` is higher."""
     ties: int
+    """Rows where the means are closer than 1e-9."""
     mean_difference: float
-    standard_error: float | None = None
-    confidence_interval: tuple[float, float] | None = None
+    """Mean over rows of a − b."""
+    standard_error: float | None
+    """Standard error of the mean difference, null for fewer than two rows."""
+    confidence_interval: tuple[float, float] | None
+    """95 % confidence interval of the mean difference, `[low, high]`; null for fewer than two rows."""
 
 
 def summarize(
@@ -200,19 +233,23 @@ def _central_probability(angle: float, degrees: int) -> float:
     return (angle + sine * total) * 2 / math.pi if odd else sine * total
 
 
-def _passes(rows: Sequence[Sequence[float | None]], threshold: float) -> dict[str, dict[int, float]]:
+def _passes(rows: Sequence[Sequence[float | None]], threshold: float) -> dict[str, float]:
+    """pass@k and pass^k under their fields' names, for every k that the longest row has attempts for."""
     longest = max(map(len, rows), default=0)
     if longest < 2:
         return {}
     # Rows with equal counts have equal estimates, and there are few different counts.
     kinds = Counter((len(row), sum(score is not None and score >= threshold for score in row)) for row in rows)
-    found: dict[str, dict[int, float]] = {"pass_at_k": {}, "pass_hat_k": {}}
-    for k in _KS:
-        if k <= longest:
-            for name, estimate in (("pass_at_k", pass_at_k), ("pass_hat_k", pass_hat_k)):
-                total = math.fsum(times * estimate(max(n, k), c, k) for (n, c), times in kinds.items())
-                found[name][k] = total / len(rows)
-    return found
+    return {
+        f"{name}_{k}": math.fsum(times * estimate(max(n, k), c, k) for (n, c), times in kinds.items()) / len(rows)
+        for name, estimate in (("pass_at", pass_at_k), ("pass_hat", pass_hat_k))
+        for k in _KS
+        if k <= longest
+    }
+
+
+def _by_k(*values: float | None) -> dict[int, float]:
+    return {k: value for k, value in zip(_KS, values, strict=True) if value is not None}
 
 
 def _clustered_error(rows: Sequence[Sequence[float]], mean: float) -> float | None:

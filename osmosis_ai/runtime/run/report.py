@@ -1,74 +1,70 @@
-"""What a run came to: statistics, tools, failures by cause; and the documented JSON objects."""
+"""The report of a finished run: statistics, tools, failures by cause; and the documented results made from it."""
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from osmosis_ai.records import CallSummary, Failure, JudgeCall, Outcome, Record, Usage
+from osmosis_ai.records import CallSummary, Failure, JsonObject, ModelSpec, Origin, Outcome, Record, Score, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
 from osmosis_ai.runtime.protocol import Ready
+from osmosis_ai.runtime.run.results import (
+    BaselineObject,
+    Cause,
+    EvalConfig,
+    EvalObject,
+    EvalResults,
+    EvalRow,
+    EvalRun,
+    EvalSummary,
+    JudgeTotals,
+    RunTotals,
+    TestConfig,
+    TestObject,
+    TestResults,
+    TestRow,
+    TestSummary,
+    TokenUsage,
+    ToolStatistics,
+    WatchIteration,
+)
 from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.store.queries import Queries
 
-__all__ = [
-    "Cause",
-    "Comparison",
-    "JudgeTotals",
-    "Report",
-    "ToolStatistics",
-    "Totals",
-    "build_report",
-    "results_object",
-    "run_summary",
-    "score_names",
-]
+__all__ = ["Baseline", "Policy", "Report", "build_report", "run_summary", "score_names"]
 
 
-class ToolStatistics(Record, frozen=True):
-    """All calls of one tool. Times in milliseconds."""
+class Policy(Record, frozen=True):
+    """A model, and what its rollouts came to. Tokens and cost are those of rollouts only."""
 
-    name: str
-    calls: int
-    errors: dict[str, int]
-    median_ms: float
-    p95_ms: float
-
-
-class Cause(Record, frozen=True):
-    """Failures that share their origin, kind and place, with the first of them as the example."""
-
-    origin: str
-    kind: str
-    count: int
-    message: str
-    row_index: int
-    run_index: int
-    file: str | None = None
-    line: int | None = None
-    function: str | None = None
-
-
-class Comparison(Record, frozen=True):
-    """The policy against the baseline on the same rows, for one function."""
-
-    function: str
-    baseline: FunctionStatistics
-    paired: PairedComparison
-
-
-class Totals(Record, frozen=True):
-    """One policy's rollouts. Times in milliseconds; tokens and cost of rollouts only."""
-
+    model: str
+    """Name of the model."""
+    base_url: str | None
+    """Endpoint of the model, None for the provider's own."""
+    stand_in: bool
+    """True for an offline model: the scores say nothing about a model."""
+    params: JsonObject
+    """Request parameters sent to the model."""
     planned: int
-    rollouts: int = 0
-    failed: int = 0
-    duration_ms: float = 0.0
-    usage: Usage = Usage()
-    cost_usd: float | None = None
+    """Rollouts planned."""
+    rollouts: int
+    """Rollouts recorded."""
+    failed: int
+    """Rollouts that ended in an error."""
+    duration_ms: float
+    """Sum of the rollouts' durations in milliseconds."""
+    usage: Usage
+    """Tokens of all rollouts."""
+    cost_usd: float | None
+    """Cost of all rollouts in US dollars, None if no price is known."""
+    functions: dict[str, FunctionStatistics]
+    """Statistics of each function on these rollouts."""
 
     @property
     def missing(self) -> int:
@@ -81,173 +77,183 @@ class Totals(Record, frozen=True):
         return self.rollouts - self.failed
 
 
-class JudgeTotals(Record, frozen=True):
-    """What rubrics asked of their judges, which no rollout's tokens and cost contain."""
+class Baseline(Policy, frozen=True):
+    """The model compared with, on the same rows."""
 
-    calls: int = 0
-    total_tokens: int = 0
-    cost_usd: float | None = None
-
-    def __add__(self, call: JudgeCall) -> JudgeTotals:
-        cost = self.cost_usd if call.cost_usd is None else (self.cost_usd or 0.0) + call.cost_usd
-        return JudgeTotals(self.calls + 1, self.total_tokens + call.usage.total_tokens, cost)
+    comparison: dict[str, PairedComparison]
+    """The policy against the baseline, by function: a win is a row where the policy is better."""
 
 
-class Report(Record, frozen=True):
-    """Everything a finished run says about itself. `tools` are the policy's, `causes` also the baseline's."""
+class Report(Record, frozen=True, kw_only=True):
+    """The report of a run. It holds summaries only: rollouts and results are read from the run store when asked for."""
 
-    policy: Totals
-    functions: dict[str, FunctionStatistics]
+    command: Literal["test", "eval"]
+    """The kind of run, which decides the shape of its results."""
+    run_id: str
+    """Id of the run in the run store."""
+    store: str
+    """Path of the run store."""
+    dataset: str
+    """Path of the dataset."""
+    agent: str | None
+    """The agent loop that was named, None for the built-in one."""
+    rows: int
+    """Rows of the dataset that were asked for."""
+    n: int
+    """Attempts per row."""
+    pass_threshold: float
+    """Score from which on an attempt passes."""
+    policy: Policy
+    """The model and its rollouts."""
+    baseline: Baseline | None
+    """The baseline model and its rollouts, None without one."""
     scoring_errors: int
-    tools: list[ToolStatistics]
-    causes: list[Cause]
-    baseline: Totals | None = None
-    comparisons: list[Comparison] = []
-    judges: JudgeTotals = JudgeTotals()
+    """Scores that could not be computed, those of the baseline's rollouts included."""
+    tools: dict[str, ToolStatistics]
+    """Statistics of each tool that the policy called."""
+    failures: list[Cause]
+    """Failures by cause, most frequent first, those of the baseline included."""
+    judges: JudgeTotals
+    """Requests of rubrics to their judges."""
+    wall_ms: float
+    """Time from the first rollout to the last record in milliseconds."""
+    interactive: bool = False
+    """True if the run was stepped through by hand."""
+
+    @property
+    def functions(self) -> dict[str, FunctionStatistics]:
+        """Statistics of each function on the policy's rollouts."""
+        return self.policy.functions
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the policy's rollouts."""
+        return self.policy.usage
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Cost of the policy's rollouts in US dollars, None if no price is known."""
+        return self.policy.cost_usd
 
     @property
     def whole(self) -> bool:
-        """Whether everything ran and everything was scored."""
+        """True if everything ran without error and everything was scored."""
         everyone = [self.policy] if self.baseline is None else [self.policy, self.baseline]
-        return self.scoring_errors == 0 and not any(totals.failed or totals.missing for totals in everyone)
+        return self.scoring_errors == 0 and not any(policy.failed or policy.missing for policy in everyone)
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Stream every rollout, without its trajectory but with its scores, in the order of the dataset.
+
+        Raises:
+            StoreError: The run store can't be read.
+        """
+        return Queries(Path(self.store)).outcomes(self.run_id)
+
+    def results(self) -> TestResults | EvalResults:
+        """The documented results with all their rows, as records.
+
+        Raises:
+            StoreError: The run store can't be read.
+        """
+        if self.command == "test":
+            return msgspec.json.decode(self.to_json(), type=TestResults)
+        return msgspec.json.decode(self.to_json(), type=EvalResults)
+
+    def to_json(
+        self,
+        outcomes: Callable[[], Iterable[Outcome]] | None = None,
+        *,
+        iteration: WatchIteration | None = None,
+    ) -> bytes:
+        """The documented results as JSON; only the encoded rows are held in memory.
+
+        Args:
+            outcomes: Gives the rollouts in the order of the dataset; by default, those of the run store.
+            iteration: The iteration of watch mode that ended.
+
+        Raises:
+            StoreError: The run store can't be read.
+        """
+        outcomes = outcomes or self.outcomes
+        if self.command == "test":
+            rows = _encoded(_test_row(outcome, self.functions) for outcome in outcomes())
+            return msgspec.json.encode(TestObject(_test_config(self), _test_summary(self), rows, iteration))
+        rows = _encoded(_eval_rows(outcomes(), POLICY, self.functions))
+        baseline = None if self.baseline is None else _baseline_object(self.baseline, outcomes())
+        return msgspec.json.encode(EvalObject(_eval_config(self), _eval_summary(self), rows, baseline, iteration))
 
 
-def build_report(plan: RunPlan, functions: list[str], outcomes: Iterable[Outcome]) -> Report:
-    """Summarize a run in one pass; what is kept per rollout is a few numbers.
+def build_report(
+    plan: RunPlan,
+    functions: list[str],
+    outcomes: Iterable[Outcome],
+    *,
+    run_id: str,
+    store: Path,
+    wall_ms: float,
+    interactive: bool = False,
+) -> Report:
+    """Summarize a run in one pass; a few numbers are kept per rollout.
 
     Args:
-        plan: What was to be run.
-        functions: The names of the functions that score.
+        plan: The run as planned.
+        functions: Names of the functions that score.
         outcomes: Every stored rollout.
+        run_id: Id of the run in the store.
+        store: Path of the run store.
+        wall_ms: Milliseconds from the first rollout to the last record.
+        interactive: True if the run was stepped through by hand.
     """
     grid = _ScoreGrid(functions)
-    totals = {policy: _TotalsTally() for policy in plan.policies}
+    tallies = {policy: _PolicyTally() for policy in plan.policies}
     tools: dict[str, _ToolTally] = {}
-    causes: dict[tuple[Any, ...], list[Any]] = {}
-    judges = JudgeTotals()
+    failures = _FailureTally()
+    judges = JudgeTotals(0, 0, None)
     for outcome in outcomes:
-        totals[outcome.policy].add(outcome)
+        tallies[outcome.policy].add(outcome)
         grid.add(outcome)
         if outcome.policy == POLICY:
             for call in outcome.calls:
                 tools.setdefault(call.name, _ToolTally()).add(call)
         if outcome.failure is not None:
-            _count(causes, outcome, outcome.failure, None)
+            failures.add(outcome, outcome.failure, None)
         for name, score in outcome.scores.items():
-            for judged in score.judge_calls:
-                judges += judged
+            judges = _with_judges(judges, score)
             if score.failure is not None:
-                _count(causes, outcome, score.failure, name)
-    planned = plan.total_rows * plan.n
-    compared = BASELINE in plan.policies
+                failures.add(outcome, score.failure, name)
+    summaries = {
+        policy: tally.summary(
+            plan.policies[policy],
+            plan.total_rows * plan.n,
+            {name: grid.statistics(name, policy, plan.pass_threshold) for name in functions},
+        )
+        for policy, tally in tallies.items()
+    }
+    baseline = summaries.get(BASELINE)
     return Report(
-        policy=totals[POLICY].totals(planned),
-        baseline=totals[BASELINE].totals(planned) if compared else None,
-        functions={name: grid.statistics(name, POLICY, plan.pass_threshold) for name in functions},
+        command="test" if plan.command == "test" else "eval",
+        run_id=run_id,
+        store=str(store),
+        dataset=plan.dataset,
+        agent=plan.agent,
+        rows=plan.total_rows,
+        n=plan.n,
+        pass_threshold=plan.pass_threshold,
+        policy=summaries[POLICY],
+        baseline=None
+        if baseline is None
+        else Baseline(**msgspec.structs.asdict(baseline), comparison={name: grid.paired(name) for name in functions}),
         scoring_errors=grid.scoring_errors,
+        tools={name: tally.statistics() for name, tally in sorted(tools.items())},
+        failures=failures.causes(),
         judges=judges,
-        comparisons=[
-            Comparison(name, grid.statistics(name, BASELINE, plan.pass_threshold), grid.paired(name))
-            for name in functions
-            if compared
-        ],
-        tools=[tally.statistics(name) for name, tally in sorted(tools.items())],
-        causes=sorted(
-            (Cause(key[0], key[1], *values) for key, values in causes.items()), key=lambda cause: -cause.count
-        ),
+        wall_ms=round(wall_ms, 1),
+        interactive=interactive,
     )
 
 
-def results_object(
-    plan: RunPlan, report: Report, outcomes: Callable[[], Iterator[Outcome]], *, wall_ms: float, run_id: str
-) -> dict[str, Any]:
-    """The object that `-o` and `--json` write, `rows` or `results` included; those are encoded already.
-
-    Args:
-        plan: What was run.
-        report: Its summary.
-        outcomes: Gives every stored rollout, in row order.
-        wall_ms: Milliseconds from the first rollout to the last record.
-        run_id: The run's id in the store.
-    """
-    totals = report.policy
-    common: dict[str, Any] = {
-        "passed": totals.passed,
-        "failed": totals.failed + totals.missing,
-        "missing": totals.missing,
-        **_spent(totals),
-        "wall_ms": round(wall_ms, 1),
-        "scoring_errors": report.scoring_errors,
-        "judges": _plain(report.judges),
-        "tools": {tool.name: _without(tool, "name") for tool in report.tools},
-        "failures": [_plain(cause) for cause in report.causes],
-    }
-    config: dict[str, Any] = {
-        "model": plan.policies[POLICY].name,
-        "base_url": plan.policies[POLICY].base_url,
-        "stand_in": plan.policies[POLICY].engine == "offline",
-        "params": plan.policies[POLICY].params,
-        "dataset": plan.dataset,
-        "run_id": run_id,
-        **({} if plan.agent is None else {"agent": plan.agent}),
-    }
-    functions = {name: _function_object(statistics) for name, statistics in report.functions.items()}
-    if plan.command == "test":
-        return {
-            "config": config,
-            "summary": {
-                "total": totals.planned,
-                **common,
-                "functions": functions,
-            },
-            "results": _encoded(_test_row(outcome, functions) for outcome in outcomes()),
-        }
-    result: dict[str, Any] = {
-        "config": {
-            **config,
-            "n_runs": plan.n,
-            "pass_threshold": plan.pass_threshold,
-            "eval_fns": list(report.functions),
-        },
-        "summary": {
-            "total_rows": plan.total_rows,
-            "total_runs": totals.planned,
-            "eval_fns": functions,
-            **common,
-        },
-        "rows": _encoded(_eval_rows((outcome for outcome in outcomes() if outcome.policy == POLICY), functions)),
-    }
-    if report.baseline is not None:
-        result["config"]["baseline_model"] = plan.policies[BASELINE].name
-        result["baseline"] = {
-            "model": plan.policies[BASELINE].name,
-            "stand_in": plan.policies[BASELINE].engine == "offline",
-            "failed": report.baseline.failed + report.baseline.missing,
-            **_spent(report.baseline),
-            "eval_fns": {
-                comparison.function: _function_object(comparison.baseline) for comparison in report.comparisons
-            },
-            "comparison": {comparison.function: _plain(comparison.paired) for comparison in report.comparisons},
-            "rows": _encoded(_eval_rows((outcome for outcome in outcomes() if outcome.policy == BASELINE), functions)),
-        }
-    return result
-
-
-def _encoded(rows: Iterable[dict[str, Any]]) -> list[msgspec.Raw]:
-    """Rows as they will be written, which takes less memory than rows as objects."""
-    return [msgspec.Raw(msgspec.json.encode(row)) for row in rows]
-
-
-def _spent(totals: Totals) -> dict[str, Any]:
-    return {
-        "total_duration_ms": totals.duration_ms,
-        "total_tokens": totals.usage.total_tokens,
-        "cost_usd": totals.cost_usd,
-    }
-
-
 def score_names(loaded: Ready, scored: Iterable[str]) -> list[str]:
-    """Under which names scores are reported: the functions, and the agent loop when it has given rewards of its own.
+    """Names under which scores are reported: the functions, and the agent loop if it gave rewards of its own.
 
     Args:
         loaded: What the workers have loaded.
@@ -257,17 +263,20 @@ def score_names(loaded: Ready, scored: Iterable[str]) -> list[str]:
     return [*own, *loaded.functions]
 
 
-def run_summary(report: Report) -> dict[str, Any]:
+def run_summary(report: Report) -> JsonObject:
     """The few figures of a run that lists of runs show."""
     return {
         "functions": {name: statistics.mean for name, statistics in report.functions.items()},
         "planned": report.policy.planned + (report.baseline.planned if report.baseline else 0),
-        "total_tokens": report.policy.usage.total_tokens,
-        "cost_usd": report.policy.cost_usd,
+        "total_tokens": report.usage.total_tokens,
+        "cost_usd": report.cost_usd,
     }
 
 
-class _TotalsTally:
+# Building
+
+
+class _PolicyTally:
     """Adds up one policy's rollouts."""
 
     def __init__(self) -> None:
@@ -285,9 +294,20 @@ class _TotalsTally:
         if outcome.cost_usd is not None:
             self._cost = (self._cost or 0.0) + outcome.cost_usd
 
-    def totals(self, planned: int) -> Totals:
-        usage = Usage(self._prompt, self._completion, self._tokens)
-        return Totals(planned, self._rollouts, self._failed, round(self._duration, 1), usage, self._cost)
+    def summary(self, spec: ModelSpec, planned: int, functions: dict[str, FunctionStatistics]) -> Policy:
+        return Policy(
+            model=spec.name,
+            base_url=spec.base_url,
+            stand_in=spec.engine == "offline",
+            params=spec.params,
+            planned=planned,
+            rollouts=self._rollouts,
+            failed=self._failed,
+            duration_ms=round(self._duration, 1),
+            usage=Usage(self._prompt, self._completion, self._tokens),
+            cost_usd=self._cost,
+            functions=functions,
+        )
 
 
 class _ToolTally:
@@ -302,10 +322,9 @@ class _ToolTally:
         if call.error is not None:
             self._errors[call.error] += 1
 
-    def statistics(self, name: str) -> ToolStatistics:
+    def statistics(self) -> ToolStatistics:
         ordered = sorted(self._durations)
         return ToolStatistics(
-            name=name,
             calls=len(ordered),
             errors=dict(self._errors.most_common()),
             median_ms=round(_quantile(ordered, 0.5), 3),
@@ -342,14 +361,39 @@ class _ScoreGrid:
         return paired([ours[row] for row in both], [theirs[row] for row in both])
 
 
-def _count(causes: dict[tuple[Any, ...], list[Any]], outcome: Outcome, failure: Failure, function: str | None) -> None:
-    key = (failure.origin, failure.kind, failure.file, failure.line, function)
-    known = causes.get(key)
-    if known is None:
-        example = [failure.message, outcome.row_index, outcome.run_index, failure.file, failure.line, function]
-        causes[key] = [1, *example]
-    else:
-        known[0] += 1
+class _FailureTally:
+    """Counts failures by cause, and keeps the first of each."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[Origin, str, str | None, int | None, str | None], Cause] = {}
+        self._counts: Counter[tuple[Origin, str, str | None, int | None, str | None]] = Counter()
+
+    def add(self, outcome: Outcome, failure: Failure, function: str | None) -> None:
+        key = (failure.origin, failure.kind, failure.file, failure.line, function)
+        self._counts[key] += 1
+        if key not in self._first:
+            self._first[key] = Cause(
+                origin=failure.origin,
+                kind=failure.kind,
+                count=1,
+                message=failure.message,
+                row_index=outcome.row_index,
+                run_index=outcome.run_index,
+                file=failure.file,
+                line=failure.line,
+                function=function,
+            )
+
+    def causes(self) -> list[Cause]:
+        """The causes, most frequent first."""
+        return [msgspec.structs.replace(self._first[key], count=count) for key, count in self._counts.most_common()]
+
+
+def _with_judges(judges: JudgeTotals, score: Score) -> JudgeTotals:
+    for call in score.judge_calls:
+        cost = judges.cost_usd if call.cost_usd is None else (judges.cost_usd or 0.0) + call.cost_usd
+        judges = JudgeTotals(judges.calls + 1, judges.total_tokens + call.usage.total_tokens, cost)
+    return judges
 
 
 def _quantile(ordered: list[float], fraction: float) -> float:
@@ -357,54 +401,124 @@ def _quantile(ordered: list[float], fraction: float) -> float:
     return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
-def _function_object(statistics: FunctionStatistics) -> dict[str, Any]:
-    plain = _without(statistics, "pass_at_k", "pass_hat_k")
-    plain.update({f"pass_at_{k}": value for k, value in statistics.pass_at_k.items()})
-    plain.update({f"pass_hat_{k}": value for k, value in statistics.pass_hat_k.items()})
-    return plain
+# The documented results
 
 
-def _test_row(outcome: Outcome, functions: Iterable[str]) -> dict[str, Any]:
-    return {
-        "row_index": outcome.row_index,
-        "success": outcome.failure is None,
-        "error": _error_text(outcome.failure),
-        "duration_ms": outcome.duration_ms,
-        "token_usage": _plain(outcome.usage),
-        "reward": outcome.reward,
-        "finish_reason": outcome.finish_reason,
-        "scores": _values(outcome, functions),
-        "scoring_errors": _scoring_errors(outcome),
-        "explanations": _explanations(outcome),
-        "cost_usd": outcome.cost_usd,
-        "tool_calls": len(outcome.calls),
-        "row_id": outcome.row_id,
-    }
+def _test_config(report: Report) -> TestConfig:
+    return TestConfig(
+        model=report.policy.model,
+        base_url=report.policy.base_url,
+        stand_in=report.policy.stand_in,
+        params=report.policy.params,
+        dataset=report.dataset,
+        run_id=report.run_id,
+        agent=report.agent,
+        interactive=report.interactive,
+    )
 
 
-def _eval_rows(outcomes: Iterable[Outcome], functions: Iterable[str]) -> Iterator[dict[str, Any]]:
-    row: dict[str, Any] | None = None
-    for outcome in outcomes:
-        if row is None or row["row_id"] != outcome.row_id:
-            if row is not None:
-                yield row
-            row = {"row_index": outcome.row_index, "row_id": outcome.row_id, "runs": []}
-        row["runs"].append(
-            {
-                "run_index": outcome.run_index,
-                "success": outcome.failure is None,
-                "scores": _values(outcome, functions),
-                "duration_ms": outcome.duration_ms,
-                "tokens": outcome.usage.total_tokens,
-                "error": _error_text(outcome.failure),
-                "scoring_errors": _scoring_errors(outcome),
-                "explanations": _explanations(outcome),
-                "finish_reason": outcome.finish_reason,
-                "cost_usd": outcome.cost_usd,
-            }
-        )
-    if row is not None:
-        yield row
+def _eval_config(report: Report) -> EvalConfig:
+    return EvalConfig(
+        **msgspec.structs.asdict(_test_config(report)),
+        n_runs=report.n,
+        pass_threshold=report.pass_threshold,
+        eval_fns=list(report.functions),
+        baseline_model=None if report.baseline is None else report.baseline.model,
+    )
+
+
+def _totals(report: Report) -> RunTotals:
+    policy = report.policy
+    return RunTotals(
+        passed=policy.passed,
+        failed=policy.failed + policy.missing,
+        missing=policy.missing,
+        total_duration_ms=policy.duration_ms,
+        total_tokens=policy.usage.total_tokens,
+        cost_usd=policy.cost_usd,
+        wall_ms=report.wall_ms,
+        scoring_errors=report.scoring_errors,
+        judges=report.judges,
+        tools=report.tools,
+        failures=report.failures,
+    )
+
+
+def _test_summary(report: Report) -> TestSummary:
+    totals = msgspec.structs.asdict(_totals(report))
+    return TestSummary(total=report.policy.planned, **totals, functions=report.functions)
+
+
+def _eval_summary(report: Report) -> EvalSummary:
+    totals = msgspec.structs.asdict(_totals(report))
+    return EvalSummary(total_rows=report.rows, total_runs=report.policy.planned, eval_fns=report.functions, **totals)
+
+
+def _baseline_object(baseline: Baseline, outcomes: Iterable[Outcome]) -> BaselineObject[msgspec.Raw]:
+    return BaselineObject(
+        model=baseline.model,
+        stand_in=baseline.stand_in,
+        failed=baseline.failed + baseline.missing,
+        total_duration_ms=baseline.duration_ms,
+        total_tokens=baseline.usage.total_tokens,
+        cost_usd=baseline.cost_usd,
+        eval_fns=baseline.functions,
+        comparison=baseline.comparison,
+        rows=_encoded(_eval_rows(outcomes, BASELINE, baseline.functions)),
+    )
+
+
+def _encoded(rows: Iterable[Record]) -> msgspec.Raw:
+    """Rows as one JSON array, which takes less memory than rows as records."""
+    encoder = msgspec.json.Encoder()
+    array = bytearray(b"[")
+    for row in rows:
+        if len(array) > 1:
+            array += b","
+        encoder.encode_into(row, array, -1)
+    array += b"]"
+    return msgspec.Raw(array)
+
+
+def _test_row(outcome: Outcome, functions: Iterable[str]) -> TestRow:
+    usage = outcome.usage
+    return TestRow(
+        row_index=outcome.row_index,
+        success=outcome.failure is None,
+        error=_error_text(outcome.failure),
+        duration_ms=outcome.duration_ms,
+        token_usage=TokenUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
+        reward=outcome.reward,
+        finish_reason=outcome.finish_reason,
+        scores=_values(outcome, functions),
+        scoring_errors=_scoring_errors(outcome),
+        explanations=_explanations(outcome),
+        cost_usd=outcome.cost_usd,
+        tool_calls=len(outcome.calls),
+        row_id=outcome.row_id,
+    )
+
+
+def _eval_rows(outcomes: Iterable[Outcome], policy: str, functions: Iterable[str]) -> Iterator[EvalRow]:
+    own = (outcome for outcome in outcomes if outcome.policy == policy)
+    for row_id, attempts in groupby(own, key=lambda outcome: outcome.row_id):
+        first, *others = attempts
+        yield EvalRow(first.row_index, row_id, [_eval_run(outcome, functions) for outcome in (first, *others)])
+
+
+def _eval_run(outcome: Outcome, functions: Iterable[str]) -> EvalRun:
+    return EvalRun(
+        run_index=outcome.run_index,
+        success=outcome.failure is None,
+        scores=_values(outcome, functions),
+        duration_ms=outcome.duration_ms,
+        tokens=outcome.usage.total_tokens,
+        error=_error_text(outcome.failure),
+        scoring_errors=_scoring_errors(outcome),
+        explanations=_explanations(outcome),
+        finish_reason=outcome.finish_reason,
+        cost_usd=outcome.cost_usd,
+    )
 
 
 def _values(outcome: Outcome, functions: Iterable[str]) -> dict[str, float | None]:
@@ -422,11 +536,3 @@ def _explanations(outcome: Outcome) -> dict[str, str]:
 
 def _error_text(failure: Failure | None) -> str | None:
     return None if failure is None else f"{failure.origin}: {failure.message}"
-
-
-def _plain(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__struct_fields__}
-
-
-def _without(record: Record, *names: str) -> dict[str, Any]:
-    return {name: value for name, value in _plain(record).items() if name not in names}

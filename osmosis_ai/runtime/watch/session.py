@@ -28,13 +28,14 @@ from osmosis_ai.runtime.protocol import Ready, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.run.judges import check_judges
 from osmosis_ai.runtime.run.prepare import Prepared, RunRequest, prepare
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
+from osmosis_ai.runtime.run.results import Flip, Flipped, Redone, ToolChanges, WatchIteration
 from osmosis_ai.runtime.run.resume import run_config, run_identity
 from osmosis_ai.runtime.run.run import POLICY, Run, RunListener, RunPlan
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.changes import Stale, Watched, from_root, repository_files
 from osmosis_ai.store import Completed, RolloutKey, RunStore
 
-__all__ = ["Flip", "Iteration", "Rerun", "ToolChanges", "WatchSession"]
+__all__ = ["Iteration", "Rerun", "WatchSession"]
 
 PROMPT_CHARACTERS = 60
 
@@ -44,25 +45,6 @@ class Rerun(Record, frozen=True):
 
     everything: bool = False
     failed: bool = False
-
-
-class Flip(Record, frozen=True):
-    """A row that passes now and didn't, or the reverse. Rewards are None where one is missing."""
-
-    row_index: int
-    row_id: str
-    run_index: int
-    prompt: str
-    before: float | None
-    after: float | None
-
-
-class ToolChanges(Record, frozen=True):
-    """How the tools the model sees differ from the last iteration's."""
-
-    added: list[str]
-    removed: list[str]
-    changed: list[str]
 
 
 class Iteration(Record, frozen=True):
@@ -87,17 +69,17 @@ class Iteration(Record, frozen=True):
     took_ms: float
     out_of_budget: bool = False
 
-    def as_object(self) -> dict[str, Any]:
-        """What the results object gets as `iteration`."""
-        return {
-            "number": self.number,
-            "trigger": self.trigger,
-            "redone": {"rollouts": self.rollouts, "scores": self.scores, "cached_turns": self.cached_turns},
-            "flipped": {"passed": self.passed, "failed": self.failed},
-            "tools": self.tools,
-            "took_ms": self.took_ms,
-            "out_of_budget": self.out_of_budget,
-        }
+    def as_object(self) -> WatchIteration:
+        """The iteration as the documented results have it."""
+        return WatchIteration(
+            number=self.number,
+            trigger=self.trigger,
+            redone=Redone(self.rollouts, self.scores, self.cached_turns),
+            flipped=Flipped(self.passed, self.failed),
+            tools=self.tools,
+            took_ms=self.took_ms,
+            out_of_budget=self.out_of_budget,
+        )
 
 
 class _Verdict(Record, frozen=True):
@@ -497,7 +479,14 @@ class WatchSession:
         self._run_key["tools"] = self._tool_content(loaded)
         names = score_names(loaded, {total.function for total in self.store.function_totals(self._run_id)})
         self._outcomes = self._present(self.store.outcomes(self._run_id), names)
-        report = build_report(plan, names, self._outcomes)
+        report = build_report(
+            plan,
+            names,
+            self._outcomes,
+            run_id=self._run_id,
+            store=self.store.path,
+            wall_ms=(monotonic() - started) * 1000,
+        )
         await self.store.mark(self._run_id, "running", run_summary(report))
         verdicts = {}
         passed: list[Flip] = []

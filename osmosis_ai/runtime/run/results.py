@@ -1,0 +1,367 @@
+"""The documented results of `osmosis test` and `osmosis eval`: the one object that `-o` and `--json` write.
+
+A field without a default is always there; one that has a default is left out while it holds it.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from osmosis_ai.records import FinishReason, JsonObject, Origin, Record
+from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison
+
+__all__ = [
+    "BaselineObject",
+    "Cause",
+    "EvalConfig",
+    "EvalObject",
+    "EvalResults",
+    "EvalRow",
+    "EvalRun",
+    "EvalSummary",
+    "Flip",
+    "Flipped",
+    "JudgeTotals",
+    "PlannedTotals",
+    "Redone",
+    "RunTotals",
+    "TestConfig",
+    "TestObject",
+    "TestResults",
+    "TestRow",
+    "TestSummary",
+    "TokenUsage",
+    "ToolChanges",
+    "ToolStatistics",
+    "WatchIteration",
+]
+
+Rows = TypeVar("Rows")
+"""The type of an object's rows: a list of records to read, `msgspec.Raw` to write."""
+
+
+class ToolStatistics(Record, frozen=True):
+    """All calls of one tool by the model; a baseline's calls are not among them."""
+
+    calls: int
+    """Number of calls."""
+    errors: dict[str, int]
+    """Number of failed calls by kind of error, most frequent first."""
+    median_ms: float
+    """Median duration in milliseconds."""
+    p95_ms: float
+    """95th percentile of the durations in milliseconds, by nearest rank."""
+
+
+class Cause(Record, frozen=True):
+    """Failures that share origin, kind and place; message, row and attempt are those of the first one."""
+
+    origin: Origin
+    """Where the failures come from."""
+    kind: str
+    """Short name of the cause, such as `exception` or `refused`."""
+    count: int
+    """Number of failures."""
+    message: str
+    """Message of the first failure."""
+    row_index: int
+    """Row of the first failure: its position in the dataset, from 0."""
+    run_index: int
+    """Attempt of the first failure, from 0."""
+    file: str | None
+    """The user's file that failed, null if none did."""
+    line: int | None
+    """Line in that file, from 1."""
+    function: str | None
+    """The function that was scoring, null if the rollout itself failed."""
+
+
+class JudgeTotals(Record, frozen=True):
+    """Requests of rubrics to their judges, which no rollout's tokens and cost contain."""
+
+    calls: int
+    """Number of requests."""
+    total_tokens: int
+    """Tokens of all requests."""
+    cost_usd: float | None
+    """Cost in US dollars, null if no price is known."""
+
+
+class TokenUsage(Record, frozen=True):
+    """Tokens of all model calls of a rollout."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TestConfig(Record, frozen=True, kw_only=True):
+    """How the run was configured."""
+
+    model: str
+    """Name of the model."""
+    base_url: str | None
+    """Endpoint of the model, null for the provider's own."""
+    stand_in: bool
+    """True for an offline model: the scores say nothing about a model."""
+    params: JsonObject
+    """Request parameters sent to the model."""
+    dataset: str
+    """Path of the dataset."""
+    run_id: str
+    """Id of the run in the run store."""
+    agent: str | None = None
+    """The agent loop named with `-m`, absent for the built-in one."""
+    interactive: bool = False
+    """True if the run was stepped through with `-i`."""
+
+
+class EvalConfig(TestConfig, frozen=True, kw_only=True):
+    """How the run was configured."""
+
+    n_runs: int
+    """Attempts per row."""
+    pass_threshold: float
+    """Score from which on an attempt passes."""
+    eval_fns: list[str]
+    """Names of the functions that score."""
+    baseline_model: str | None = None
+    """Name of the baseline model, absent without one."""
+
+
+class RunTotals(Record, frozen=True, kw_only=True):
+    """Totals of the rollouts. Being keyword-only, they follow the fields that a subclass begins with."""
+
+    passed: int
+    """Rollouts that ended without error, whatever their score."""
+    failed: int
+    """Rollouts that failed or did not run."""
+    missing: int
+    """Rollouts that did not run."""
+    total_duration_ms: float
+    """Sum of the rollouts' durations in milliseconds."""
+    total_tokens: int
+    """Tokens of all rollouts."""
+    cost_usd: float | None
+    """Cost of all rollouts in US dollars, null if no price is known."""
+    wall_ms: float
+    """Time from the first rollout to the last record in milliseconds."""
+    scoring_errors: int
+    """Scores that could not be computed, those of a baseline's rollouts included."""
+    judges: JudgeTotals
+    """Requests to judges."""
+    tools: dict[str, ToolStatistics]
+    """Statistics of each tool."""
+    failures: list[Cause]
+    """Failures by cause, most frequent first, those of a baseline included."""
+
+
+class PlannedTotals(RunTotals, frozen=True):
+    """Totals of the rollouts planned."""
+
+    total: int
+    """Rollouts planned."""
+
+
+class TestSummary(PlannedTotals, frozen=True, kw_only=True):
+    """Totals of the rollouts, and statistics of the functions."""
+
+    functions: dict[str, FunctionStatistics]
+    """Statistics of each function."""
+
+
+class EvalSummary(RunTotals, frozen=True):
+    """Totals of the rollouts, and statistics of the functions."""
+
+    total_rows: int
+    """Rows of the dataset that were asked for."""
+    total_runs: int
+    """Rollouts planned, a baseline's not included."""
+    eval_fns: dict[str, FunctionStatistics]
+    """Statistics of each function."""
+
+
+class TestRow(Record, frozen=True):
+    """One rollout of `test`."""
+
+    row_index: int
+    """Position of the row in the dataset, from 0."""
+    success: bool
+    """True if the rollout ended without error, whatever its score."""
+    error: str | None
+    """The failure, after its origin: `model: …`, `timeout: …`, `worker: …`."""
+    duration_ms: float
+    """Duration in milliseconds."""
+    token_usage: TokenUsage
+    """Tokens of all its model calls."""
+    reward: float | None
+    """The only function's score, else the mean of the scores; null if one is missing."""
+    finish_reason: FinishReason
+    """Why the rollout ended."""
+    scores: dict[str, float | None]
+    """Score by function, null if it could not be computed."""
+    scoring_errors: dict[str, str]
+    """Error by function whose score could not be computed."""
+    explanations: dict[str, str]
+    """The judge's explanation, by rubric."""
+    cost_usd: float | None
+    """Cost in US dollars, null if no price is known."""
+    tool_calls: int
+    """Number of tool calls."""
+    row_id: str
+    """Hash of the row's content and its occurrence number."""
+
+
+class EvalRun(Record, frozen=True):
+    """One attempt of a row."""
+
+    run_index: int
+    """Number of the attempt, from 0."""
+    success: bool
+    """True if the rollout ended without error, whatever its score."""
+    scores: dict[str, float | None]
+    """Score by function, null if it could not be computed."""
+    duration_ms: float
+    """Duration in milliseconds."""
+    tokens: int
+    """Tokens of all its model calls."""
+    error: str | None
+    """The failure, after its origin: `model: …`, `timeout: …`, `worker: …`."""
+    scoring_errors: dict[str, str]
+    """Error by function whose score could not be computed."""
+    explanations: dict[str, str]
+    """The judge's explanation, by rubric."""
+    finish_reason: FinishReason
+    """Why the rollout ended."""
+    cost_usd: float | None
+    """Cost in US dollars, null if no price is known."""
+
+
+class EvalRow(Record, frozen=True):
+    """One row with all its attempts."""
+
+    row_index: int
+    """Position of the row in the dataset, from 0."""
+    row_id: str
+    """Hash of the row's content and its occurrence number."""
+    runs: list[EvalRun]
+    """The attempts, in order."""
+
+
+class Flip(Record, frozen=True):
+    """An attempt that passes now and did not in the last iteration, or the reverse."""
+
+    row_index: int
+    """Position of the row in the dataset, from 0."""
+    row_id: str
+    """Hash of the row's content and its occurrence number."""
+    run_index: int
+    """Number of the attempt, from 0."""
+    prompt: str
+    """Beginning of the user prompt."""
+    before: float | None
+    """Reward in the last iteration, null if a score was missing."""
+    after: float | None
+    """Reward now, null if a score is missing."""
+
+
+class Redone(Record, frozen=True):
+    """What an iteration ran again."""
+
+    rollouts: int
+    """Rollouts."""
+    scores: int
+    """Scores."""
+    cached_turns: int
+    """Model calls answered from the reply cache."""
+
+
+class Flipped(Record, frozen=True):
+    """Attempts whose result changed."""
+
+    passed: list[Flip]
+    """Those that pass now."""
+    failed: list[Flip]
+    """Those that fail now."""
+
+
+class ToolChanges(Record, frozen=True):
+    """Names of tools whose schema differs from the last iteration's."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+
+
+class WatchIteration(Record, frozen=True):
+    """One iteration of `--watch`."""
+
+    number: int
+    """Number of the iteration, from 1."""
+    trigger: list[str]
+    """The files whose change started it, or `start`, or the key pressed."""
+    redone: Redone
+    """What was run again."""
+    flipped: Flipped
+    """Attempts whose result changed."""
+    tools: ToolChanges
+    """Tools that changed."""
+    took_ms: float
+    """Duration in milliseconds."""
+    out_of_budget: bool
+    """True if something was not run or scored because `--max-cost` is spent."""
+
+
+class TestObject(Record, Generic[Rows], frozen=True):
+    """The results of `osmosis test`."""
+
+    config: TestConfig
+    summary: TestSummary
+    results: Rows
+    """One object per rollout, in the order of the dataset."""
+    iteration: WatchIteration | None = None
+    """The iteration, with `--watch`."""
+
+
+class BaselineObject(Record, Generic[Rows], frozen=True):
+    """The baseline's results on the same rows."""
+
+    model: str
+    """Name of the model."""
+    stand_in: bool
+    """True for an offline model: the scores say nothing about a model."""
+    failed: int
+    """Rollouts that failed or did not run."""
+    total_duration_ms: float
+    """Sum of the rollouts' durations in milliseconds."""
+    total_tokens: int
+    """Tokens of all rollouts."""
+    cost_usd: float | None
+    """Cost of all rollouts in US dollars, null if no price is known."""
+    eval_fns: dict[str, FunctionStatistics]
+    """Statistics of each function."""
+    comparison: dict[str, PairedComparison]
+    """The model against the baseline, by function."""
+    rows: Rows
+    """One object per row, in the order of the dataset."""
+
+
+class EvalObject(Record, Generic[Rows], frozen=True):
+    """The results of `osmosis eval`."""
+
+    config: EvalConfig
+    summary: EvalSummary
+    rows: Rows
+    """One object per row, in the order of the dataset."""
+    baseline: BaselineObject[Rows] | None = None
+    """The baseline's results, with `--baseline-model`."""
+    iteration: WatchIteration | None = None
+    """The iteration, with `--watch`."""
+
+
+class TestResults(TestObject[list[TestRow]], frozen=True):
+    """The results of `osmosis test`."""
+
+
+class EvalResults(EvalObject[list[EvalRow]], frozen=True):
+    """The results of `osmosis eval`."""
