@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.masking import Masker
     from osmosis_ai.reward_rubric.configs import Rubric
     from osmosis_ai.reward_rubric.data import RubricRecord
-    from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRecord, JudgedRun
+    from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRecord, JudgedRun, LabelAgreement, RubricResults
 
 __all__ = ["eval_rubric"]
 
@@ -117,13 +117,24 @@ class _Options(NamedTuple):
     output: str | None
 
 
+class _JudgeFacts(NamedTuple):
+    """Where the rubric is from, and who is asked."""
+
+    rubric_source: Literal["config", "function"]
+    provider: str
+    model: str
+    config_path: str | None
+
+
 class _Plan(NamedTuple):
     """What to do, every input checked."""
 
     options: _Options
+    data: Path
     records: list[RubricRecord]
     skipped: int
-    facts: dict[str, Any]
+    rubric_id: str
+    judge: _JudgeFacts
     bounds: tuple[float, float]
     output: Path
     rubric: Rubric | None = None
@@ -145,7 +156,7 @@ def _prepare(options: _Options, cwd: Path) -> _Plan:
     data = cwd / Path(options.data).expanduser()
     is_function = ":" in options.rubric and options.config is None
     everything = load_records(data)
-    rubric, function, facts = _function(options, cwd) if is_function else _entry(options, data, cwd)
+    rubric, function, judge = _function(options, cwd) if is_function else _entry(options, data, cwd)
     name = rubric.id if rubric is not None else options.rubric
     # Data calls a function by its whole name or by its own.
     names = {None, name, function.attribute} if function is not None else {None, name}
@@ -153,14 +164,14 @@ def _prepare(options: _Options, cwd: Path) -> _Plan:
     if not records:
         there = sorted({record.rubric_id for record in everything if record.rubric_id})
         raise UsageError(f"{data}: no record is for the rubric {name!r}; they are for {', '.join(there)}")
-    config = facts.pop("config_path", None)
-    facts = {"rubric_id": name, **facts, "number": options.number, "config_path": config, "data_path": str(data)}
     key = rubric.model_info.get("api_key") if rubric is not None else None
     return _Plan(
         options=options,
+        data=data,
         records=records,
         skipped=len(everything) - len(records),
-        facts=facts,
+        rubric_id=name,
+        judge=judge,
         bounds=(rubric.score_min, rubric.score_max) if rubric is not None else (0.0, 1.0),
         output=_output_file(options.output, name, cwd),
         rubric=rubric,
@@ -171,7 +182,7 @@ def _prepare(options: _Options, cwd: Path) -> _Plan:
     )
 
 
-def _entry(options: _Options, data: Path, cwd: Path) -> tuple[Rubric, None, dict[str, Any]]:
+def _entry(options: _Options, data: Path, cwd: Path) -> tuple[Rubric, None, _JudgeFacts]:
     from osmosis_ai.errors import MissingAPIKeyError
     from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubric
     from osmosis_ai.reward_rubric.target import find_target
@@ -184,18 +195,17 @@ def _entry(options: _Options, data: Path, cwd: Path) -> tuple[Rubric, None, dict
         target = find_target(rubric.model_info)
     except (MissingAPIKeyError, ValueError) as error:
         raise UsageError(f"rubric {rubric.id}: {error}") from None
-    facts = {"rubric_source": "config", "provider": target.provider, "model": target.model, "config_path": str(path)}
-    return rubric, None, facts
+    return rubric, None, _JudgeFacts("config", target.provider, target.model, str(path))
 
 
-def _function(options: _Options, cwd: Path) -> tuple[None, FunctionRef, dict[str, Any]]:
+def _function(options: _Options, cwd: Path) -> tuple[None, FunctionRef, _JudgeFacts]:
     from osmosis_ai.discovery.repository import find_repository
     from osmosis_ai.discovery.rubrics import resolve_rubrics
     from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
 
     (ref,) = resolve_rubrics([options.rubric], find_repository(None, cwd), cwd)
     judge = rubric_extra_info({}, None)
-    return None, ref, {"rubric_source": "function", "provider": judge["provider"], "model": judge["model"]}
+    return None, ref, _JudgeFacts("function", judge["provider"], judge["model"], None)
 
 
 def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
@@ -358,27 +368,48 @@ class _Progress:
 def _finish(plan: _Plan, judged: list[JudgedRecord], view: Output, masker: Masker, as_json: bool) -> int:
     import msgspec
 
-    from osmosis_ai.reward_rubric.evaluation import compare_with_labels, result_object, spread, statistics_of
-
-    overall = statistics_of([run for item in judged for run in item.runs])
-    facts = dict(plan.facts)
-    found: dict[str, Any] = {"spread": spread(judged)}
-    if plan.labels is not None and plan.options.against is not None:
-        low, high = plan.bounds
-        threshold = (low + high) / 2 if plan.options.threshold is None else plan.options.threshold
-        found["agreement"] = compare_with_labels(judged, plan.labels, plan.options.against, threshold)
-    if plan.baseline is not None:
-        difference = None if overall.average is None else overall.average - plan.baseline
-        found["baseline"] = {"path": plan.options.baseline, "average": plan.baseline, "difference": difference}
-    found = {name: value for name, value in found.items() if value is not None}
-    data = masker.encoded(msgspec.json.encode(result_object(judged, {**facts, **found})))
+    results = _results(plan, judged)
+    data = masker.encoded(msgspec.json.encode(results))
     _write(plan.output, msgspec.json.format(data, indent=2) + b"\n")
     if as_json:
         view.line(data.decode("utf-8"))
     else:
-        _print(view, masker, judged, overall, found)
+        _print(view, masker, results)
     view.say(f"results written to {plan.output}")
-    return FAILED if overall.failure_count else 0
+    return FAILED if results.overall_statistics.failure_count else 0
+
+
+def _results(plan: _Plan, judged: list[JudgedRecord]) -> RubricResults:
+    import msgspec
+
+    from osmosis_ai.reward_rubric import evaluation
+
+    overall = evaluation.statistics_of([run for item in judged for run in item.runs])
+    labelled = baseline = None
+    if plan.labels is not None and plan.options.against is not None:
+        low, high = plan.bounds
+        threshold = (low + high) / 2 if plan.options.threshold is None else plan.options.threshold
+        found = evaluation.compare_with_labels(judged, plan.labels, threshold)
+        measures = {"records": 0} if found is None else msgspec.structs.asdict(found)
+        labelled = evaluation.LabelAgreement(plan.options.against, **measures)
+    if plan.baseline is not None and plan.options.baseline is not None:
+        difference = None if overall.average is None else overall.average - plan.baseline
+        baseline = evaluation.BaselineDifference(plan.options.baseline, plan.baseline, difference)
+    return evaluation.RubricResults(
+        generated_at=evaluation.now(),
+        rubric_id=plan.rubric_id,
+        rubric_source=plan.judge.rubric_source,
+        provider=plan.judge.provider,
+        model=plan.judge.model,
+        number=plan.options.number,
+        config_path=plan.judge.config_path,
+        data_path=str(plan.data),
+        spread=evaluation.spread_of(judged),
+        agreement=labelled,
+        baseline=baseline,
+        overall_statistics=overall,
+        records=evaluation.record_results(judged),
+    )
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -396,48 +427,49 @@ def _write(path: Path, data: bytes) -> None:
         raise
 
 
-def _print(view: Output, masker: Masker, judged: list[JudgedRecord], overall: Any, found: dict[str, Any]) -> None:
+def _print(view: Output, masker: Masker, results: RubricResults) -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table("record", "run", "score", "explanation", box=None, pad_edge=False)
-    for item in judged:
-        for run in item.runs:
+    for record in results.records:
+        for run in record.runs:
             score = "failed" if run.score is None else f"{run.score:.4g}"
             said = " ".join((run.error or run.explanation or "").split())
             said = said if len(said) <= 160 else f"{said[:160]}…"
-            name = item.record.id if run.run_index == 0 else ""
+            name = record.id if run.run_index == 0 else ""
             table.add_row(Text(masker.text(name)), str(run.run_index), score, Text(masker.text(said)))
     view.result(table)
     view.line("")
+    overall = results.overall_statistics
     if overall.average is not None:
         view.line(
             f"average {overall.average:.4f}, variance {overall.variance:.4f}, stdev {overall.stdev:.4f}, "
             f"min {overall.min:.4g}, max {overall.max:.4g}"
         )
     view.line(f"{overall.success_count} of {overall.total_runs} runs succeeded")
-    if "spread" in found:
-        spread = found["spread"]
+    if results.spread is not None:
+        spread = results.spread
         view.line(
-            f"spread over {spread['records']} records: mean stdev {spread['mean_stdev']:.4f}, "
-            f"largest range {spread['max_range']:.4g} ({spread['widest_record']}), {spread['unanimous']} unanimous"
+            f"spread over {spread.records} records: mean stdev {spread.mean_stdev:.4f}, "
+            f"largest range {spread.max_range:.4g} ({spread.widest_record}), {spread.unanimous} unanimous"
         )
-    if "agreement" in found:
-        view.line(_agreement_line(found["agreement"]))
-    if "baseline" in found and found["baseline"]["difference"] is not None:
-        before = found["baseline"]
-        view.line(f"baseline average {before['average']:.4f}, difference {before['difference']:+.4f}")
+    if results.agreement is not None:
+        view.line(_agreement_line(results.agreement))
+    if results.baseline is not None and results.baseline.difference is not None:
+        before = results.baseline
+        view.line(f"baseline average {before.average:.4f}, difference {before.difference:+.4f}")
 
 
-def _agreement_line(agreement: dict[str, Any]) -> str:
-    if not agreement["records"]:
-        return f"agreement with {agreement['column']}: no record has both a score and a label"
-    counts = agreement["confusion"]
-    rank = "not defined" if agreement["spearman"] is None else f"{agreement['spearman']:.3f}"
+def _agreement_line(agreement: LabelAgreement) -> str:
+    counts = agreement.confusion
+    if not counts:
+        return f"agreement with {agreement.column}: no record has both a score and a label"
+    rank = f"{agreement.spearman:.3f}" if isinstance(agreement.spearman, float) else "not defined"
     return (
-        f"agreement with {agreement['column']} on {agreement['records']} records: mean absolute error "
-        f"{agreement['mean_absolute_error']:.4f}, Spearman {rank}; at {agreement['threshold']:g}: "
-        f"{counts['true_positive']} both positive, {counts['true_negative']} both negative, "
-        f"{counts['false_positive']} only the judge, {counts['false_negative']} only the label "
-        f"(accuracy {agreement['accuracy']:.2f})"
+        f"agreement with {agreement.column} on {agreement.records} records: mean absolute error "
+        f"{agreement.mean_absolute_error:.4f}, Spearman {rank}; at {agreement.threshold:g}: "
+        f"{counts.true_positive} both positive, {counts.true_negative} both negative, "
+        f"{counts.false_positive} only the judge, {counts.false_negative} only the label "
+        f"(accuracy {agreement.accuracy:.2f})"
     )

@@ -1,4 +1,4 @@
-"""Records judged concurrently, several times each, and what the scores come to."""
+"""Records judged concurrently, several times each; statistics of the scores; and the documented results."""
 
 from __future__ import annotations
 
@@ -8,30 +8,37 @@ from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from osmosis_ai.errors import OsmosisError, UsageError
-from osmosis_ai.records import Record
-from osmosis_ai.reward_rubric.agreement import agreement
+from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.reward_rubric.agreement import Agreement, Confusion, agreement
 from osmosis_ai.reward_rubric.configs import Rubric
 from osmosis_ai.reward_rubric.data import RubricRecord
 
 __all__ = [
     "Answer",
+    "BaselineDifference",
     "Judge",
     "JudgedRecord",
     "JudgedRun",
+    "LabelAgreement",
+    "RecordResult",
+    "RubricResults",
+    "Spread",
     "Statistics",
     "compare_with_labels",
     "config_judge",
     "judge_records",
     "labels_of",
+    "now",
     "read_baseline",
-    "result_object",
-    "spread",
+    "record_results",
+    "spread_of",
     "statistics_of",
     "without_label",
 ]
@@ -40,7 +47,7 @@ PREVIEW = 120
 
 
 class Answer(Record, frozen=True):
-    """What a judge made of one record."""
+    """A judge's answer about one record."""
 
     score: float
     explanation: str | None = None
@@ -51,19 +58,28 @@ Judge = Callable[[RubricRecord], Awaitable[Answer]]
 """Scores one record once; raises OsmosisError, TypeError or ValueError when it can't."""
 
 
-class JudgedRun(Record, frozen=True):
-    """One of the times a record was judged: exactly one of `score` and `error` is set. Times in UTC."""
+class JudgedRun(Record, frozen=True, kw_only=True):
+    """One of the times a record was judged; either `score` or `error` is set."""
 
     run_index: int
-    status: str
+    """Number of the run, from 0."""
+    status: Literal["success", "error"]
     started_at: str
+    """Start, in UTC and ISO 8601."""
     completed_at: str
+    """End, in UTC and ISO 8601."""
     duration_seconds: float
+    """Duration in seconds."""
     preview: str
-    score: float | None = None
-    explanation: str | None = None
-    error: str | None = None
-    raw: Any = None
+    """Beginning of the solution, on one line."""
+    score: float | None
+    """The judge's score, null if it gave none."""
+    explanation: str | None
+    """The judge's explanation, null if it gave none."""
+    error: str | None
+    """Why there is no score, null if there is one."""
+    raw: Any
+    """The judge's reply as the provider sent it, or the requests of an @osmosis_rubric function to its judges."""
 
 
 class JudgedRecord(Record, frozen=True):
@@ -78,17 +94,113 @@ class JudgedRecord(Record, frozen=True):
         return [run.score for run in self.runs if run.score is not None]
 
 
-class Statistics(Record, frozen=True, omit_defaults=False):
-    """Of the runs that have a score; None where there is none. Variance and stdev are the population's."""
+class Statistics(Record, frozen=True):
+    """Statistics of the runs that have a score; null where there is none."""
 
     average: float | None
     variance: float | None
+    """Population variance."""
     stdev: float | None
+    """Population standard deviation."""
     min: float | None
     max: float | None
     success_count: int
+    """Runs with a score."""
     failure_count: int
+    """Runs without a score."""
     total_runs: int
+
+
+class Spread(Record, frozen=True):
+    """How much a judge differs from itself on the same record."""
+
+    records: int
+    """Records with at least two scores."""
+    mean_stdev: float
+    """Mean over records of the population standard deviation of their scores."""
+    max_range: float
+    """Largest difference between two scores of one record."""
+    widest_record: str
+    """Id of that record."""
+    unanimous: int
+    """Records whose scores are all equal."""
+
+
+class LabelAgreement(Record, frozen=True):
+    """How the records' mean scores agree with human labels. The measures are absent if no record has both."""
+
+    column: str
+    """The column with the labels."""
+    records: int
+    """Records with both a score and a label."""
+    mean_absolute_error: float | UnsetType = UNSET
+    """Mean absolute difference between score and label."""
+    spearman: float | UnsetType | None = UNSET
+    """Spearman's rank correlation, null where it is not defined."""
+    threshold: float | UnsetType = UNSET
+    """Score or label from which on a record counts as positive."""
+    confusion: Confusion | UnsetType = UNSET
+    """Records by label and score."""
+    accuracy: float | UnsetType = UNSET
+    """Share of records where both are on the same side of the threshold."""
+
+
+class BaselineDifference(Record, frozen=True):
+    """The average against an earlier result's."""
+
+    path: str
+    """File of the earlier result."""
+    average: float
+    """Its average."""
+    difference: float | None
+    """This average minus that one, null if no run has a score."""
+
+
+class RecordResult(Record, frozen=True):
+    """One record and its runs."""
+
+    id: str
+    """The record's `conversation_id`, else `record-` and its index."""
+    record_index: int
+    """Position among the file's records, from 0."""
+    conversation_id: str | None
+    input_record: JsonObject
+    """The record's columns as they are in the file."""
+    statistics: Statistics
+    """Statistics of the record's runs."""
+    runs: list[JudgedRun]
+    """The runs, in order."""
+
+
+class RubricResults(Record, frozen=True, kw_only=True):
+    """The results of `osmosis eval-rubric`."""
+
+    generated_at: str
+    """End of the evaluation, in UTC and ISO 8601."""
+    rubric_id: str
+    """Id of the rubric, or name of the function as it was given."""
+    rubric_source: Literal["config", "function"]
+    """The rubric file, or an @osmosis_rubric function."""
+    provider: str
+    """Provider of the judge."""
+    model: str
+    """Model of the judge."""
+    number: int
+    """Runs per record."""
+    config_path: str | None
+    """The rubric file, null for a function."""
+    data_path: str
+    """File of the records."""
+    spread: Spread | None = None
+    """Spread of the judge's scores, absent if no record has two."""
+    agreement: LabelAgreement | None = None
+    """Agreement with human labels, with `--against`."""
+    baseline: BaselineDifference | None = None
+    """The average against an earlier result's, with `--baseline`."""
+    overall_statistics: Statistics
+    """Statistics of all runs."""
+    records: list[RecordResult]
+    """The records, in order."""
 
 
 def config_judge(rubric: Rubric) -> Judge:
@@ -159,22 +271,25 @@ async def judge_records(
 
 
 async def _run(record: RubricRecord, run_index: int, judge: Judge) -> JudgedRun:
-    started_at, started = _now(), perf_counter()
-    facts: dict[str, Any]
+    started_at, started = now(), perf_counter()
+    answer: Answer | None = None
+    problem: str | None = None
     try:
         answer = await judge(record)
     except (OsmosisError, TypeError, ValueError) as error:
-        facts = {"status": "error", "error": str(error) or type(error).__name__}
-    else:
-        facts = {"status": "success", "score": answer.score, "explanation": answer.explanation, "raw": answer.raw}
+        problem = str(error) or type(error).__name__
     text = " ".join(record.solution_str[: 4 * PREVIEW].split())
     return JudgedRun(
         run_index=run_index,
+        status="error" if answer is None else "success",
         started_at=started_at,
-        completed_at=_now(),
+        completed_at=now(),
         duration_seconds=round(perf_counter() - started, 6),
         preview=text if len(text) <= PREVIEW else f"{text[:PREVIEW]}…",
-        **facts,
+        score=None if answer is None else answer.score,
+        explanation=None if answer is None else answer.explanation,
+        error=problem,
+        raw=None if answer is None else answer.raw,
     )
 
 
@@ -189,24 +304,19 @@ def statistics_of(runs: Sequence[JudgedRun]) -> Statistics:
     return Statistics(mean, variance, math.sqrt(variance), min(scores), max(scores), **counts)
 
 
-def spread(judged: Sequence[JudgedRecord]) -> dict[str, Any] | None:
-    """How much a judge differs from itself on the same record; None when no record has two scores.
-
-    `mean_stdev` is the mean over records of the population standard deviation of their scores, `max_range` the largest
-    difference between two scores of one record, `widest_record` its id, and `unanimous` the number of records whose
-    scores are all equal.
-    """
+def spread_of(judged: Sequence[JudgedRecord]) -> Spread | None:
+    """How much a judge differs from itself on the same record; None if no record has two scores."""
     several = [item for item in judged if len(item.scores) > 1]
     if not several:
         return None
     widest = max(several, key=lambda item: max(item.scores) - min(item.scores))
-    return {
-        "records": len(several),
-        "mean_stdev": fmean(statistics_of(item.runs).stdev or 0.0 for item in several),
-        "max_range": max(widest.scores) - min(widest.scores),
-        "widest_record": widest.record.id,
-        "unanimous": sum(min(item.scores) == max(item.scores) for item in several),
-    }
+    return Spread(
+        records=len(several),
+        mean_stdev=fmean(statistics_of(item.runs).stdev or 0.0 for item in several),
+        max_range=max(widest.scores) - min(widest.scores),
+        widest_record=widest.record.id,
+        unanimous=sum(min(item.scores) == max(item.scores) for item in several),
+    )
 
 
 def labels_of(records: Sequence[RubricRecord], column: str) -> dict[int, float]:
@@ -246,27 +356,26 @@ def without_label(record: RubricRecord, column: str) -> RubricRecord:
     return msgspec.structs.replace(record, values=left(values) or {}, **inner)
 
 
-def compare_with_labels(
-    judged: Sequence[JudgedRecord], labels: dict[int, float], column: str, threshold: float
-) -> dict[str, Any]:
-    """How the records' mean scores agree with their labels.
+def compare_with_labels(judged: Sequence[JudgedRecord], labels: dict[int, float], threshold: float) -> Agreement | None:
+    """Compare the records' mean scores with their labels.
 
     Args:
         judged: The judged records.
         labels: Labels by record index.
-        column: Where they are from.
-        threshold: What is at least this counts as positive.
+        threshold: Score or label from which on a record counts as positive.
+
+    Returns:
+        Their agreement; None if no record has both a score and a label.
     """
     pairs = [
         (fmean(item.scores), labels[item.record.index])
         for item in judged
         if item.scores and item.record.index in labels
     ]
-    found: dict[str, Any] = {"column": column, "records": len(pairs)}
-    if pairs:
-        scores, human = zip(*pairs, strict=True)
-        found |= msgspec.to_builtins(agreement(scores, human, threshold))
-    return found
+    if not pairs:
+        return None
+    scores, human = zip(*pairs, strict=True)
+    return agreement(scores, human, threshold)
 
 
 def read_baseline(path: Path) -> float:
@@ -290,30 +399,24 @@ def read_baseline(path: Path) -> float:
     return float(average)
 
 
-def result_object(judged: Sequence[JudgedRecord], facts: dict[str, Any]) -> dict[str, Any]:
-    """The result as it is written.
+def record_results(judged: Sequence[JudgedRecord]) -> list[RecordResult]:
+    """The judged records as the results have them."""
+    return [
+        RecordResult(
+            id=item.record.id,
+            record_index=item.record.index,
+            conversation_id=item.record.conversation_id,
+            input_record=item.record.values,
+            statistics=statistics_of(item.runs),
+            runs=item.runs,
+        )
+        for item in judged
+    ]
 
-    Args:
-        judged: The judged records.
-        facts: What stands beside them: `rubric_id`, `rubric_source`, `provider`, `model`, `number`, `config_path`,
-            `data_path`, and more.
-    """
-    return {
-        "generated_at": _now(),
-        **facts,
-        "overall_statistics": statistics_of([run for item in judged for run in item.runs]),
-        "records": [
-            {
-                "id": item.record.id,
-                "record_index": item.record.index,
-                "conversation_id": item.record.conversation_id,
-                "input_record": item.record.values,
-                "statistics": statistics_of(item.runs),
-                "runs": [msgspec.structs.asdict(run) for run in item.runs],
-            }
-            for item in judged
-        ],
-    }
+
+def now() -> str:
+    """The time, in UTC and ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _label(value: Any, column: str, record: RubricRecord) -> float:
@@ -324,7 +427,3 @@ def _label(value: Any, column: str, record: RubricRecord) -> float:
     if not math.isfinite(number):
         raise UsageError(f"--against {column}: line {record.line} of the data has {value!r}, which is not a number")
     return number
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
