@@ -12,9 +12,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jsonschema
+import msgspec
 import pytest
 
+from osmosis_ai.schemas import SCHEMAS
+
 COMMAND = Path(sys.executable).with_name("osmosis")
+PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas"
 
 
 ADDING = """
@@ -64,6 +69,16 @@ class Finished(NamedTuple):
 
 
 Osmosis = Callable[..., Finished]
+
+
+def documented(name: str, data: str) -> dict[str, Any]:
+    """JSON that must be as its published schema says, and have no key besides."""
+    value: dict[str, Any] = json.loads(data)
+    schema = json.loads((PUBLISHED / f"{name}.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+    known = msgspec.json.decode(data, type=SCHEMAS[name])
+    assert msgspec.json.decode(msgspec.json.encode(known)) == value
+    return value
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

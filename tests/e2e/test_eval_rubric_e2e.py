@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Finished, Osmosis
+from conftest import Finished, Osmosis, documented
 from running import eventually, running
 
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, text
@@ -73,8 +73,7 @@ def result_in(folder: Path) -> dict[str, Any]:
     assert re.fullmatch(r"rubric_eval_result_\d+\.json", file.name)
     content = file.read_text(encoding="utf-8")
     assert KEY not in content
-    found: dict[str, Any] = json.loads(content)
-    return found
+    return documented("eval-rubric", content)
 
 
 def test_the_result_has_the_documented_layout(osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
@@ -193,7 +192,7 @@ def test_agreement_spread_and_baseline(osmosis: Osmosis, tmp_path: Path) -> None
         )
         sent = "".join(request.messages[1]["content"] for request in endpoint.requests)
     assert done.code == 0, done.stderr
-    result = done.json
+    result = documented("eval-rubric", done.stdout)
     assert result == json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     # The scores of the second record are 0.2, 0.4 and 0.6, whichever comes first.
     assert result["spread"] == {

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from conftest import ADDING, Finished, Osmosis, clean_environment, write_repo
+from conftest import ADDING, Finished, Osmosis, clean_environment, documented, write_repo
 
 from osmosis_ai.store import Queries, ScoredRollout
 from osmosis_ai.testing.endpoint import (
@@ -201,7 +201,7 @@ def test_continue_goes_to_the_end_and_rows_can_be_run_again(repo: Path, osmosis:
     assert "there is no command 'frobnicate'; ? lists the commands" in done.stderr
     rollouts = [scored.stored.rollout for scored in recorded(repo)]
     assert [(rollout.row_index, rollout.run_index) for rollout in rollouts] == [(0, 0), (1, 0), (1, 1)]
-    written = json.loads((repo / "out.json").read_text(encoding="utf-8"))
+    written = documented("test", (repo / "out.json").read_text(encoding="utf-8"))
     assert written["config"]["interactive"] is True
     assert (written["summary"]["total"], written["summary"]["passed"], len(written["results"])) == (3, 3, 3)
     listed = osmosis("runs", "--json", cwd=repo).json["runs"][0]

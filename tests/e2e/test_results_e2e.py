@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import COMMAND, ROWS, Finished, Osmosis, clean_environment, run_osmosis, write_repo
+from conftest import COMMAND, ROWS, Finished, Osmosis, clean_environment, documented, run_osmosis, write_repo
 
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, hang, status, text, tool_call, tool_calls
 
@@ -53,7 +53,7 @@ def test_the_object_of_eval(osmosis: Osmosis, repo: Path) -> None:
         model = ["--base-url", endpoint.url, "--model", "scripted"]
         done = osmosis("eval", *model, "--n", "5", "--json", "-o", "out.json", "--fail-under", "0.46", cwd=repo)
         assert len(endpoint.chats) == 30
-    result = done.json
+    result = documented("eval", done.stdout)
     assert json.loads((repo / "out.json").read_text(encoding="utf-8")) == result
 
     assert list(result) == ["config", "summary", "rows"]
@@ -119,7 +119,7 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, dict[st
     with ScriptedEndpoint(lambda request: ENDINGS[request.messages[1]["content"]][0]).run_in_thread() as endpoint:
         options = ["--max-turns", "3", "--max-tokens-total", "5000", "--timeout", "2", "-o", "out.json"]
         done = run_osmosis("test", "--base-url", endpoint.url, "--model", "scripted", *options, cwd=repo)
-    result = json.loads((repo / "out.json").read_text(encoding="utf-8"))
+    result = documented("test", (repo / "out.json").read_text(encoding="utf-8"))
     return done, result
 
 
@@ -222,7 +222,7 @@ def test_scoring_errors_are_counted_and_shown_and_stop_nothing(osmosis: Osmosis,
     (repo / "reward_fn" / "unreadable.py").write_text("def broken(\n", encoding="utf-8")
     done = osmosis("eval", "--model", "offline/oracle", "-o", "out.json", cwd=repo)
     assert done.code == 1, done.stderr
-    result = json.loads((repo / "out.json").read_text(encoding="utf-8"))
+    result = documented("eval", (repo / "out.json").read_text(encoding="utf-8"))
     names = [f"reward_fn.rewards:{name}" for name in ("classic", "whole", "not_a_float")]
     assert list(result["summary"]["eval_fns"]) == names
     classic, whole, not_a_float = result["summary"]["eval_fns"].values()
@@ -281,7 +281,7 @@ def test_a_baseline_on_the_same_rows(osmosis: Osmosis, repo: Path) -> None:
         asked = {request.model: request.headers.get("authorization") for request in endpoint.chats}
     assert done.code == 0, done.stderr
     assert asked == {"new": None, "old": "Bearer sk-of-the-baseline"}
-    result = json.loads((repo / "out.json").read_text(encoding="utf-8"))
+    result = documented("eval", (repo / "out.json").read_text(encoding="utf-8"))
     assert result["config"]["baseline_model"] == "old"
     assert result["summary"]["total_tokens"] == 33
     baseline = result["baseline"]

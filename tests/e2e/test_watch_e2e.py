@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from conftest import COMMAND, Osmosis, clean_environment
+from conftest import COMMAND, Osmosis, clean_environment, documented
 from running import eventually
 from watching import (
     REWARD,
@@ -67,7 +67,7 @@ def test_a_reward_function_that_changes(tmp_path: Path) -> None:
         assert flipped(half) == ([], [0, 1])
         flip = half["iteration"]["flipped"]["failed"][1]
         assert (flip["prompt"], flip["before"], flip["after"]) == ("answer b", 1.0, 0.5)
-        assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == half
+        assert documented("test", (tmp_path / "results.json").read_text(encoding="utf-8")) == half
 
         back = watch.save({"reward_fn/rewards.py": REWARD})
         assert (rewards(back), redone(back), flipped(back)) == ([1.0, 1.0], (0, 2, 0), ([0, 1], []))
