@@ -16,7 +16,6 @@ import msgspec
 from osmosis_ai import tracebacks
 from osmosis_ai.data.dataset import RowProblem, open_dataset
 from osmosis_ai.discovery.agents import AgentSource
-from osmosis_ai.discovery.configs import check_configs
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.discovery.scan import Component, Problem, scan_functions, scan_tools
 from osmosis_ai.environment import read_env_file
@@ -48,6 +47,7 @@ from osmosis_ai.validate.imports import check_imports
 from osmosis_ai.validate.judges import check_key_variables, check_rubric_files
 from osmosis_ai.validate.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
 from osmosis_ai.validate.rows import check_dataset, keys_read
+from osmosis_ai.validate.run_configs import check_configs
 from osmosis_ai.validate.secrets import check_secrets
 from osmosis_ai.validate.tools import check_loaded_tools, check_tool_source, merge_tools
 from osmosis_ai.validate.workcopy import check_working_copy
