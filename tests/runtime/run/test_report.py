@@ -50,8 +50,8 @@ def stored(folder: Path, run: RunPlan, saved: list[tuple[Rollout, list[Score]]])
     async def save(store: RunStore) -> str:
         run_id = await store.create_run(run.command, identity={}, config={})
         for record, scores in saved:
-            await store.save_rollout(run_id, record, Row(record.row_index, record.row_id, "s", "u"))
-            await store.save_scores(run_id, record.id, scores)
+            key = await store.save_rollout(run_id, record, Row(record.row_index, record.row_id, "s", "u"))
+            await store.save_scores({key: scores})
         return run_id
 
     with RunStore.open(folder) as store:
