@@ -6,6 +6,7 @@ import ast
 import builtins
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,9 +24,11 @@ from osmosis_ai.discovery.source import (
 )
 from osmosis_ai.errors import FunctionError
 from osmosis_ai.records import Failure, FunctionRef
+from osmosis_ai.validate.check import FOLDERS, Check, Subject
 from osmosis_ai.validate.findings import Finding, finding
 
 __all__ = [
+    "CHECKS",
     "check_functions",
     "check_load_problems",
     "is_about_form",
@@ -292,3 +295,12 @@ def is_about_form(component: Component, root: Path) -> bool:
     docstring = (ast.get_docstring(node) or "") if node is not None else ""
     said = " ".join([component.name.replace("_", " "), *docstring.splitlines()[:1]])
     return bool(_FORM_WORDS.search(said.casefold()))
+
+
+def _check_folder(folder: str, subject: Subject) -> Iterator[Finding]:
+    kind = FOLDERS[folder]
+    if (subject.root / folder).is_dir():
+        yield from check_functions(subject.root / folder, subject.root, kind, subject.components[kind])
+
+
+CHECKS = tuple(Check(folder, "OSM201 OSM204 OSM205 OSM206", partial(_check_folder, folder)) for folder in FOLDERS)

@@ -12,9 +12,10 @@ from typing import Any
 
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, relative_to_root
 from osmosis_ai.discovery.toml import TomlError, read_toml
+from osmosis_ai.validate.check import Check
 from osmosis_ai.validate.findings import Finding, finding
 
-__all__ = ["check_imports"]
+__all__ = ["CHECKS", "check_imports"]
 
 FOLDERS = ("mcp", "reward_fn", "reward_rubric")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
@@ -137,3 +138,6 @@ def _package(module: str, distributions: Any) -> str:
     found = sorted(set(distributions.get(module, ())))
     normalised = _normalised(module)
     return normalised if not found or module == "fastmcp" or normalised in map(_normalised, found) else found[0]
+
+
+CHECKS = (Check("imports", "OSM004 OSM005 OSM207", lambda subject: check_imports(subject.root)),)

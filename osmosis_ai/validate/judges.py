@@ -16,10 +16,11 @@ from osmosis_ai.discovery.source import (
     statements,
 )
 from osmosis_ai.errors import UsageError
+from osmosis_ai.validate.check import Check, Subject
 from osmosis_ai.validate.findings import Finding, finding
 from osmosis_ai.validate.secrets import kind_of_value, secret_finding
 
-__all__ = ["check_key_variables", "check_rubric_files"]
+__all__ = ["CHECKS", "check_key_variables", "check_rubric_files"]
 
 MAX_FILES = 100
 
@@ -125,3 +126,18 @@ def _unset(name: str, file: str, line: int) -> Finding:
         subject=name,
         hint=f"Export {name}, or write it into .env, which git must ignore.",
     )
+
+
+def _check_keys(subject: Subject) -> Iterator[Finding]:
+    folder = subject.root / "reward_rubric"
+    return check_key_variables(folder, subject.root, subject.environ) if folder.is_dir() else iter(())
+
+
+CHECKS = (
+    Check("keys of judges", "OSM209", _check_keys),
+    Check(
+        "rubric files",
+        "OSM002 OSM208 OSM209 OSM210",
+        lambda subject: check_rubric_files(subject.root, subject.environ),
+    ),
+)

@@ -15,9 +15,10 @@ from osmosis_ai.data.dataset import Dataset, RowProblem, open_dataset
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Row
+from osmosis_ai.validate.check import Check, Subject
 from osmosis_ai.validate.findings import Finding, finding
 
-__all__ = ["check_dataset", "keys_read"]
+__all__ = ["CHECKS", "check_dataset", "keys_read"]
 
 SHOWN_PROBLEMS = 20
 MAX_REMEMBERED = 1_000_000
@@ -265,3 +266,19 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "strings"
     return "lists" if isinstance(value, list) else "objects"
+
+
+def _check(subject: Subject) -> Iterator[Finding]:
+    path, root = subject.dataset, subject.root
+    if path.exists() or path.is_symlink():
+        yield from check_dataset(path, subject.shown(path), keys_read(root))
+    elif (root / "mcp").is_dir() or (root / "reward_fn").is_dir():
+        yield finding(
+            "OSM401",
+            "there is no test_data.jsonl, so nothing can be tried here",
+            file=subject.shown(path),
+            hint="Write one, or name another file with -d FILE.",
+        )
+
+
+CHECKS = (Check("dataset", "OSM401 OSM402 OSM403 OSM404 OSM405 OSM406 OSM407 OSM408 OSM409", _check),)

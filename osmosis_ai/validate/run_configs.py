@@ -9,10 +9,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from osmosis_ai.discovery.toml import KeyLines, TomlError, parse_toml, read_toml_text
+from osmosis_ai.validate.check import Check
 from osmosis_ai.validate.findings import Finding, finding
 from osmosis_ai.validate.secrets import kind_of_secret, secret_finding
 
-__all__ = ["check_config", "check_configs"]
+__all__ = ["CHECKS", "check_config", "check_configs"]
 
 Kind: TypeAlias = Literal["eval", "training"]
 
@@ -304,3 +305,12 @@ def _found(value: Any) -> str:
         wrong = [item for item in value if not isinstance(item, str)]
         return f"a list with {_found(wrong[0])} in it" if wrong else "a list"
     return "a table" if isinstance(value, dict) else "a date or time"
+
+
+CHECKS = (
+    Check(
+        "configs",
+        "OSM208 OSM501 OSM502 OSM503 OSM504 OSM505 OSM506 OSM507 OSM508 OSM509 OSM510 OSM511 OSM512 OSM513",
+        lambda subject: check_configs(subject.root),
+    ),
+)

@@ -13,9 +13,10 @@ from typing import Any
 from osmosis_ai.discovery.scan import Component, tool_name
 from osmosis_ai.discovery.source import UnreadableError, aliases_of, parse_file
 from osmosis_ai.records import Tool
+from osmosis_ai.validate.check import Check, Subject
 from osmosis_ai.validate.findings import Finding, finding
 
-__all__ = ["check_loaded_tools", "check_tool_source", "merge_tools"]
+__all__ = ["CHECKS", "check_loaded_tools", "check_tool_source", "merge_tools"]
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 MAX_DESCRIPTION = 1024  # OpenAI refuses longer ones
@@ -404,3 +405,24 @@ def _reaches(start: str, following: Callable[[str], set[str]]) -> bool:
         seen.add(ref)
         waiting |= following(ref) - seen
     return False
+
+
+def _check(subject: Subject) -> Iterator[Finding]:
+    """Check what the server offers; the source where it isn't loaded, and for names that the server has merged."""
+    sources, loaded = subject.components["tool"], subject.loaded
+    for found in check_tool_source(subject.root, sources):
+        if loaded is None or found.code == "OSM106":
+            yield found
+    if loaded is not None:
+        yield from check_loaded_tools(loaded.tools, loaded.tool_sources, sources)
+        subject.components["tool"] = merge_tools(sources, loaded.tools)
+
+
+CHECKS = (
+    Check(
+        "tools",
+        "OSM104 OSM105 OSM106 OSM107 OSM108 OSM109 OSM110 OSM111 OSM112 OSM113 OSM114 OSM115 OSM116 OSM117 OSM118"
+        " OSM119 OSM120",
+        _check,
+    ),
+)

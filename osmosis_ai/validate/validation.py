@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -17,9 +16,8 @@ from osmosis_ai import tracebacks
 from osmosis_ai.data.dataset import RowProblem, open_dataset
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
-from osmosis_ai.discovery.scan import Component, Problem, scan_functions, scan_tools
-from osmosis_ai.environment import read_env_file
-from osmosis_ai.errors import DatasetError, OsmosisError, RepositoryError, StartError, UsageError
+from osmosis_ai.discovery.scan import Component
+from osmosis_ai.errors import DatasetError, OsmosisError, RepositoryError, StartError
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import FunctionRef, Record, Row, Score, Tool
 from osmosis_ai.runtime.pool.group import JobFailedError
@@ -28,6 +26,7 @@ from osmosis_ai.runtime.protocol import Limits, LoopFinding, Ready, WorkerSpec
 from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.validate import Finding, finding
+from osmosis_ai.validate.check import Check, Subject
 from osmosis_ai.validate.controls import (
     ControlledFunction,
     ControlReport,
@@ -37,22 +36,15 @@ from osmosis_ai.validate.controls import (
     tells_rows_apart,
 )
 from osmosis_ai.validate.functions import (
-    check_functions,
     check_load_problems,
     is_about_form,
     reads_ground_truth,
     refs_of,
 )
-from osmosis_ai.validate.imports import check_imports
-from osmosis_ai.validate.judges import check_key_variables, check_rubric_files
 from osmosis_ai.validate.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
-from osmosis_ai.validate.rows import check_dataset, keys_read
-from osmosis_ai.validate.run_configs import check_configs
-from osmosis_ai.validate.secrets import check_secrets
-from osmosis_ai.validate.tools import check_loaded_tools, check_tool_source, merge_tools
-from osmosis_ai.validate.workcopy import check_working_copy
+from osmosis_ai.validate.registry import CHECKS, FIRST
 
-__all__ = ["Validation", "ValidationOptions", "validate", "validate_agent"]
+__all__ = ["Validation", "ValidationOptions", "run_check", "validate", "validate_agent"]
 
 CALL_SECONDS = 10.0
 """How long a reward function may take for one answer."""
@@ -72,7 +64,6 @@ GIVE_UP_AFTER = 2
 MAX_PROMPT = 50_000
 MAX_SCANNED_ROWS = 10_000
 MAX_MODULES_ALONE = 8
-FOLDERS: dict[str, Literal["reward", "rubric"]] = {"reward_fn": "reward", "reward_rubric": "rubric"}
 
 
 class ValidationOptions(Record, frozen=True):
@@ -148,125 +139,41 @@ def _why_not_loaded(message: str) -> str:
     return "CANNOT_BE_CREATED" if "can't be made without arguments" in message else "CANNOT_BE_LOADED"
 
 
+def run_check(check: Check, subject: Subject) -> Iterator[Finding]:
+    """Run one check. Whatever goes wrong in it is a finding, and the others go on."""
+    try:
+        for found in check.run(subject):
+            assert found.code in check.codes, f"{found.code} isn't registered for {check.area}"
+            yield found
+    except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
+        yield _could_not_run(check.area, error)
+
+
 class _Validation:
     """One validation while it runs."""
 
     def __init__(self, root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> None:
         self._root = root
         self._options = options
-        self._environ = environ
+        self._subject = Subject(root, environ, root / (options.dataset or "test_data.jsonl"))
+        self._components = self._subject.components
         self._findings: list[Finding] = []
-        self._components: dict[str, list[Component]] = {"tool": [], "reward": [], "rubric": []}
         self._controls: list[ControlReport] = []
 
     async def run(self) -> Validation:
-        self._area("repository", self._check_layout)
-        self._area("source", self._scan)
-        tool_source = list(check_tool_source(self._root, self._components["tool"]))
-        tools = None
+        for check in FIRST:
+            self._findings += run_check(check, self._subject)
         if not self._options.static:
-            tools = await self._load_tools()
-        if tools is None:
-            self._findings += tool_source
-        else:
-            self._findings += [found for found in tool_source if found.code == "OSM106"]
-            sources = self._components["tool"]
-            self._area("tools", lambda: check_loaded_tools(tools.tools, tools.tool_sources, sources))
-            self._components["tool"] = merge_tools(sources, tools.tools)
-        for folder, kind in FOLDERS.items():
-            if (self._root / folder).is_dir():
-                self._area(folder, partial(self._check_folder, folder, kind))
-        self._area("rubric files", lambda: check_rubric_files(self._root, self._environ))
-        self._area("imports", lambda: check_imports(self._root))
+            self._subject.loaded = await self._load_tools()
+        for check in CHECKS:
+            self._findings += run_check(check, self._subject)
         if not self._options.static:
-            await self._run_functions([] if tools is None else tools.tools)
-        self._area("dataset", self._check_dataset)
-        self._area("configs", lambda: check_configs(self._root))
-        self._area("working copy", lambda: check_working_copy(self._root))
+            await self._run_functions([] if self._subject.loaded is None else self._subject.loaded.tools)
         components = [component for found in self._components.values() for component in found]
         unique = dict.fromkeys(map(msgspec.json.encode, self._findings))
         findings = [msgspec.json.decode(one, type=Finding) for one in unique]
         findings.sort(key=lambda one: (one.file or "", one.line or 0, one.code))
         return Validation(components, findings, self._controls)
-
-    def _area(self, name: str, check: Callable[[], Iterable[Finding]]) -> None:
-        """Run one area's checks; whatever goes wrong in it is a finding, and the others go on."""
-        try:
-            for found in check():
-                self._findings.append(found)
-        except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
-            self._findings.append(_could_not_run(name, error))
-
-    # Reading
-
-    def _check_layout(self) -> Iterable[Finding]:
-        known = ("mcp", "reward_fn", "reward_rubric", "configs", "rollouts")
-        inside = ("configs/eval", "configs/training", "test_data.jsonl", "pyproject.toml", "rubric_configs.yaml")
-        for name in (*known, *inside):
-            yield from self._check_link(self._root / name)
-        try:
-            read_env_file(self._root)
-        except UsageError as error:
-            yield finding("OSM006", str(error).removeprefix(f"{self._root / '.env'} "), file=".env")
-        if not any((self._root / name).is_dir() for name in known):
-            yield finding(
-                "OSM003",
-                "there is no mcp/, reward_fn/, reward_rubric/ or configs/ here",
-                hint="Name the repository's root: osmosis validate REPO. A new one comes from: osmosis init DIR.",
-            )
-
-    def _check_link(self, path: Path) -> Iterable[Finding]:
-        shown = path.relative_to(self._root).as_posix()
-        try:
-            if path.is_symlink() and not path.resolve(strict=True).is_relative_to(self._root.resolve()):
-                yield finding("OSM002", "a link to a place outside the repository", file=shown)
-        except (OSError, RuntimeError):
-            yield finding("OSM002", "a link to something that doesn't exist", file=shown)
-
-    def _scan(self) -> Iterable[Finding]:
-        problems: list[Problem] = []
-        if (self._root / "mcp").is_dir():
-            result = scan_tools(self._root / "mcp", self._root)
-            self._components["tool"] = list(result.components)
-            problems += result.problems
-            yield from check_secrets(self._root / "mcp", self._root)
-            if not (self._root / "mcp" / "main.py").is_file():
-                yield finding(
-                    "OSM101",
-                    "mcp/ has no main.py, which creates the server",
-                    file="mcp",
-                    hint='Write one: from fastmcp import FastMCP, then mcp = FastMCP("tools").',
-                )
-        for folder, kind in FOLDERS.items():
-            if (self._root / folder).is_dir():
-                result = scan_functions(self._root / folder, self._root, kind)
-                self._components[kind] = list(result.components)
-                problems += result.problems
-                yield from check_secrets(self._root / folder, self._root)
-        for problem in problems:
-            is_link = problem.message.startswith("a link to")
-            yield finding("OSM002" if is_link else "OSM001", problem.message, file=problem.file, line=problem.line)
-
-    def _check_folder(self, folder: str, kind: Literal["reward", "rubric"]) -> Iterable[Finding]:
-        yield from check_functions(self._root / folder, self._root, kind, self._components[kind])
-        if kind == "rubric":
-            yield from check_key_variables(self._root / folder, self._root, self._environ)
-
-    def _check_dataset(self) -> Iterable[Finding]:
-        path, shown = self._dataset()
-        if path.exists() or path.is_symlink():
-            yield from check_dataset(path, shown, keys_read(self._root))
-        elif (self._root / "mcp").is_dir() or (self._root / "reward_fn").is_dir():
-            yield finding(
-                "OSM401",
-                "there is no test_data.jsonl, so nothing can be tried here",
-                file=shown,
-                hint="Write one, or name another file with -d FILE.",
-            )
-
-    def _dataset(self) -> tuple[Path, str]:
-        path = self._root / (self._options.dataset or "test_data.jsonl")
-        return path, path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else str(path)
 
     # Running
 
@@ -312,7 +219,7 @@ class _Validation:
     async def _with_functions(self, refs: Sequence[FunctionRef], tool: str | None) -> None:
         """Load functions and run their controls; raises StartError when loading doesn't come to an end."""
         async with (
-            ScratchStore.open(Masker.from_environment(self._environ)) as scratch,
+            ScratchStore.open(Masker.from_environment(self._subject.environ)) as scratch,
             self._pool(self._function_spec(refs, scratch)) as pool,
         ):
             self._findings += check_load_problems(pool.loaded.problems, self._findings)
@@ -363,7 +270,7 @@ class _Validation:
                 finding(
                     "OSM309",
                     "the controls need rows with a ground truth, and there are none",
-                    file=self._dataset()[1],
+                    file=self._subject.shown(self._subject.dataset),
                     hint="Reward functions were loaded, but not run.",
                 )
             )
@@ -388,7 +295,7 @@ class _Validation:
     def _control_rows(self) -> list[Row]:
         rows: list[Row] = []
         try:
-            for number, item in enumerate(open_dataset(self._dataset()[0]).scan()):
+            for number, item in enumerate(open_dataset(self._subject.dataset).scan()):
                 if number >= MAX_SCANNED_ROWS or len(rows) >= MAX_ROWS:
                     break
                 if isinstance(item, RowProblem) or not (item.ground_truth or "").strip():

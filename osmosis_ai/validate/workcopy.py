@@ -7,9 +7,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from osmosis_ai.validate.check import Check
 from osmosis_ai.validate.findings import Finding, examples, finding
 
-__all__ = ["check_working_copy"]
+__all__ = ["CHECKS", "check_working_copy"]
 
 GIT_SECONDS = 20.0
 LARGE_BYTES = 50_000_000  # GitHub warns
@@ -167,3 +168,12 @@ def _git(root: Path, *arguments: str) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"1 {noun} is" if count == 1 else f"{count:,} {noun}s are"
+
+
+CHECKS = (
+    Check(
+        "working copy",
+        "OSM601 OSM602 OSM603 OSM604 OSM605 OSM606 OSM607 OSM608",
+        lambda subject: check_working_copy(subject.root),
+    ),
+)

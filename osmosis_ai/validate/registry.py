@@ -1,0 +1,28 @@
+"""Every check of a repository. To add one, write it in its area's module, and its codes there and in `CODES`."""
+
+from __future__ import annotations
+
+from osmosis_ai.validate import functions, imports, judges, layout, rows, run_configs, tools, workcopy
+
+__all__ = ["CHECKS", "CONTROLS", "FIRST", "LOADING"]
+
+FIRST = layout.CHECKS
+"""Run before anything is loaded: they fill `Subject.components`."""
+
+CHECKS = (
+    *tools.CHECKS,
+    *functions.CHECKS,
+    *judges.CHECKS,
+    *imports.CHECKS,
+    *rows.CHECKS,
+    *run_configs.CHECKS,
+    *workcopy.CHECKS,
+)
+"""Run when the server is loaded, if it can be, and before functions are."""
+
+LOADING = "OSM009 OSM102 OSM103 OSM202 OSM203"
+CONTROLS = (
+    "OSM301 OSM302 OSM303 OSM304 OSM305 OSM306 OSM307 OSM308 OSM309 OSM310 OSM311 OSM312 OSM313 OSM314 OSM315 OSM316"
+    " OSM317 OSM318 OSM320"
+)
+"""The codes of what loading shows, and of what the controls of reward functions say."""
