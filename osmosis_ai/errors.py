@@ -1,4 +1,19 @@
-"""The whole error tree. Everything this package raises on purpose has one root, OsmosisError.
+"""How things go wrong, and the whole tree of errors. Everything this package raises on purpose is an OsmosisError.
+
+A run that can't start is a `StartError`. Whoever prepares it raises one: the command line, `data`, `discovery`, the
+loading of tools and functions, the probe of the model. From a worker process its message crosses the socket, and the
+pool raises it again. The command prints it as one line and exits with 2; watch mode shows it and waits for the next
+save. A `StoreError` after the start ends the run with 1, for what isn't stored doesn't count.
+
+A rollout that goes wrong is data. The worker catches a `ModelError`, and whatever else is raised while a rollout or a
+scorer runs, where it happens, and records it as a `records.Failure` with its origin and its kind (`failures`). The
+others go on, and the command exits with 1 at the end. A `ToolError` doesn't get so far: the model is given it as the
+result of its call. A `WorkerError` is how a lost process shows itself to the pool, which runs its jobs again or records
+who was to blame.
+
+The rest is for the caller's own code: `evaluate_rubric` raises `MissingAPIKeyError` and `ProviderRequestError`, the
+trainer's client and an agent loop's `ctx.chat` an `OsmosisRolloutError`. Raised inside a rollout and not caught there,
+they become that rollout's, or that score's, failure.
 
     OsmosisError
     ├── StartError                 the run can't start: exit code 2, one clear message
@@ -8,7 +23,6 @@
     │   ├── FunctionError          a reward function that isn't there or has the wrong form
     │   └── ModelStartError        the model can't be reached, is unknown, or refuses the key
     ├── ModelError                 one model request failed (a rollout's failure, origin `model`)
-    ├── HttpError (osmosis_ai.http) an HTTP request failed; the clients turn it into an error of their own
     ├── ToolError                  a tool call failed (goes back to the model as a result)
     ├── ScoreError                 a score could not be computed (origin `reward` or `rubric`)
     ├── MissingAPIKeyError         no key for a judge; also a RuntimeError
@@ -26,8 +40,6 @@
         ├── AgentLoopError         an agent loop that doesn't pass validation
         └── ToolExecutionError     a loop's tool failed
             └── ToolArgumentError  the model's arguments of a tool call can't be read
-
-What happens inside a rollout is data, not an exception that travels: see `records.Failure`.
 """
 
 from __future__ import annotations

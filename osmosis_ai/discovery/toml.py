@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.records import JsonObject
+
 __all__ = ["MAX_TOML_BYTES", "KeyLines", "TomlError", "parse_toml", "read_toml", "read_toml_text"]
 
 # The standard library's since Python 3.11, and the package it was taken from.
@@ -64,7 +66,7 @@ def read_toml_text(path: Path, root: Path) -> str:
         raise TomlError(f"not UTF-8 (byte 0x{data[error.start]:02x})", line) from None
 
 
-def read_toml(path: Path, root: Path) -> dict[str, Any]:
+def read_toml(path: Path, root: Path) -> JsonObject:
     """Read a TOML file; see `read_toml_text`.
 
     Raises:
@@ -73,12 +75,12 @@ def read_toml(path: Path, root: Path) -> dict[str, Any]:
     return parse_toml(read_toml_text(path, root))
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> JsonObject:
     """Parse a TOML text; raises TomlError."""
     if (long_key := _LONG_KEY.search(text)) is not None:
         raise TomlError("a key of more than 64 parts", text.count("\n", 0, long_key.start()) + 1)
     try:
-        document: dict[str, Any] = _tomllib.loads(text)
+        document: JsonObject = _tomllib.loads(text)
         return document
     except _tomllib.TOMLDecodeError as error:
         message = str(error)

@@ -6,12 +6,12 @@ import ast
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, relative_to_root
 from osmosis_ai.discovery.toml import TomlError, read_toml
+from osmosis_ai.records import JsonObject
 from osmosis_ai.validate.check import Check
 from osmosis_ai.validate.findings import Finding, finding
 
@@ -103,7 +103,7 @@ def _local_modules(root: Path) -> set[str]:
     return found
 
 
-def _declared(document: dict[str, Any]) -> set[str] | None:
+def _declared(document: JsonObject) -> set[str] | None:
     """The names of the distributions a pyproject.toml asks for; None when they aren't in it but worked out."""
     project = _table(document, "project")
     if "dependencies" in (project.get("dynamic") or ()):
@@ -124,7 +124,7 @@ def _declared(document: dict[str, Any]) -> set[str] | None:
     return declared
 
 
-def _table(document: dict[str, Any], name: str) -> dict[str, Any]:
+def _table(document: JsonObject, name: str) -> JsonObject:
     found = document.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -134,7 +134,7 @@ def _normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _package(module: str, distributions: Any) -> str:
+def _package(module: str, distributions: Mapping[str, list[str]]) -> str:
     found = sorted(set(distributions.get(module, ())))
     normalised = _normalised(module)
     return normalised if not found or module == "fastmcp" or normalised in map(_normalised, found) else found[0]

@@ -22,8 +22,6 @@ from osmosis_ai.validate.secrets import kind_of_value, secret_finding
 
 __all__ = ["CHECKS", "check_key_variables", "check_rubric_files"]
 
-MAX_FILES = 100
-
 
 def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check `rubric_configs.yaml` and the YAML files in `reward_rubric/`, and that their judges' keys are set.
@@ -35,7 +33,7 @@ def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Findi
     from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubrics
     from osmosis_ai.reward_rubric.target import key_variable
 
-    found = [root / DEFAULT_FILE, *sorted((root / "reward_rubric").glob("*.y*ml"))[:MAX_FILES]]
+    found = [root / DEFAULT_FILE, *sorted((root / "reward_rubric").glob("*.y*ml"))]
     for path in (path for path in found if path.exists()):
         shown = relative_to_root(path, root)
         if not path.resolve().is_relative_to(root.resolve()):

@@ -9,12 +9,11 @@ from array import array
 from collections.abc import Iterator, Set
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from osmosis_ai.data.dataset import Dataset, RowProblem, open_dataset
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files
 from osmosis_ai.errors import DatasetError
-from osmosis_ai.records import Row
+from osmosis_ai.records import JsonValue, Row
 from osmosis_ai.validate.check import Check, Subject
 from osmosis_ai.validate.findings import Finding, finding
 
@@ -258,7 +257,7 @@ def _digest(*parts: str) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: JsonValue) -> str:
     if isinstance(value, bool):
         return "booleans"
     if isinstance(value, (int, float)):

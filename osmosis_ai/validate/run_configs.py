@@ -6,9 +6,10 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from osmosis_ai.discovery.toml import KeyLines, TomlError, parse_toml, read_toml_text
+from osmosis_ai.records import JsonObject
 from osmosis_ai.validate.check import Check
 from osmosis_ai.validate.findings import Finding, finding
 from osmosis_ai.validate.secrets import kind_of_secret, secret_finding
@@ -21,7 +22,6 @@ ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 RESERVED = "_OSMOSIS_"
 COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
-MAX_CONFIGS = 500
 
 
 class Field(NamedTuple):
@@ -89,7 +89,7 @@ def check_configs(root: Path) -> Iterator[Finding]:
     if not folder.is_dir():
         return
     kinds: dict[Path, Kind] = {folder / "eval": "eval", folder / "training": "training"}
-    for path in sorted(folder.rglob("*.toml"))[:MAX_CONFIGS]:
+    for path in sorted(folder.rglob("*.toml")):
         kind = kinds.get(path.parent)
         if kind is not None:
             yield from check_config(path, root, kind)
@@ -122,7 +122,7 @@ def check_config(path: Path, root: Path, kind: Kind) -> list[Finding]:
 class _Config:
     """One config while it is checked."""
 
-    def __init__(self, document: dict[str, Any], lines: KeyLines, kind: Kind, root: Path, file: str) -> None:
+    def __init__(self, document: JsonObject, lines: KeyLines, kind: Kind, root: Path, file: str) -> None:
         self._document = document
         self._lines = lines
         self._kind = kind
@@ -175,7 +175,7 @@ class _Config:
                 missing = f"[{name}] has no {key}" if name in self._document else f"there is no [{name}] with {key}"
                 self._add("OSM502", f"{missing}, which is required", name, key, hint=f'Write {key} = "…".')
 
-    def _check_value(self, table: str, key: str, value: Any, field: Field) -> None:
+    def _check_value(self, table: str, key: str, value: object, field: Field) -> None:
         wanted = {"str": str, "int": int, "number": (int, float)}[field.type]
         if not isinstance(value, wanted) or isinstance(value, bool):  # type: ignore[arg-type]
             message = f"{key} is {_found(value)}, where {_TYPES[field.type]} is expected"
@@ -183,20 +183,20 @@ class _Config:
         elif isinstance(value, str):
             if field.required and not value.strip():
                 self._add("OSM502", f"{key} is empty, but it is required", table, key)
-        elif not _in_range(value, field):
+        elif isinstance(value, (int, float)) and not _in_range(value, field):
             if field.most is not None:
                 allowed = f"{'more than ' if field.exclusive else ''}{field.least:g} to {field.most:g}"
             else:
                 allowed = f"{'more than' if field.exclusive else 'at least'} {field.least:g}"
             self._add("OSM512", f"{key} is {value}; {allowed} makes sense", table, key)
 
-    def _check_commit(self, value: Any) -> None:
+    def _check_commit(self, value: object) -> None:
         if isinstance(value, str) and not COMMIT.fullmatch(value):
             message = f"commit_sha is {value[:60]!r}; a commit has 7 to 40 hexadecimal digits"
             hint = "Copy it from git log; a branch or a tag can't be used."
             self._add("OSM509", message, "experiment", "commit_sha", hint=hint)
 
-    def _check_rollout(self, rollout: Any, entrypoint: Any) -> None:
+    def _check_rollout(self, rollout: object, entrypoint: object) -> None:
         if not isinstance(rollout, str) or not rollout.strip():
             return
         folder = self._root / "rollouts" / rollout
@@ -294,7 +294,7 @@ def _in_range(value: float, field: Field) -> bool:
     return field.most is None or value <= field.most
 
 
-def _found(value: Any) -> str:
+def _found(value: object) -> str:
     if isinstance(value, bool):
         return "a boolean"
     if isinstance(value, (int, float)):

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
 
 from osmosis_ai.discovery.scan import Component, tool_name
 from osmosis_ai.discovery.source import UnreadableError, aliases_of, parse_file
-from osmosis_ai.records import Tool
+from osmosis_ai.records import JsonObject, JsonValue, Tool
 from osmosis_ai.validate.check import Check, Subject
 from osmosis_ai.validate.findings import Finding, finding
 
@@ -206,7 +205,7 @@ def _check_tool(tool: Tool, file: str, line: int | None) -> Iterator[Finding]:
             )
 
 
-def _check_schema(name: str, schema: dict[str, Any], file: str, line: int | None) -> Iterator[Finding]:
+def _check_schema(name: str, schema: JsonObject, file: str, line: int | None) -> Iterator[Finding]:
     def found(code: str, message: str, hint: str) -> Finding:
         return finding(code, f"{name}: {message}", file=file, line=line, subject=name, hint=hint)
 
@@ -345,7 +344,7 @@ def _written_as(registered: str, components: Sequence[Component]) -> Component |
 # Schemas
 
 
-def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
+def _nodes(schema: JsonValue) -> Iterator[JsonObject]:
     """Every subschema. Texts under `default`, `enum`, `const` and `examples` are data, not schemas."""
     waiting, seen = [schema], 0
     while waiting and seen < MAX_NODES:
@@ -362,15 +361,15 @@ def _nodes(schema: Any) -> Iterator[dict[str, Any]]:
                     waiting.append(value)
 
 
-def _refs(node: dict[str, Any]) -> Iterator[str]:
+def _refs(node: JsonObject) -> Iterator[str]:
     if isinstance(node.get("$ref"), str):
         yield node["$ref"]
 
 
-def _resolve(schema: dict[str, Any], ref: str) -> Any:
+def _resolve(schema: JsonObject, ref: str) -> JsonValue:
     if not ref.startswith("#"):
         return None
-    found: Any = schema
+    found: JsonValue = schema
     for part in ref.removeprefix("#").split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
@@ -382,7 +381,7 @@ def _resolve(schema: dict[str, Any], ref: str) -> Any:
     return found
 
 
-def _recursive(schema: dict[str, Any]) -> bool:
+def _recursive(schema: JsonObject) -> bool:
     leads_to: dict[str, set[str]] = {}
     waiting = {ref for node in _nodes(schema) for ref in _refs(node)}
     if "#" in waiting:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import msgspec
 
@@ -201,7 +200,7 @@ class _Validation:
             self._findings.append(_could_not_run("mcp/", error))
         return None
 
-    async def _run_functions(self, tools: Sequence[Mapping[str, Any]]) -> None:
+    async def _run_functions(self, tools: Sequence[Tool]) -> None:
         refs = refs_of([*self._components["reward"], *self._components["rubric"]], self._root)
         if not refs:
             return
