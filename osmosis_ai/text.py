@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from osmosis_ai.records import Failure, Score
 
-__all__ = ["content_text", "counted", "duration", "failure_text", "indented", "json_text", "score_text"]
+__all__ = ["content_text", "counted", "duration", "failure_text", "indented", "json_text", "score_text", "visible"]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def counted(number: int, noun: str) -> str:
@@ -51,3 +54,9 @@ def json_text(value: Any) -> str:
 def indented(text: str) -> str:
     """A text with every line moved to the right."""
     return "\n".join(f"  {line}" for line in text.split("\n"))
+
+
+def visible(text: str) -> str:
+    """Text without what a terminal would obey: control characters other than tab and newline become escapes."""
+    text = text.replace("\r\n", "\n")
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

@@ -29,7 +29,7 @@ from osmosis_ai.runtime.run.resume import run_config, run_identity
 from osmosis_ai.runtime.run.run import POLICY, RunPlan
 from osmosis_ai.store import RunStore
 from osmosis_ai.store.scratch import ScratchStore
-from osmosis_ai.store.transcript import visible
+from osmosis_ai.text import visible
 
 __all__ = ["check_interactive", "interact"]
 
@@ -270,7 +270,7 @@ class _Commands:
     def _messages(self, rest: str) -> None:
         if not self._debugger.messages:
             raise RefusedError("there are no messages yet; r N starts row N")
-        self._print(steps.conversation(self._debugger.messages))
+        self._print(steps.messages(self._debugger.messages))
 
     def _tools(self, rest: str) -> None:
         tools = self._debugger.pool.loaded.tools

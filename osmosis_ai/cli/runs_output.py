@@ -19,7 +19,8 @@ from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.compare import FunctionComparison, RunComparison
-from osmosis_ai.store.transcript import transcript, visible
+from osmosis_ai.store.transcript import transcript
+from osmosis_ai.text import visible
 
 __all__ = [
     "RescoreProgress",

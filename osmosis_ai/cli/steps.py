@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from osmosis_ai.records import Message, ModelSpec, Score, Tool, ToolCall, Turn
+from osmosis_ai.conversation import Section, call_facts, call_text, conversation, reply, rollout_facts, turn_facts
+from osmosis_ai.records import Message, ModelSpec, Score, Tool
 from osmosis_ai.runtime.protocol import Called, Paused
 from osmosis_ai.runtime.run.debugger import Ended
 from osmosis_ai.text import content_text, counted, duration, failure_text, json_text, score_text
 
-__all__ = ["called", "conversation", "ended", "paused", "scores", "tools"]
+__all__ = ["called", "ended", "messages", "paused", "scores", "tools"]
 
 CUT = 2000
 ONE_LINE = 160
@@ -22,46 +23,34 @@ def paused(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[st
     if stop.stage == "request":
         yield from _request(stop, model, tools)
     elif stop.stage == "reply":
-        yield f"── reply {stop.index + 1}" + ("" if stop.turn is None else f": {_spent(stop.turn)}")
-        yield from _reply(stop.messages[-1], CUT)
+        facts = "" if stop.turn is None else f": {turn_facts(stop.turn)}"
+        yield str(Section(f"reply {stop.index + 1}{facts}", list(reply(stop.messages[-1], _cut))))
     else:
         for call, message in zip(stop.calls, stop.messages[-len(stop.calls) :], strict=True):
-            yield f"── result of {_call(call.name, call.arguments, CUT)}, {_ended(call)}"
-            yield _cut(content_text(message.get("content")), CUT)
+            # Long arguments were shown with the reply.
+            name = call_text(call.name, call.arguments).partition("\n")[0]
+            yield str(Section(f"result of {name}, {call_facts(call)}", [_cut(content_text(message.get("content")))]))
 
 
-def conversation(messages: Sequence[Message]) -> Iterator[str]:
+def messages(given: Sequence[Message]) -> Iterator[str]:
     """Messages in full."""
-    names = _tool_names(messages)
-    for message in messages:
-        yield f"── {_title(message, names)}"
-        yield from _reply(message, None)
+    return map(str, conversation(given))
 
 
 def called(tool: str, result: Called) -> Iterator[str]:
     """What a call by hand came to, in full."""
     error = "" if result.error is None else f", error: {result.error}"
-    yield f"── result of {tool}, called by hand, {duration(result.duration_ms)}{error}"
-    yield result.text
+    yield str(Section(f"result of {tool}, called by hand, {duration(result.duration_ms)}{error}", [result.text]))
 
 
 def ended(end: Ended, *, edited: bool) -> Iterator[str]:
     """How a rollout ended, and its scores."""
     rollout = end.rollout
-    parts = [
-        rollout.finish_reason,
-        counted(len(rollout.turns), "turn"),
-        counted(len(rollout.tool_calls), "tool call"),
-        f"{rollout.usage.total_tokens:,} tokens",
-        duration(rollout.duration_ms),
-    ]
-    if rollout.cost_usd:
-        parts.append(f"${rollout.cost_usd:.4f}")
+    facts = rollout_facts(rollout)
     if edited:
-        parts.append("edited by hand")
-    yield f"── row {rollout.row_index} ended: {', '.join(parts)}"
-    if rollout.failure is not None:
-        yield failure_text(rollout.failure)
+        facts.append("edited by hand")
+    failure = [] if rollout.failure is None else [failure_text(rollout.failure)]
+    yield str(Section(f"row {rollout.row_index} ended: {', '.join(facts)}", failure))
     yield from scores(end.scores)
 
 
@@ -74,83 +63,35 @@ def tools(given: Sequence[Tool]) -> Iterator[str]:
     """The tools with their JSON Schemas."""
     for tool in given:
         function = tool["function"]
-        yield f"── {function['name']}"
-        if function.get("description"):
-            yield function["description"]
-        yield msgspec.json.format(msgspec.json.encode(function["parameters"]), indent=2).decode("utf-8")
+        schema = msgspec.json.format(msgspec.json.encode(function["parameters"]), indent=2).decode("utf-8")
+        description = [function["description"]] if function.get("description") else []
+        yield str(Section(function["name"], [*description, schema]))
 
 
 def _request(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[str]:
     replies = [place for place, message in enumerate(stop.messages) if message.get("role") == "assistant"]
     # The last reply is new in this request, with everything after it.
-    new = stop.messages[replies[-1] :] if replies and stop.index else stop.messages
+    first = replies[-1] if replies and stop.index else 0
+    new = list(conversation(stop.messages))[first:]
     where = f" at {model.base_url}" if model.base_url else ""
-    parts = [f"{model.name}{where}", f"{counted(len(stop.messages), 'message')}, {len(new)} of them new"]
-    parts.append(counted(len(tools), "tool"))
+    facts = [f"{model.name}{where}", f"{counted(len(stop.messages), 'message')}, {len(new)} of them new"]
+    facts.append(counted(len(tools), "tool"))
     if model.params:
-        parts.append(json_text(model.params))
-    yield f"── request {stop.index + 1}: {', '.join(parts)}"
-    names = _tool_names(stop.messages)
-    for message in new:
-        if stop.index:
-            # These were shown in full length a moment ago.
-            text = " ".join(" ".join(_reply(message, None)).split())
-            yield f"{_title(message, names)}: {text if len(text) <= ONE_LINE else text[:ONE_LINE] + '…'}"
-        else:
-            yield f"{_title(message, names)}: {_cut(content_text(message.get('content')), CUT)}"
+        facts.append(json_text(model.params))
+    lines = []
+    for section in new:
+        text = "\n".join(section.body)
+        # After the first request, these were shown in full length a moment ago.
+        lines.append(f"{section.title}: {_one_line(text) if stop.index else _cut(text)}")
+    yield str(Section(f"request {stop.index + 1}: {', '.join(facts)}", lines))
 
 
-def _reply(message: Message, limit: int | None) -> Iterator[str]:
-    reasoning = content_text(message.get("reasoning_content"))
-    if reasoning:
-        yield f"reasoning: {_cut(reasoning, limit)}"
-    content = content_text(message.get("content"))
-    calls = message.get("tool_calls") or ()
-    if content or not calls:
-        yield _cut(content, limit)
-    for call in calls:
-        function = call.get("function") or {}
-        yield f"→ {_call(str(function.get('name')), content_text(function.get('arguments')), limit)}"
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= ONE_LINE else line[:ONE_LINE] + "…"
 
 
-def _title(message: Message, names: dict[str, str]) -> str:
-    role = str(message.get("role"))
-    name = names.get(str(message.get("tool_call_id")))
-    return f"result of {name}" if role == "tool" and name else role
-
-
-def _tool_names(messages: Sequence[Message]) -> dict[str, str]:
-    calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    return {str(call.get("id")): str((call.get("function") or {}).get("name")) for call in calls}
-
-
-def _call(name: str, arguments: str, limit: int | None) -> str:
-    return f"{name} {_cut(arguments, limit)}"
-
-
-def _ended(call: ToolCall) -> str:
-    parts = [duration(call.duration_ms)]
-    if call.error is not None:
-        parts.append(f"error: {call.error}")
-    if call.truncated_from is not None:
-        parts.append(f"cut from {call.truncated_from:,} characters (--max-tool-output)")
-    return ", ".join(parts)
-
-
-def _spent(turn: Turn) -> str:
-    usage = turn.usage
-    parts = [turn.finish_reason]
-    if turn.model is not None:
-        parts.append(turn.model)
-    parts += [f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens", duration(turn.duration_ms)]
-    if turn.attempts > 1:
-        parts.append(f"{turn.attempts} attempts")
-    if turn.cached:
-        parts.append("from the cache")
-    return ", ".join(parts)
-
-
-def _cut(text: str, limit: int | None) -> str:
-    if limit is None or len(text) <= limit:
+def _cut(text: str) -> str:
+    if len(text) <= CUT:
         return text
-    return f"{text[:limit]}\n… {len(text) - limit:,} more characters; m shows all of it"
+    return f"{text[:CUT]}\n… {len(text) - CUT:,} more characters; m shows all of it"

@@ -1,0 +1,148 @@
+"""A conversation as text to read: the one rendering of messages, replies, tool calls and results."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from osmosis_ai.records import Message, Rollout, ToolCall, Turn
+from osmosis_ai.text import content_text, counted, duration, indented, json_text
+
+__all__ = ["Section", "call_facts", "call_text", "conversation", "labelled", "reply", "rollout_facts", "turn_facts"]
+
+INLINE_CHARACTERS = 100
+"""Longer arguments of a tool call stand below its name."""
+
+
+class Section(NamedTuple):
+    """A heading, and the texts below it."""
+
+    title: str
+    body: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join([f"── {self.title}", *self.body])
+
+
+def conversation(
+    messages: Sequence[Message], turns: Sequence[Turn] = (), tool_calls: Sequence[ToolCall] = ()
+) -> Iterator[Section]:
+    """One section for each message, and one for each tool call that has no result.
+
+    Args:
+        messages: The conversation.
+        turns: The model calls that made its last replies, as far as they are known.
+        tool_calls: The tool calls of these turns.
+    """
+    replies = sum(message.get("role") == "assistant" for message in messages)
+    # A conversation may open with assistant messages that no turn of this rollout produced.
+    waiting_turns: deque[Turn | None] = deque([None] * (replies - len(turns)))
+    waiting_turns.extend(turns)
+    # Two calls of one turn may have the same id, and ids may come again in later turns.
+    waiting_calls: defaultdict[tuple[int, str], deque[ToolCall]] = defaultdict(deque)
+    for call in tool_calls:
+        waiting_calls[call.turn, call.id].append(call)
+    names: dict[str, str] = {}
+    index = -1
+    for message in messages:
+        role = str(message.get("role"))
+        if role == "assistant":
+            turn = waiting_turns.popleft() if waiting_turns else None
+            index = index + 1 if turn is None else turn.index
+            names.update((str(call.get("id")), _name(call)) for call in message.get("tool_calls") or ())
+            title = role if turn is None else f"{role}, turn {turn.index + 1}, {turn_facts(turn)}"
+            yield Section(title, list(reply(message)))
+        elif role == "tool":
+            id_ = str(message.get("tool_call_id"))
+            calls = waiting_calls[index, id_]
+            yield _result(message, calls.popleft() if calls else None, names.get(id_, "tool"))
+        else:
+            yield Section(role, [content_text(message.get("content"))])
+    for calls in waiting_calls.values():
+        yield from (Section(f"no result of {call.name}, {call_facts(call)}", []) for call in calls)
+
+
+def reply(message: Message, shorten: Callable[[str], str] = str) -> Iterator[str]:
+    """A model's reply: its reasoning, its text and its tool calls.
+
+    Args:
+        message: The assistant message.
+        shorten: Cuts each of its texts.
+    """
+    reasoning = content_text(message.get("reasoning_content"))
+    if reasoning:
+        yield labelled("reasoning", shorten(reasoning))
+    content = content_text(message.get("content"))
+    if content:
+        yield shorten(content)
+    for call in message.get("tool_calls") or ():
+        arguments = content_text((call.get("function") or {}).get("arguments"))
+        yield f"→ {call_text(_name(call), shorten(arguments))}"
+
+
+def call_text(name: str, arguments: str) -> str:
+    """A tool call: its arguments after its name, or below it when they are long."""
+    if len(arguments) <= INLINE_CHARACTERS and "\n" not in arguments:
+        return f"{name} {arguments}"
+    return f"{name}\n{indented(arguments)}"
+
+
+def call_facts(call: ToolCall) -> str:
+    """How long a tool call took, and what is unusual about it."""
+    parts = [duration(call.duration_ms)]
+    if call.error is not None:
+        parts.append(f"error: {call.error}")
+    if call.truncated_from is not None:
+        parts.append(f"cut from {call.truncated_from:,} characters (--max-tool-output)")
+    if call.edited:
+        parts.append("edited by hand")
+    return ", ".join(parts)
+
+
+def turn_facts(turn: Turn) -> str:
+    """How a model call ended, what it took, and what is unusual about it."""
+    parts = [turn.finish_reason]
+    if turn.model is not None:
+        parts.append(turn.model)
+    usage = turn.usage
+    parts += [f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens", duration(turn.duration_ms)]
+    if turn.attempts > 1:
+        parts.append(f"{turn.attempts} attempts")
+    if turn.cached:
+        parts.append("from the cache")
+    if turn.edited:
+        parts.append("edited by hand")
+    return ", ".join(parts)
+
+
+def rollout_facts(rollout: Rollout) -> list[str]:
+    """How a rollout ended, and what it took."""
+    parts = [
+        rollout.finish_reason,
+        counted(len(rollout.turns), "turn"),
+        counted(len(rollout.tool_calls), "tool call"),
+        f"{rollout.usage.total_tokens:,} tokens",
+        duration(rollout.duration_ms),
+    ]
+    if rollout.cost_usd:
+        parts.append(f"${rollout.cost_usd:.4f}")
+    return parts
+
+
+def labelled(label: str, text: str) -> str:
+    """A text after its label, or below it when it has several lines."""
+    return f"{label}: {text}" if "\n" not in text else f"{label}:\n{indented(text)}"
+
+
+def _result(message: Message, call: ToolCall | None, name: str) -> Section:
+    body = [content_text(message.get("content"))]
+    if call is None:
+        return Section(f"result of {name}", body)
+    if call.content is not None:
+        body.append(labelled("not shown to the model as text", json_text(call.content)))
+    return Section(f"result of {call.name}, {call_facts(call)}", body)
+
+
+def _name(call: Message) -> str:
+    return str((call.get("function") or {}).get("name"))
