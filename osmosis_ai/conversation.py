@@ -113,6 +113,7 @@ def turn_facts(turn: Turn) -> str:
         parts.append("from the cache")
     if turn.edited:
         parts.append("edited by hand")
+    parts += [f"without {name} ({why})" for name, why in turn.left_out.items()]
     return ", ".join(parts)
 
 

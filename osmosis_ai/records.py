@@ -6,7 +6,8 @@ because fields that aren't ours (`reasoning_content`, provider extras) must surv
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -76,28 +77,61 @@ class Usage(Record, frozen=True):
     total_tokens: int = 0
 
 
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class TopLogprob(Record, frozen=True):
+    """A token and its log probability. `bytes` are the token's bytes in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob, frozen=True):
+    """A token of a reply, and the likeliest ones in its place."""
+
+    top_logprobs: list[TopLogprob] = []
+
+
+class Logprobs(Record, frozen=True):
+    """Log probabilities of a reply's tokens, in order."""
+
+    content: list[TokenLogprob] | None = None
+    refusal: list[TokenLogprob] | None = None
+
+
+class TokenIds(Record, frozen=True):
+    """Token ids of a request and of its reply; None for what the endpoint didn't give."""
+
+    prompt_token_ids: list[TokenId] | None = None
+    token_ids: list[TokenId] | None = None
+
+
 class Completion(Record, frozen=True):
     """One model reply.
 
     `message` is the assistant message as it goes into the conversation. `attempts` counts requests, retries included.
-    `cost_usd` is None when no price is known. `logprobs` and `token_ids` are kept as the endpoint gave them.
+    `cost_usd` is None when no price is known. `left_out` says of `logprobs` and `token_ids` why they couldn't be kept.
     """
 
     message: Message
     finish_reason: str = "stop"
     usage: Usage = Usage()
     model: str | None = None
-    logprobs: Any = None
-    token_ids: Any = None
+    logprobs: Logprobs | None = None
+    token_ids: TokenIds | None = None
     attempts: int = 1
     cost_usd: float | None = None
     cached: bool = False
+    left_out: dict[str, str] = {}
 
 
 class Turn(Record, frozen=True):
     """One model call of a rollout, without its message (that is in the trajectory). Times in milliseconds.
 
-    `edited` tells that a person changed its request or its reply, so that the message isn't the model's own.
+    `edited` tells that a person changed its request or its reply, so that the message isn't the model's own. `left_out`
+    is the completion's.
     """
 
     index: int
@@ -106,12 +140,13 @@ class Turn(Record, frozen=True):
     duration_ms: float
     model: str | None = None
     params: dict[str, Any] = {}
-    logprobs: Any = None
-    token_ids: Any = None
+    logprobs: Logprobs | None = None
+    token_ids: TokenIds | None = None
     attempts: int = 1
     cost_usd: float | None = None
     cached: bool = False
     edited: bool = False
+    left_out: dict[str, str] = {}
 
 
 class ToolCall(Record, frozen=True):
@@ -244,8 +279,13 @@ class Outcome(Record, frozen=True):
     @property
     def reward(self) -> float | None:
         """The only function's score, else the mean of them; None when one is missing."""
-        values = [score.value for score in self.scores.values() if score.value is not None]
-        return sum(values) / len(values) if values and len(values) == len(self.scores) else None
+        return reward(self.scores)
+
+
+def reward(scores: Mapping[str, Score]) -> float | None:
+    """The only function's score, else the mean of them; None when one is missing."""
+    values = [score.value for score in scores.values() if score.value is not None]
+    return sum(values) / len(values) if values and len(values) == len(scores) else None
 
 
 class FunctionRef(Record, frozen=True):

@@ -9,7 +9,17 @@ import msgspec
 
 from osmosis_ai.records import Failure, Score
 
-__all__ = ["content_text", "counted", "duration", "failure_text", "indented", "json_text", "score_text", "visible"]
+__all__ = [
+    "content_text",
+    "counted",
+    "duration",
+    "failure_line",
+    "failure_text",
+    "indented",
+    "json_text",
+    "score_text",
+    "visible",
+]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -24,11 +34,16 @@ def duration(milliseconds: float) -> str:
     return f"{milliseconds:.1f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
+def failure_line(failure: Failure) -> str:
+    """A failure in short: whose it is, and what happened."""
+    return f"{failure.origin}: {failure.message}"
+
+
 def failure_text(failure: Failure) -> str:
     """A failure in full: whose it is, what happened, where, and the traceback if there is one."""
     where = f"\n  at {failure.file}" + (f":{failure.line}" if failure.line else "") if failure.file else ""
     detail = f"\n{indented(failure.detail.rstrip())}" if failure.detail else ""
-    return f"{failure.origin}: {failure.message}{where}{detail}"
+    return f"{failure_line(failure)}{where}{detail}"
 
 
 def score_text(score: Score) -> str:

@@ -16,6 +16,7 @@ import typer
 
 from osmosis_ai.cli.console import Output
 from osmosis_ai.errors import OsmosisError, StoreError, UsageError
+from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
 from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
@@ -32,7 +33,17 @@ COULD_NOT_START = 2
 INTERRUPTED = 130
 ALL = 2**31
 
+_DEFAULT_FORMAT = format_of(None).name
+_TEXT_FORMATS = ", ".join(each.name for each in EXPORT_FORMATS.values() if each.text)
+
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+
+
+def _export_format(name: str) -> ExportFormat:
+    if name not in EXPORT_FORMATS:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, EXPORT_FORMATS))}.")
+    return EXPORT_FORMATS[name]
+
 
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")]
 _Root = Annotated[
@@ -41,11 +52,6 @@ _Root = Annotated[
 ]
 _Json = Annotated[bool, typer.Option("--json", help="One object on one line of stdout, and nothing else there.")]
 _Threshold = Annotated[float, typer.Option(metavar="SCORE", help="A mean score of at least this passes.")]
-
-
-class _Format(str, Enum):
-    jsonl = "jsonl"
-    parquet = "parquet"
 
 
 class _Policy(str, Enum):
@@ -193,23 +199,26 @@ def compare(
     "Each row has messages, tools (the schemas offered), reward (the only score, or the mean of them), rewards by "
     "function, row_id, row_index, run_index, model, finish_reason, error, ground_truth, metadata (the dataset row's "
     "other columns), tokens, and per turn log probabilities and token ids when the endpoint gave them.\n\n"
-    "JSON lines keep everything as it was:\n\n"
-    '    pandas.read_json("run.jsonl", lines=True, dtype=False)\n\n'
-    '    datasets.load_dataset("json", data_files="run.jsonl")\n\n'
-    "Parquet has one schema for all runs of the same functions. messages is a list of {role, content, name, "
-    "tool_call_id, reasoning_content, tool_calls, extra}; tools, metadata, and a turn's params and logprobs are JSON "
-    "text (json.loads), and so is, in extra, what a message holds beyond these fields:\n\n"
-    '    pandas.read_parquet("run.parquet")\n\n'
-    '    datasets.load_dataset("parquet", data_files="run.parquet")'
+    + "\n\n".join(
+        text
+        for each in EXPORT_FORMATS.values()
+        for text in (f"{each.description[:-1]}:", *(f"    {call}" for call in each.read_with))
+    )
 )
 def export(
     context: typer.Context,
     run: _Run = "latest",
     format: Annotated[
-        _Format | None, typer.Option("--format", help="Default: what the file's suffix says, else jsonl.")
+        ExportFormat | None,
+        typer.Option(
+            "--format",
+            parser=_export_format,
+            metavar=f"<{'|'.join(EXPORT_FORMATS)}>",
+            help=f"Default: what the file's suffix says, else {_DEFAULT_FORMAT}.",
+        ),
     ] = None,
     file: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="Default: stdout, for jsonl.")
+        str | None, typer.Option("-o", "--output", metavar="FILE", help=f"Default: stdout, for {_TEXT_FORMATS}.")
     ] = None,
     only_passed: Annotated[
         bool,
@@ -227,33 +236,34 @@ def export(
     """Export a run for training: one row per rollout."""
     with _session(context, root, json) as session:
         from osmosis_ai.cli.runs_output import print_json
-        from osmosis_ai.store.export import Selection, export_objects, replaced_file, write_jsonl, write_parquet
+        from osmosis_ai.exports.rollouts import Selection, exported_rollouts
+        from osmosis_ai.folders import replaced_file
 
         store, output = session.store, session.output
-        chosen = format or (_Format.parquet if (file or "").endswith(".parquet") else _Format.jsonl)
-        if file is None and chosen is _Format.parquet:
-            raise UsageError("parquet is no text for a terminal or a pipe: name a file with -o FILE.parquet")
+        chosen = format or format_of(file)
+        if file is None and not chosen.text:
+            raise UsageError(
+                f"{chosen.name} is no text for a terminal or a pipe: name a file with -o FILE{chosen.suffix}"
+            )
         if file is None and session.json:
             raise UsageError("--json describes what was written to a file, and the rows go to stdout: add -o FILE")
         path = _writable(file)
         info = store.find_run(run)
         threshold = float(info.config.get("pass_threshold", 1.0)) if only_passed else None
-        objects = export_objects(store, info, Selection(policy.value, threshold, min_reward))
+        rollouts = exported_rollouts(store, info, Selection(policy.value, threshold, min_reward))
+        functions = store.functions(info.id)
         if path is None:
-            written = write_jsonl(objects, sys.stdout.buffer, session.masker.encoded)
+            written = chosen.write(rollouts, functions, sys.stdout.buffer, session.masker.encoded)
             sys.stdout.buffer.flush()
         else:
             try:
                 with replaced_file(path) as sink:
-                    if chosen is _Format.jsonl:
-                        written = write_jsonl(objects, sink, session.masker.encoded)
-                    else:
-                        written = write_parquet(objects, store.functions(info.id), sink, session.masker.encoded)
+                    written = chosen.write(rollouts, functions, sink, session.masker.encoded)
             except OSError as error:
                 output.fail(f"{file} could not be written: {error.strerror or error}")
                 raise typer.Exit(FAILED) from error
         if session.json:
-            value = {"run_id": info.id, "format": chosen.value, "file": str(path), "written": written}
+            value = {"run_id": info.id, "format": chosen.name, "file": str(path), "written": written}
             print_json(output, session.masker, {**value, "rollouts": info.rollouts})
         else:
             where = f" to {file}" if file else ""

@@ -9,6 +9,7 @@ import msgspec
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.records import Completion, JsonObject, Message, Tool, Usage
+from osmosis_ai.token_data import token_data
 
 __all__ = ["ChatModel", "error_kind", "parse_reply"]
 
@@ -99,18 +100,20 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
     if finish_reason == "function_call" or not isinstance(finish_reason, str):
         finish_reason = "tool_calls" if calls else "stop"
     model = reply.get("model")
-    token_ids = {
-        name: value
-        for name in ("prompt_token_ids", "token_ids")
-        if (value := choice.get(name, reply.get(name))) is not None
-    }
+    tokens = token_data(
+        {
+            "logprobs": choice.get("logprobs"),
+            **{name: choice.get(name, reply.get(name)) for name in ("prompt_token_ids", "token_ids")},
+        }
+    )
     return Completion(
         message=message,
         finish_reason=finish_reason,
         usage=_parse_usage(reply.get("usage")),
         model=model if isinstance(model, str) else None,
-        logprobs=choice.get("logprobs"),
-        token_ids=token_ids or None,
+        logprobs=tokens.logprobs,
+        token_ids=tokens.token_ids,
+        left_out=tokens.left_out,
     )
 
 

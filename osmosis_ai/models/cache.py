@@ -24,9 +24,10 @@ from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.folders import private_folder
 from osmosis_ai.masking import Masker
 from osmosis_ai.models.base import ChatModel
-from osmosis_ai.records import Completion, Message, ModelSpec, Record, Tool
+from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Record, Tool
 from osmosis_ai.store.schema import configure, database_path, migrate
 from osmosis_ai.store.writer import Writer
+from osmosis_ai.token_data import from_older_form
 
 __all__ = [
     "CacheContents",
@@ -79,7 +80,7 @@ _ENDPOINT_VARIABLE = re.compile(r"_(API_BASE|BASE_URL|API_URL|ENDPOINT|API_VERSI
 
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
-_decode = msgspec.json.Decoder(Completion).decode
+_decoder = msgspec.json.Decoder(Completion)
 
 
 class CacheContents(Record, frozen=True):
@@ -373,6 +374,13 @@ def _used_bytes(connection: sqlite3.Connection) -> int:
 
 def _contents(connection: sqlite3.Connection) -> CacheContents:
     return CacheContents(*connection.execute(_CONTENTS).fetchone())
+
+
+def _decode(data: bytes) -> Completion:
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError:
+        return from_older_form(msgspec.json.decode(data, type=JsonObject), Completion)
 
 
 def _stored_form(completion: Completion, masker: Masker) -> bytes | None:

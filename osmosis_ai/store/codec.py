@@ -28,6 +28,7 @@ from osmosis_ai.records import (
 )
 from osmosis_ai.store.owners import this_process
 from osmosis_ai.store.tables import RolloutColumns, RowColumns, RunColumns, ScoreColumns
+from osmosis_ai.token_data import from_older_form
 
 __all__ = ["Encoder", "decode_object", "decode_outcome", "decode_rollout", "decode_row", "decode_score", "unpack"]
 
@@ -175,7 +176,7 @@ class Encoder:
 
 def decode_rollout(columns: RolloutColumns, trajectory: bytes | None) -> Rollout:
     """A rollout from its columns and its trajectory's `data`; without that its lists are empty."""
-    content = _Trajectory([], [], [], []) if trajectory is None else _trajectory.decode(unpack(trajectory))
+    content = _Trajectory([], [], [], []) if trajectory is None else _decode_trajectory(unpack(trajectory))
     return Rollout(
         id=columns.id,
         row_index=columns.row_index,
@@ -245,6 +246,16 @@ def _pack(data: bytes) -> bytes:
 def unpack(data: bytes) -> bytes:
     """Encoded JSON from the `data` of a row or a trajectory."""
     return data if data[:1] == b"{" else zlib.decompress(data)
+
+
+def _decode_trajectory(data: bytes) -> _Trajectory:
+    try:
+        return _trajectory.decode(data)
+    except msgspec.ValidationError:
+        stored = _object.decode(data)
+        turns, samples = ([from_older_form(turn, Turn) for turn in stored.pop(name)] for name in ("turns", "samples"))
+        content = msgspec.convert({**stored, "turns": [], "samples": []}, _Trajectory)
+        return msgspec.structs.replace(content, turns=turns, samples=samples)
 
 
 def _failure_of(columns: RolloutColumns) -> Failure | None:

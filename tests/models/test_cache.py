@@ -27,7 +27,7 @@ from osmosis_ai.models.cache import (
     open_cache,
     prepare_cache,
 )
-from osmosis_ai.records import Completion, Message, ModelSpec, Row, Tool, Turn, Usage
+from osmosis_ai.records import Completion, Logprobs, Message, ModelSpec, Row, TokenIds, TokenLogprob, Tool, Turn, Usage
 from osmosis_ai.runtime.pool.trajectory import total_cost, total_usage
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, status, text, tool_call
 
@@ -102,8 +102,8 @@ async def test_the_same_request_is_answered_from_the_cache(path: Path) -> None:
         finish_reason="tool_calls",
         usage=Usage(10, 5, 15),
         model="served",
-        logprobs={"content": [{"token": "a", "logprob": -0.1234567890123456789}]},
-        token_ids={"token_ids": [1, 2]},
+        logprobs=Logprobs([TokenLogprob("a", -0.1234567890123456789)]),
+        token_ids=TokenIds(token_ids=[1, 2]),
         attempts=3,
         cost_usd=0.25,
     )

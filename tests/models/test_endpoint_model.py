@@ -14,7 +14,7 @@ import pytest
 from osmosis_ai.errors import ModelError, ModelStartError
 from osmosis_ai.models import create_model
 from osmosis_ai.models.endpoint import OpenAICompatibleModel
-from osmosis_ai.records import Completion, ModelSpec, Row, Usage
+from osmosis_ai.records import Completion, Logprobs, ModelSpec, Row, TokenIds, TokenLogprob, Usage
 from osmosis_ai.retry import RetryPolicy
 from osmosis_ai.testing import (
     Reply,
@@ -139,15 +139,15 @@ async def test_what_a_reply_holds_is_kept() -> None:
         finish_reason="length",
         usage=Usage(11, 3, 14),
         model="served-name",
-        logprobs=logprobs,
-        token_ids={"prompt_token_ids": [1, 2, 3], "token_ids": [5, 6]},
+        logprobs=Logprobs([TokenLogprob("a", -0.25)]),
+        token_ids=TokenIds([1, 2, 3], [5, 6]),
         attempts=1,
     )
 
 
 async def test_prompt_token_ids_may_stand_beside_the_choices() -> None:
     reply = raw_json({"choices": [{"message": {"content": "x"}, "token_ids": [2]}], "prompt_token_ids": [1]})
-    assert (await answer(reply)).token_ids == {"prompt_token_ids": [1], "token_ids": [2]}
+    assert (await answer(reply)).token_ids == TokenIds([1], [2])
 
 
 @pytest.mark.parametrize(

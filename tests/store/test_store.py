@@ -25,7 +25,22 @@ from hypothesis import strategies as st
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import MASK, Masker
-from osmosis_ai.records import CallSummary, Failure, Outcome, Rollout, Row, Score, ScoringInput, ToolCall, Turn, Usage
+from osmosis_ai.records import (
+    CallSummary,
+    Failure,
+    Logprobs,
+    Outcome,
+    Rollout,
+    Row,
+    Score,
+    ScoringInput,
+    TokenIds,
+    TokenLogprob,
+    ToolCall,
+    TopLogprob,
+    Turn,
+    Usage,
+)
 from osmosis_ai.store import PairedRow, RolloutKey, RunStore
 from osmosis_ai.store.reading import ScoringReader
 from osmosis_ai.store.schema import MIGRATIONS, migrate
@@ -109,6 +124,15 @@ failures = st.builds(
     st.none() | st.integers(1, 10**6),
     st.none() | st.text(),
 )
+alternatives = st.builds(TopLogprob, st.text(), st.floats(max_value=0, allow_infinity=False), st.none())
+tokens = st.builds(
+    TokenLogprob,
+    st.text(),
+    st.floats(max_value=0, allow_infinity=False),
+    st.none() | st.lists(st.integers(0, 255), max_size=3),
+    st.lists(alternatives, max_size=2),
+)
+token_ids = st.none() | st.lists(st.integers(0, 2**63 - 1), max_size=3)
 turns = st.builds(
     Turn,
     index=st.integers(0, 100),
@@ -117,8 +141,8 @@ turns = st.builds(
     duration_ms=milliseconds,
     model=st.none() | st.text(),
     params=objects,
-    logprobs=json_values,
-    token_ids=json_values,
+    logprobs=st.none() | st.builds(Logprobs, st.none() | st.lists(tokens, max_size=2)),
+    token_ids=st.none() | st.builds(TokenIds, token_ids, token_ids),
     attempts=st.integers(1, 9),
     cost_usd=costs,
     cached=st.booleans(),
@@ -214,6 +238,31 @@ def test_text_that_utf8_cannot_hold_does_not_cost_the_rollout(store: RunStore) -
     (found,) = stored(store, run)
     assert found.messages == [{"role": "tool", "content": "file \ufffd \U0001f600", "parts": [{"\ufffd": 2**80}]}]
     assert found.failure == Failure("tool", "no file \ufffd")
+
+
+def test_token_data_of_an_earlier_version_is_read_as_far_as_it_has_its_form(store: RunStore) -> None:
+    run = new_run(store)
+    turn = Turn(0, "stop", Usage(), 1.0)
+    save(store, run, make_rollout(turns=[turn, turn]))
+    as_stored = msgspec.to_builtins(turn)
+    older = {
+        "messages": [],
+        "turns": [
+            {**as_stored, "logprobs": "none", "token_ids": {"prompt_token_ids": [1], "token_ids": [-1]}},
+            {**as_stored, "token_ids": [5]},
+        ],
+        "tool_calls": [],
+        "samples": [],
+    }
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute("UPDATE trajectories SET data = ?", (json.dumps(older).encode(),))
+    (found,) = stored(store, run)
+    assert [turn.token_ids for turn in found.turns] == [TokenIds([1]), TokenIds(token_ids=[5])]
+    assert found.turns[0].left_out == {
+        "logprobs": "Expected `object`, got `str`",
+        "token_ids": "Expected `int` >= 0 - at `$[0]`",
+    }
+    assert found.turns[1].left_out == {}
 
 
 def test_large_trajectories_are_stored_compressed(store: RunStore) -> None:

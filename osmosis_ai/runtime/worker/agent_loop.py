@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any
 
 import anyio
+import msgspec
 
 from osmosis_ai.records import Completion, FinishReason, JsonObject, JsonValue, Message, Tool
 from osmosis_ai.rollout.core.base import (
@@ -112,8 +113,8 @@ def result_of(completion: Completion) -> CompletionsResult:
     usage = completion.usage
     return CompletionsResult(
         completion.message,
-        completion.token_ids,
-        completion.logprobs,
+        completion.token_ids and completion.token_ids.token_ids,
+        completion.logprobs and msgspec.to_builtins(completion.logprobs),
         {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,

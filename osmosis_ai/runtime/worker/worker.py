@@ -584,6 +584,7 @@ class _RolloutRun:
             params=params,
             logprobs=completion.logprobs,
             token_ids=completion.token_ids,
+            left_out=completion.left_out,
             attempts=completion.attempts,
             cost_usd=completion.cost_usd,
             cached=completion.cached,

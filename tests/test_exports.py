@@ -14,9 +14,22 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from osmosis_ai.records import Failure, Rollout, Row, Score, ToolCall, Turn, Usage
+from osmosis_ai.exports import EXPORT_FORMATS, format_of
+from osmosis_ai.exports.rollouts import ExportedRollout, Selection, exported_rollouts
+from osmosis_ai.folders import replaced_file
+from osmosis_ai.records import (
+    Failure,
+    Logprobs,
+    Rollout,
+    Row,
+    Score,
+    TokenIds,
+    TokenLogprob,
+    ToolCall,
+    Turn,
+    Usage,
+)
 from osmosis_ai.store import RunInfo, RunStore
-from osmosis_ai.store.export import Selection, export_objects, replaced_file, write_jsonl, write_parquet
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 MESSAGES = [
@@ -64,11 +77,14 @@ def entry(index: int, *scores: Score, policy: str = "policy", **fields: Any) -> 
     return rollout, Row(index, f"r{index}", "s", "u", "2", {"big": 10**30, "mixed": [None, "x"]}), list(scores)
 
 
-def objects(store: RunStore, run: RunInfo, **selection: Any) -> list[dict[str, Any]]:
-    return list(export_objects(store, run, Selection(**selection)))
+write_jsonl, write_parquet = (EXPORT_FORMATS[name].write for name in ("jsonl", "parquet"))
 
 
-def parquet(items: list[dict[str, Any]], functions: list[str]) -> Any:
+def objects(store: RunStore, run: RunInfo, **selection: Any) -> list[ExportedRollout]:
+    return list(exported_rollouts(store, run, Selection(**selection)))
+
+
+def parquet(items: list[ExportedRollout], functions: list[str]) -> Any:
     sink = io.BytesIO()
     assert write_parquet(iter(items), functions, sink, unmasked) == len(items)
     return pq.read_table(io.BytesIO(sink.getvalue()))
@@ -77,8 +93,8 @@ def parquet(items: list[dict[str, Any]], functions: list[str]) -> Any:
 def test_json_lines_keep_everything(store: RunStore) -> None:
     turn = Turn(
         0, "stop", Usage(3, 4, 7), 5.0, "served", {"temperature": 0.5},
-        logprobs={"content": [{"token": "2", "logprob": -0.1}]},
-        token_ids={"prompt_token_ids": [1, 2], "token_ids": [3]},
+        logprobs=Logprobs([TokenLogprob("2", -0.1)]),
+        token_ids=TokenIds([1, 2], [3]),
     )  # fmt: skip
     call = ToolCall(0, "a", "add", '{"a":1}', 1.0)
     run = save(
@@ -88,7 +104,7 @@ def test_json_lines_keep_everything(store: RunStore) -> None:
         tools=TOOLS,
     )
     sink = io.BytesIO()
-    assert write_jsonl(export_objects(store, run, Selection()), sink, unmasked) == 1
+    assert write_jsonl(exported_rollouts(store, run, Selection()), [], sink, unmasked) == 1
     assert json.loads(sink.getvalue()) == {
         "id": "policy4",
         "run_id": run.id,
@@ -127,8 +143,7 @@ def test_json_lines_keep_everything(store: RunStore) -> None:
 
 
 def test_parquet_nests_what_has_a_form_and_keeps_the_rest_as_json(store: RunStore) -> None:
-    ids = {"prompt_token_ids": [1, 2], "token_ids": ["not", "numbers"]}
-    turn = Turn(0, "stop", Usage(), 5.0, params={"top_p": 1}, logprobs={"content": []}, token_ids=ids)
+    turn = Turn(0, "stop", Usage(), 5.0, params={"top_p": 1}, logprobs=Logprobs([]), token_ids=TokenIds([1, 2**63 - 1]))
     run = save(store, [entry(0, Score("m:f", 1.0), turns=[turn])], tools=TOOLS)
     (row,) = parquet(objects(store, run), ["m:f", "m:g"]).to_pylist()
     assert row["rewards"] == {"m:f": 1.0, "m:g": None}
@@ -146,7 +161,7 @@ def test_parquet_nests_what_has_a_form_and_keeps_the_rest_as_json(store: RunStor
     assert row["messages"][4]["extra"] is None
     assert row["messages"][4]["tool_calls"] is None
     assert json.loads(row["turns"][0]["logprobs"]) == {"content": []}
-    assert (row["turns"][0]["prompt_token_ids"], row["turns"][0]["token_ids"]) == ([1, 2], None)
+    assert (row["turns"][0]["prompt_token_ids"], row["turns"][0]["token_ids"]) == ([1, 2**63 - 1], None)
 
 
 def test_the_schema_of_parquet_does_not_depend_on_the_rows(store: RunStore) -> None:
@@ -166,6 +181,17 @@ def test_parquet_is_written_in_groups(store: RunStore) -> None:
     assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [1000, 1000, 500]
 
 
+def test_the_format_of_a_file() -> None:
+    assert format_of(None).name == format_of("run").name == format_of("run.jsonl").name == "jsonl"
+    assert format_of("a/run.parquet").name == "parquet"
+
+
+def test_the_documentation_lists_every_format() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "runs.md").read_text(encoding="utf-8")
+    for name, each in EXPORT_FORMATS.items():
+        assert f"| `{name}` | `{each.suffix}` |" in page
+
+
 def test_selections(store: RunStore) -> None:
     failure = Failure("timeout", "too slow")
     run = save(
@@ -183,36 +209,38 @@ def test_selections(store: RunStore) -> None:
     )
 
     def indices(**selection: Any) -> list[int]:
-        return [item["row_index"] for item in objects(store, run, **selection)]
+        return [item.row_index for item in objects(store, run, **selection)]
 
     assert indices() == [0, 1, 2, 3, 4]
     assert indices(min_reward=0.5) == [0, 1]
     assert indices(min_score=0.5) == [1]
     assert indices(policy="all") == [0, 1, 2, 3, 4, 4]
-    assert [item["model"] for item in objects(store, run, policy="baseline")] == ["theirs"]
+    assert [item.model for item in objects(store, run, policy="baseline")] == ["theirs"]
     broken, failed = objects(store, run)[2:4]
-    assert (broken["reward"], broken["scoring_errors"]) == (None, {"g": "reward: broke"})
-    assert (failed["error"], failed["finish_reason"]) == ("timeout: too slow", "timeout")
+    assert (broken.reward, broken.scoring_errors) == (None, {"g": "reward: broke"})
+    assert (failed.error, failed.finish_reason) == ("timeout: too slow", "timeout")
 
 
-def test_a_broken_export_leaves_what_was_there(tmp_path: Path) -> None:
-    target = tmp_path / "out.jsonl"
+def test_a_broken_export_leaves_what_was_there(store: RunStore, tmp_path: Path) -> None:
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    target = folder / "out.jsonl"
 
-    def broken() -> Iterator[dict[str, Any]]:
-        yield {"id": "first"}
+    def broken() -> Iterator[ExportedRollout]:
+        yield from objects(store, save(store, [entry(0)]))
         raise RuntimeError("halfway")
 
     def export() -> None:
         with replaced_file(target) as sink:
-            write_jsonl(broken(), sink, unmasked)
+            write_jsonl(broken(), [], sink, unmasked)
 
     with pytest.raises(RuntimeError, match="halfway"):
         export()
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
     target.write_text("earlier", encoding="utf-8")
     with pytest.raises(RuntimeError, match="halfway"):
         export()
-    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+    assert [path.name for path in folder.iterdir()] == ["out.jsonl"]
     assert target.read_text(encoding="utf-8") == "earlier"
 
 

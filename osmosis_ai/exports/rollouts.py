@@ -1,0 +1,172 @@
+"""Which of a run's rollouts to export, and the object that each one becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from osmosis_ai.records import FinishReason, JsonObject, Logprobs, Message, Record, TokenIds, Tool, Turn, reward
+from osmosis_ai.store.queries import Queries, RunInfo, ScoredRollout
+from osmosis_ai.text import failure_line
+
+__all__ = ["ExportedRollout", "ExportedTurn", "Selection", "TokenUsage", "exported_rollouts"]
+
+
+class Selection(Record, frozen=True):
+    """Which rollouts of a run to export.
+
+    `policy` is `policy`, `baseline` or `all`. With `min_score` every function's score must be at least that, with
+    `min_reward` their mean; either leaves out rollouts that failed or lack a score.
+    """
+
+    policy: str = "policy"
+    min_score: float | None = None
+    min_reward: float | None = None
+
+    def wants(self, scored: ScoredRollout) -> bool:
+        """True if a rollout is to be exported."""
+        rollout = scored.stored.rollout
+        if self.policy not in ("all", rollout.policy):
+            return False
+        if self.min_score is None and self.min_reward is None:
+            return True
+        mean = reward(scored.scores)
+        if rollout.failure is not None or mean is None:
+            return False
+        values = [score.value for score in scored.scores.values() if score.value is not None]
+        return (self.min_score is None or min(values) >= self.min_score) and (
+            self.min_reward is None or mean >= self.min_reward
+        )
+
+
+class TokenUsage(Record, frozen=True):
+    """Tokens of all model calls of a rollout."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ExportedTurn(Record, frozen=True):
+    """One model call of a rollout."""
+
+    finish_reason: str
+    """Why the reply ended, in the endpoint's word."""
+    model: str | None
+    """Model that the endpoint says has answered."""
+    params: JsonObject
+    """Request parameters."""
+    prompt_tokens: int
+    completion_tokens: int
+    duration_ms: float
+    """Duration in milliseconds."""
+    attempts: int
+    """Requests, retries included."""
+    logprobs: Logprobs | None
+    """Log probabilities of the reply's tokens, null if the endpoint gave none."""
+    prompt_token_ids: list[int] | None
+    """Token ids of the request, null if the endpoint gave none."""
+    token_ids: list[int] | None
+    """Token ids of the reply, null if the endpoint gave none."""
+
+
+class ExportedRollout(Record, frozen=True):
+    """One stored rollout, as training code reads it."""
+
+    id: str
+    """Id of the rollout, unique in its run."""
+    run_id: str
+    """Id of the run."""
+    row_id: str
+    """Hash of the row's content and its occurrence number."""
+    row_index: int
+    """Position of the row in the dataset, from 0."""
+    run_index: int
+    """Attempt of the row, from 0."""
+    policy: str
+    """`policy` or `baseline`."""
+    model: str | None
+    """Name of the model."""
+    messages: list[Message]
+    """The conversation in the OpenAI chat format."""
+    tools: list[Tool] | None
+    """The tools' schemas, as the model saw them."""
+    reward: float | None
+    """The only function's score, else the mean of the scores; null if one is missing."""
+    rewards: dict[str, float | None]
+    """Score by function, null if it could not be computed."""
+    scoring_errors: dict[str, str]
+    """Error by function whose score could not be computed."""
+    finish_reason: FinishReason
+    """Why the rollout ended."""
+    error: str | None
+    """The failure, after its origin: `model: …`, `timeout: …`, `worker: …`."""
+    ground_truth: str | None
+    """Ground truth of the row."""
+    metadata: JsonObject
+    """Other columns of the row."""
+    token_usage: TokenUsage
+    """Tokens of all its model calls."""
+    cost_usd: float | None
+    """Cost in US dollars, null if no price is known."""
+    duration_ms: float
+    """Duration in milliseconds."""
+    turns: list[ExportedTurn]
+    """The model calls, in order."""
+
+
+def exported_rollouts(store: Queries, run: RunInfo, selection: Selection) -> Iterator[ExportedRollout]:
+    """The selected rollouts of a run, in the order of rows, run indices and policies; streamed.
+
+    Args:
+        store: Where the run is.
+        run: The run.
+        selection: Which of its rollouts.
+
+    Raises:
+        StoreError: The store can't be read.
+    """
+    for scored in store.scored(run.id, with_trajectory=True):
+        if selection.wants(scored):
+            yield _exported(run, scored)
+
+
+def _exported(run: RunInfo, scored: ScoredRollout) -> ExportedRollout:
+    rollout, row, usage = scored.stored.rollout, scored.row, scored.stored.rollout.usage
+    return ExportedRollout(
+        id=rollout.id,
+        run_id=run.id,
+        row_id=rollout.row_id,
+        row_index=rollout.row_index,
+        run_index=rollout.run_index,
+        policy=rollout.policy,
+        model=run.config.get("model" if rollout.policy == "policy" else "baseline_model"),
+        messages=rollout.messages,
+        tools=run.config.get("tools"),
+        reward=reward(scored.scores),
+        rewards={name: score.value for name, score in scored.scores.items()},
+        scoring_errors={name: failure_line(score.failure) for name, score in scored.scores.items() if score.failure},
+        finish_reason=rollout.finish_reason,
+        error=None if rollout.failure is None else failure_line(rollout.failure),
+        ground_truth=row.ground_truth,
+        metadata=row.extra,
+        token_usage=TokenUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
+        cost_usd=rollout.cost_usd,
+        duration_ms=rollout.duration_ms,
+        turns=[_turn(turn) for turn in rollout.turns],
+    )
+
+
+def _turn(turn: Turn) -> ExportedTurn:
+    ids = turn.token_ids or TokenIds()
+    return ExportedTurn(
+        finish_reason=turn.finish_reason,
+        model=turn.model,
+        params=turn.params,
+        prompt_tokens=turn.usage.prompt_tokens,
+        completion_tokens=turn.usage.completion_tokens,
+        duration_ms=turn.duration_ms,
+        attempts=turn.attempts,
+        logprobs=turn.logprobs,
+        prompt_token_ids=ids.prompt_token_ids,
+        token_ids=ids.token_ids,
+    )
