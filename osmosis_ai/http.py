@@ -12,6 +12,7 @@ import io
 import json
 import time
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, TypeAlias
 
 import aiohttp
@@ -132,27 +133,24 @@ class HttpClient:
         """
         # aiohttp writes bytes at once, and warns about it when they are many.
         data = body if len(body) < LARGE_BODY else io.BytesIO(body)
-        try:
-            async with self._open().post(
-                url, data=data, headers=_bearer(key) if key else None, allow_redirects=False
-            ) as response:
-                return Answer(url, response.status, response.headers, await self._read(url, response))
-        except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError) as error:
-            raise _failure(url, self._seconds, error) from error
+        headers = _bearer(key) if key else None
+        sent = self._open().post(url, data=data, headers=headers, allow_redirects=False)
+        return await self._answer(url, sent, self._seconds)
 
     async def get(self, url: URL | str, *, seconds: float) -> Answer:
-        """Ask for a resource.
-
-        Args:
-            url: The address.
-            seconds: Bound of this request, in seconds.
+        """Ask for a resource, in so many seconds.
 
         Raises:
             HttpError: There is no answer.
         """
-        timeout = aiohttp.ClientTimeout(total=seconds)
+        sent = self._open().get(url, timeout=aiohttp.ClientTimeout(total=seconds), allow_redirects=False)
+        return await self._answer(url, sent, seconds)
+
+    async def _answer(
+        self, url: URL | str, sent: AbstractAsyncContextManager[aiohttp.ClientResponse], seconds: float
+    ) -> Answer:
         try:
-            async with self._open().get(url, timeout=timeout, allow_redirects=False) as response:
+            async with sent as response:
                 return Answer(url, response.status, response.headers, await self._read(url, response))
         except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError) as error:
             raise _failure(url, seconds, error) from error

@@ -13,28 +13,17 @@ __all__ = ["SchemaProblem", "SchemaValidators", "UnusableSchemaError"]
 
 
 class SchemaProblem(Protocol):
-    """One way in which a value doesn't fit a schema: a `jsonschema.ValidationError`."""
+    """One way in which a value doesn't fit a schema: a `jsonschema.ValidationError`.
 
-    @property
-    def message(self) -> str: ...
+    `validator` is the schema's keyword, `instance` the part of the value; `context` holds the problems of each
+    alternative, for `anyOf` and `oneOf`.
+    """
 
-    @property
-    def validator(self) -> str:
-        """The schema's keyword."""
-        ...
-
-    @property
-    def instance(self) -> object:
-        """The part of the value."""
-        ...
-
-    @property
-    def absolute_path(self) -> Iterable[str | int]: ...
-
-    @property
-    def context(self) -> Sequence[SchemaProblem]:
-        """The problems of each alternative, for `anyOf` and `oneOf`."""
-        ...
+    message: str
+    validator: str
+    instance: object
+    absolute_path: Iterable[str | int]
+    context: Sequence[SchemaProblem]
 
 
 class _Validator(Protocol):
