@@ -9,45 +9,63 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from osmosis_ai.errors import MissingAPIKeyError, ModelNotFoundError, OsmosisError, ProviderRequestError
+    from osmosis_ai.config import RunConfig
+    from osmosis_ai.errors import MissingAPIKeyError, ModelNotFoundError, OsmosisError, ProviderRequestError, StartError
+    from osmosis_ai.records import Rollout, Score
     from osmosis_ai.reward_fn.decorator import osmosis_reward
     from osmosis_ai.reward_rubric.decorator import osmosis_rubric
     from osmosis_ai.reward_rubric.judge import RewardRubricRunResult, aevaluate_rubric, evaluate_rubric
+    from osmosis_ai.runtime.run.report import Report
+    from osmosis_ai.runtime.run.session import RunSession, open_run, run
 
 __all__ = [
     "MissingAPIKeyError",
     "ModelNotFoundError",
     "OsmosisError",
     "ProviderRequestError",
+    "Report",
     "RewardRubricRunResult",
+    "Rollout",
+    "RunConfig",
+    "RunSession",
+    "Score",
+    "StartError",
     "__version__",
     "aevaluate_rubric",
     "evaluate_rubric",
+    "open_run",
     "osmosis_reward",
     "osmosis_rubric",
+    "run",
 ]
 
 __version__ = "0.4.0"
 
 _HOMES = {
-    "MissingAPIKeyError": "osmosis_ai.errors",
-    "ModelNotFoundError": "osmosis_ai.errors",
-    "OsmosisError": "osmosis_ai.errors",
-    "ProviderRequestError": "osmosis_ai.errors",
-    "RewardRubricRunResult": "osmosis_ai.reward_rubric.judge",
-    "aevaluate_rubric": "osmosis_ai.reward_rubric.judge",
-    "evaluate_rubric": "osmosis_ai.reward_rubric.judge",
-    "osmosis_reward": "osmosis_ai.reward_fn.decorator",
-    "osmosis_rubric": "osmosis_ai.reward_rubric.decorator",
+    "osmosis_ai.config": ("RunConfig",),
+    "osmosis_ai.errors": (
+        "MissingAPIKeyError",
+        "ModelNotFoundError",
+        "OsmosisError",
+        "ProviderRequestError",
+        "StartError",
+    ),
+    "osmosis_ai.records": ("Rollout", "Score"),
+    "osmosis_ai.reward_fn.decorator": ("osmosis_reward",),
+    "osmosis_ai.reward_rubric.decorator": ("osmosis_rubric",),
+    "osmosis_ai.reward_rubric.judge": ("RewardRubricRunResult", "aevaluate_rubric", "evaluate_rubric"),
+    "osmosis_ai.runtime.run.report": ("Report",),
+    "osmosis_ai.runtime.run.session": ("RunSession", "open_run", "run"),
 }
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value: object = getattr(import_module(_HOMES[name]), name)
+    value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 
 from osmosis_ai.errors import UsageError
 
-__all__ = ["load_env_files", "read_env_file"]
+__all__ = ["environment_of", "load_env_files", "read_env_file"]
 
 
-def load_env_files(*folders: Path, again: Collection[str] = ()) -> dict[str, str]:
-    """Load each folder's `.env`, in order, into this process's environment. Variables that exist already win.
+def environment_of(environ: Mapping[str, str], *folders: Path) -> dict[str, str]:
+    """Environment variables with those of each folder's `.env`, in order; variables that exist already win.
 
     Args:
-        folders: Where to look.
-        again: Variables that an earlier load set: they are set anew, or removed when no file has them any more.
-
-    Returns:
-        The variables that were set.
+        environ: The variables there are, `os.environ` as a rule; it stays as it is.
+        folders: Where to look for a `.env`.
 
     Raises:
         UsageError: A file can't be read.
     """
-    loaded: dict[str, str] = {}
-    for name in again:
-        os.environ.pop(name, None)
+    found = dict(environ)
     for folder in dict.fromkeys(folders):
         for name, value in read_env_file(folder).items():
-            if value is not None and name not in os.environ:
-                os.environ[name] = loaded[name] = value
-    return loaded
+            if value is not None:
+                found.setdefault(name, value)
+    return found
+
+
+def load_env_files(*folders: Path) -> None:
+    """Load each folder's `.env` into this process's environment. For commands that ask a judge in their own process.
+
+    Raises:
+        UsageError: A file can't be read.
+    """
+    os.environ.update(environment_of(os.environ, *folders))
 
 
 def read_env_file(folder: Path) -> dict[str, str | None]:

@@ -76,12 +76,20 @@ def test_all_lists_the_public_names() -> None:
         "ModelNotFoundError",
         "OsmosisError",
         "ProviderRequestError",
+        "Report",
         "RewardRubricRunResult",
+        "Rollout",
+        "RunConfig",
+        "RunSession",
+        "Score",
+        "StartError",
         "__version__",
         "aevaluate_rubric",
         "evaluate_rubric",
+        "open_run",
         "osmosis_reward",
         "osmosis_rubric",
+        "run",
     ]
     assert set(osmosis_ai.__all__) <= set(dir(osmosis_ai))
 

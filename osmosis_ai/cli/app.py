@@ -8,13 +8,14 @@ from typing import Any
 
 import typer
 
-from osmosis_ai.cli import cache, eval, eval_rubric, init, not_offered, preview, runs, serve, test, validate
+from osmosis_ai.cli import cache, config, eval, eval_rubric, init, not_offered, preview, runs, serve, test, validate
+from osmosis_ai.config import RunConfig
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.options import declared_options
 
 __all__ = ["app", "run"]
 
 COULD_NOT_START = 2
-EVAL_OPTIONS = {"--eval-fn", "--n", "--pass-threshold", "--fail-under", "--baseline-model"}
 
 # Root of what typer raises for a command line it can't read; of the whole family it exports only this member.
 _BadCommandLine: Any = typer.BadParameter.__base__
@@ -33,6 +34,7 @@ app.command("eval-rubric")(eval_rubric.eval_rubric)
 app.command("preview")(preview.preview)
 app.command("validate")(validate.validate)
 app.command("init")(init.init)
+app.command("config")(config.config)
 app.add_typer(runs.app, name="runs")
 app.add_typer(cache.app, name="cache")
 app.command("serve")(serve.serve)
@@ -73,4 +75,5 @@ def _hint(error: Any) -> str:
         return f" Name a dataset with -d {name}."
     option = getattr(error, "option_name", None)
     command = error.ctx.info_name if error.ctx is not None else ""
-    return "; it is an option of osmosis eval" if command == "test" and option in EVAL_OPTIONS else ""
+    of_eval = {flag for declared in declared_options(RunConfig) for flag in declared.flags}
+    return "; it is an option of osmosis eval" if command == "test" and option in of_eval else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Annotated, NamedTuple
 import typer
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.errors import OsmosisError, UsageError
+from osmosis_ai.cli.session import command_session
+from osmosis_ai.errors import UsageError
 
 __all__ = ["app"]
-
-COULD_NOT_START = 2
 
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
@@ -84,18 +82,9 @@ def clear(context: typer.Context, root: _Root = None, json: _Json = False) -> No
 @contextmanager
 def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
     """Find the cache; errors in the block are shown and become the exit code."""
-    from osmosis_ai.environment import load_env_files
-    from osmosis_ai.masking import Masker
-
     group = context.obj if isinstance(context.obj, _Group) else _Group(None, False)
-    cwd = Path.cwd()
-    load_env_files(cwd)
-    output = Output(Masker.from_environment(os.environ).text)
-    try:
-        yield _Session(_find(root or group.root, cwd), output, json or group.json)
-    except OsmosisError as error:
-        output.fail(str(error))
-        raise typer.Exit(COULD_NOT_START) from error
+    with command_session() as session:
+        yield _Session(_find(root or group.root, session.cwd), session.output, json or group.json)
 
 
 def _find(root: str | None, cwd: Path) -> Path:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from osmosis_ai.errors import StartError, UsageError
-from osmosis_ai.records import FunctionRef
+from osmosis_ai.cli.options import Given, takes
+from osmosis_ai.errors import UsageError
+from osmosis_ai.options import Option, config_of
+from osmosis_ai.records import FunctionRef, Record
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
@@ -26,95 +26,109 @@ if TYPE_CHECKING:
 
 __all__ = ["eval_rubric"]
 
-FAILED = 1
-COULD_NOT_START = 2
-INTERRUPTED = 130
 LINE_SECONDS = 5.0
 
 
-def eval_rubric(
+class RecordsConfig(Record, frozen=True):
+    """Records: what is judged, and by which rubric."""
+
     rubric: Annotated[
         str,
-        typer.Option(metavar="ID|MODULE:FN", help="A rubric of the rubric file, or an @osmosis_rubric function."),
-    ],
+        Option("A rubric of the rubric file, or an @osmosis_rubric function.", metavar="ID|MODULE:FN", lasting=False),
+    ] = ""
     data: Annotated[
-        str, typer.Option("-d", "--data", metavar="FILE", help="The records: JSONL with a solution_str in each line.")
-    ],
+        str, Option("The records: JSONL with a solution_str in each line.", ("--data", "-d"), "FILE", lasting=False)
+    ] = ""
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The rubric file. Default: rubric_configs.yaml beside the data.")
-    ] = None,
-    number: Annotated[int, typer.Option("-n", "--number", min=1, metavar="N", help="Runs per record.")] = 1,
-    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time.")] = 8,
+        str | None,
+        Option("The rubric file.", metavar="FILE", default="rubric_configs.yaml beside the data", lasting=False),
+    ] = None
+    number: Annotated[int, Option("Runs per record.", ("--number", "-n"), "N", minimum=1, lasting=False)] = 1
+    batch_size: Annotated[int, Option("Runs at a time.", metavar="N", minimum=1, lasting=False)] = 8
     timeout: Annotated[
-        float, typer.Option(min=0.001, metavar="SECONDS", help="Time for one run of an @osmosis_rubric function.")
-    ] = 150.0,
+        float,
+        Option("Time for one run of an @osmosis_rubric function.", metavar="SECONDS", minimum=0.001, lasting=False),
+    ] = 150.0
+
+
+class ComparisonConfig(Record, frozen=True):
+    """Comparison: with people, and with an earlier result."""
+
     against: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Compare with the human labels in this column.")
-    ] = None,
+        str | None, Option("Compare with the human labels in this column.", metavar="COLUMN", lasting=False)
+    ] = None
     threshold: Annotated[
         float | None,
-        typer.Option(metavar="SCORE", help="What counts as positive with --against. Default: the middle of the range."),
-    ] = None,
-    baseline: Annotated[str | None, typer.Option(metavar="FILE", help="Compare with this earlier result.")] = None,
+        Option(
+            "What counts as positive with --against.",
+            metavar="SCORE",
+            default="the middle of the range",
+            lasting=False,
+        ),
+    ] = None
+    baseline: Annotated[str | None, Option("Compare with this earlier result.", metavar="FILE", lasting=False)] = None
+
+
+class JudgeConfig(Record, frozen=True):
+    """Judge: who is asked."""
+
     judge_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Ask this model instead of the one the rubric names.")
-    ] = None,
+        str | None, Option("Ask this model instead of the one the rubric names.", metavar="NAME", lasting=False)
+    ] = None
     judge_base_url: Annotated[
         str | None,
-        typer.Option(
+        Option(
+            "Send judge calls to this OpenAI-compatible endpoint; its key is read from $OSMOSIS_JUDGE_API_KEY.",
             metavar="URL",
-            help="Send judge calls to this OpenAI-compatible endpoint; its key is read from $OSMOSIS_JUDGE_API_KEY.",
+            lasting=False,
         ),
-    ] = None,
+    ] = None
+
+
+class RubricOutput(Record, frozen=True):
+    """Output: where the result goes."""
+
     output: Annotated[
         str | None,
-        typer.Option(
-            "-o", "--output", metavar="PATH", help="A file, or a folder for a new file. Default: in the cache."
+        Option(
+            "A file, or a folder for a new file.", ("--output", "-o"), "PATH", default="in the cache", lasting=False
         ),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress, only results.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="The result on one line of stdout, and nothing else there.")
-    ] = False,
-) -> None:
+    ] = None
+    quiet: Annotated[bool, Option("No progress, only results.", ("--quiet", "-q"), lasting=False)] = False
+    json: Annotated[bool, Option("The result on one line of stdout, and nothing else there.", lasting=False)] = False
+
+
+class EvalRubricConfig(Record, frozen=True):
+    """Everything `osmosis eval-rubric` needs."""
+
+    records: RecordsConfig = RecordsConfig()
+    comparison: ComparisonConfig = ComparisonConfig()
+    judge: JudgeConfig = JudgeConfig()
+    output: RubricOutput = RubricOutput()
+
+
+@takes(EvalRubricConfig)
+def eval_rubric(given: Given) -> None:
     """Have a judge score recorded solutions, and say how far it agrees with itself and with people."""
-    from osmosis_ai.cli.console import Output
-    from osmosis_ai.environment import load_env_files
-    from osmosis_ai.masking import Masker
-    from osmosis_ai.reward_rubric.redirect import redirect_judges
+    from osmosis_ai.cli.session import ExitCode, command_session
+    from osmosis_ai.reward_rubric.redirect import judge_variables
 
-    cwd = Path.cwd()
-    redirect_judges(judge_model, judge_base_url)
-    load_env_files(cwd)
-    options = _Options(rubric, data, config, number, batch_size, timeout, against, threshold, baseline, output)
-    view = Output(Masker.from_environment(os.environ).text, quiet=quiet)
-    try:
-        plan = _prepare(options, cwd)
-        masker = Masker.from_environment(os.environ, plan.keys)
-        view = Output(masker.text, quiet=quiet)
+    config = config_of(EvalRubricConfig, given)
+    for option in ("rubric", "data"):
+        if not given.get(option):
+            raise UsageError(f"--{option} is missing; see osmosis eval-rubric --help")
+    with command_session(quiet=config.output.quiet, workers=True) as session:
+        # Judges are asked from this process.
+        os.environ.update(session.environ | judge_variables(config.judge.judge_model, config.judge.judge_base_url))
+        plan = _prepare(config, session.cwd)
+        session.use(keys=plan.keys)
         if plan.skipped:
-            view.say(f"records for another rubric, skipped: {plan.skipped}")
-        judged = asyncio.run(_Evaluation(plan, view).run())
-    except StartError as error:
-        view.fail(str(error))
-        raise typer.Exit(COULD_NOT_START) from None
-    if judged is None:
-        view.warn("interrupted; nothing was written")
-        raise typer.Exit(INTERRUPTED)
-    raise typer.Exit(_finish(plan, judged, view, masker, json))
-
-
-class _Options(NamedTuple):
-    rubric: str
-    data: str
-    config: str | None
-    number: int
-    batch_size: int
-    timeout: float
-    against: str | None
-    threshold: float | None
-    baseline: str | None
-    output: str | None
+            session.output.say(f"records for another rubric, skipped: {plan.skipped}")
+        judged = asyncio.run(_Evaluation(plan, session.output).run())
+        if judged is None:
+            session.output.warn("interrupted; nothing was written")
+            raise typer.Exit(ExitCode.INTERRUPTED)
+        raise typer.Exit(_finish(plan, judged, session.output, session.masker, config.output.json))
 
 
 class _JudgeFacts(NamedTuple):
@@ -129,7 +143,7 @@ class _JudgeFacts(NamedTuple):
 class _Plan(NamedTuple):
     """What to do, every input checked."""
 
-    options: _Options
+    config: EvalRubricConfig
     data: Path
     records: list[RubricRecord]
     skipped: int
@@ -147,11 +161,12 @@ class _Plan(NamedTuple):
 # Before
 
 
-def _prepare(options: _Options, cwd: Path) -> _Plan:
+def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
     from osmosis_ai.reward_rubric.data import load_records
     from osmosis_ai.reward_rubric.evaluation import labels_of, read_baseline
 
-    if options.threshold is not None and options.against is None:
+    options, comparison = config.records, config.comparison
+    if comparison.threshold is not None and comparison.against is None:
         raise UsageError("--threshold goes with --against COLUMN, the column with the human labels")
     data = cwd / Path(options.data).expanduser()
     is_function = ":" in options.rubric and options.config is None
@@ -166,23 +181,23 @@ def _prepare(options: _Options, cwd: Path) -> _Plan:
         raise UsageError(f"{data}: no record is for the rubric {name!r}; they are for {', '.join(there)}")
     key = rubric.model_info.get("api_key") if rubric is not None else None
     return _Plan(
-        options=options,
+        config=config,
         data=data,
         records=records,
         skipped=len(everything) - len(records),
         rubric_id=name,
         judge=judge,
         bounds=(rubric.score_min, rubric.score_max) if rubric is not None else (0.0, 1.0),
-        output=_output_file(options.output, name, cwd),
+        output=_output_file(config.output.output, name, cwd),
         rubric=rubric,
         function=function,
-        labels=labels_of(records, options.against) if options.against is not None else None,
-        baseline=read_baseline(cwd / Path(options.baseline).expanduser()) if options.baseline is not None else None,
+        labels=labels_of(records, comparison.against) if comparison.against is not None else None,
+        baseline=None if comparison.baseline is None else read_baseline(cwd / Path(comparison.baseline).expanduser()),
         keys=[key] if key else [],
     )
 
 
-def _entry(options: _Options, data: Path, cwd: Path) -> tuple[Rubric, None, _JudgeFacts]:
+def _entry(options: RecordsConfig, data: Path, cwd: Path) -> tuple[Rubric, None, _JudgeFacts]:
     from osmosis_ai.errors import MissingAPIKeyError
     from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubric
     from osmosis_ai.reward_rubric.target import find_target
@@ -198,7 +213,7 @@ def _entry(options: _Options, data: Path, cwd: Path) -> tuple[Rubric, None, _Jud
     return rubric, None, _JudgeFacts("config", target.provider, target.model, str(path))
 
 
-def _function(options: _Options, cwd: Path) -> tuple[None, FunctionRef, _JudgeFacts]:
+def _function(options: RecordsConfig, cwd: Path) -> tuple[None, FunctionRef, _JudgeFacts]:
     from osmosis_ai.discovery.repository import find_repository
     from osmosis_ai.discovery.rubrics import resolve_rubrics
     from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
@@ -246,13 +261,14 @@ class _Evaluation:
         """Judge every record; None when it was interrupted."""
         import anyio
 
+        from osmosis_ai.cli.session import interrupts
         from osmosis_ai.reward_rubric.evaluation import judge_records
         from osmosis_ai.tasks import task_group
 
-        plan, options = self._plan, self._plan.options
+        plan, options = self._plan, self._plan.config.records
         total = len(plan.records) * options.number
         judged = None
-        with anyio.CancelScope() as scope, _interrupts(scope.cancel):
+        with anyio.CancelScope() as scope, interrupts(scope.cancel):
             async with self._judge() as judge:
                 with _Progress(self._view, total) as progress:
                     async with task_group() as ticker:
@@ -271,7 +287,7 @@ class _Evaluation:
     async def _judge(self) -> AsyncIterator[Judge]:
         from osmosis_ai.reward_rubric.evaluation import config_judge, without_label
 
-        column = self._plan.options.against
+        column = self._plan.config.comparison.against
 
         def unlabelled(judge: Judge) -> Judge:
             # A judge that sees the label it is compared with agrees for nothing.
@@ -280,40 +296,16 @@ class _Evaluation:
         if self._plan.rubric is not None:
             yield unlabelled(config_judge(self._plan.rubric))
             return
-        from osmosis_ai.process_tree import end_strays
-        from osmosis_ai.reward_rubric.redirect import judge_environment
+        from osmosis_ai.config import LimitsConfig
         from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
-        from osmosis_ai.runtime.protocol import Limits
         from osmosis_ai.runtime.run.rubric_functions import function_judge
 
+        options = self._plan.config.records
         assert self._plan.function is not None
-        workers = PoolOptions(workers=default_workers(self._plan.options.batch_size), environ=judge_environment())
-        try:
-            limits = Limits(reward_timeout=self._plan.options.timeout)
-            async with function_judge(self._plan.function, limits, workers) as judge:
-                yield unlabelled(judge)
-        finally:
-            end_strays()
-
-
-@contextmanager
-def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C once stops, twice ends the process."""
-    loop = asyncio.get_running_loop()
-    interrupted = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if interrupted:
-            os._exit(INTERRUPTED)
-        interrupted = True
-        loop.call_soon_threadsafe(stop)
-
-    previous = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
+        workers = PoolOptions(workers=default_workers(options.batch_size), environ=dict(os.environ))
+        limits = LimitsConfig(reward_timeout=options.timeout)
+        async with function_judge(self._plan.function, limits, workers) as judge:
+            yield unlabelled(judge)
 
 
 class _Progress:
@@ -376,7 +368,7 @@ def _finish(plan: _Plan, judged: list[JudgedRecord], view: Output, masker: Maske
     else:
         _print(view, masker, results)
     view.say(f"results written to {plan.output}")
-    return FAILED if results.overall_statistics.failure_count else 0
+    return int(results.overall_statistics.failure_count > 0)
 
 
 def _results(plan: _Plan, judged: list[JudgedRecord]) -> RubricResults:
@@ -386,22 +378,22 @@ def _results(plan: _Plan, judged: list[JudgedRecord]) -> RubricResults:
 
     overall = evaluation.statistics_of([run for item in judged for run in item.runs])
     labelled = baseline = None
-    if plan.labels is not None and plan.options.against is not None:
+    if plan.labels is not None and plan.config.comparison.against is not None:
         low, high = plan.bounds
-        threshold = (low + high) / 2 if plan.options.threshold is None else plan.options.threshold
+        threshold = (low + high) / 2 if plan.config.comparison.threshold is None else plan.config.comparison.threshold
         found = evaluation.compare_with_labels(judged, plan.labels, threshold)
         measures = {"records": 0} if found is None else msgspec.structs.asdict(found)
-        labelled = evaluation.LabelAgreement(plan.options.against, **measures)
-    if plan.baseline is not None and plan.options.baseline is not None:
+        labelled = evaluation.LabelAgreement(plan.config.comparison.against, **measures)
+    if plan.baseline is not None and plan.config.comparison.baseline is not None:
         difference = None if overall.average is None else overall.average - plan.baseline
-        baseline = evaluation.BaselineDifference(plan.options.baseline, plan.baseline, difference)
+        baseline = evaluation.BaselineDifference(plan.config.comparison.baseline, plan.baseline, difference)
     return evaluation.RubricResults(
         generated_at=evaluation.now(),
         rubric_id=plan.rubric_id,
         rubric_source=plan.judge.rubric_source,
         provider=plan.judge.provider,
         model=plan.judge.model,
-        number=plan.options.number,
+        number=plan.config.records.number,
         config_path=plan.judge.config_path,
         data_path=str(plan.data),
         spread=evaluation.spread_of(judged),

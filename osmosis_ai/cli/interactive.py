@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -15,20 +15,16 @@ import anyio.from_thread
 import msgspec
 
 from osmosis_ai.cli import steps
-from osmosis_ai.cli.execute import FAILED, INTERRUPTED, Start, loaded, open_store, pool_options, prepared
-from osmosis_ai.cli.options import RunOptions
+from osmosis_ai.cli.options import Given, OutputOptions, output_options
 from osmosis_ai.cli.prompt import Prompt, edited_text
-from osmosis_ai.data.dataset import DatasetSummary
+from osmosis_ai.cli.run import begin_command, introduce, save_results
+from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
+from osmosis_ai.config import RunConfig
 from osmosis_ai.errors import UsageError
-from osmosis_ai.runtime.pool.pool import SteppingPool
 from osmosis_ai.runtime.protocol import Paused
 from osmosis_ai.runtime.run.debugger import Debugger, Ended, RefusedError
-from osmosis_ai.runtime.run.prepare import RunRequest
-from osmosis_ai.runtime.run.report import build_report, run_summary, score_names
-from osmosis_ai.runtime.run.resume import run_config, run_identity
-from osmosis_ai.runtime.run.run import POLICY, RunPlan
-from osmosis_ai.store import RunStore
-from osmosis_ai.store.scratch import ScratchStore
+from osmosis_ai.runtime.run.plan import POLICY
+from osmosis_ai.runtime.run.session import RunSession
 from osmosis_ai.text import visible
 
 __all__ = ["check_interactive", "interact"]
@@ -47,52 +43,51 @@ q, quit            end
 ?, help            this list"""
 
 
-def check_interactive(options: RunOptions) -> None:
+def check_interactive(config: RunConfig, output: OutputOptions) -> None:
     """Refuse what doesn't go with `--interactive`.
 
     Raises:
         UsageError: The option, and why.
     """
     excluded = {
-        "--watch": (options.watch, "one stops at every step, the other runs by itself"),
-        "--json": (options.json, "what is shown at each step is text; -o FILE writes the results as JSON"),
-        "--quiet": (options.quiet, "it would have nothing to show"),
-        "--resume": (options.resume or options.resume_run is not None, "an interactive run is always a new one"),
-        "--retry-failed": (options.retry_failed, "an interactive run is always a new one"),
+        "--watch": (output.watch, "one stops at every step, the other runs by itself"),
+        "--json": (output.json, "what is shown at each step is text; -o FILE writes the results as JSON"),
+        "--quiet": (output.quiet, "it would have nothing to show"),
+        "--resume": (config.resume.resume or config.resume.resume_run, "an interactive run is always a new one"),
+        "--retry-failed": (config.resume.retry_failed, "an interactive run is always a new one"),
     }
     for name, (given, why) in excluded.items():
         if given:
             raise UsageError(f"--interactive and {name} don't go together: {why}")
 
 
-def interact(request: RunRequest, options: RunOptions, row: int | None) -> int:
-    """Step through rollouts until the user quits.
+def interact(given: Given, row: int | None) -> int:
+    """Step through rollouts until the user quits; gives the exit code.
 
     Args:
-        request: What may be run.
-        options: How to run it; one worker unless they say otherwise.
+        given: The options that were typed; one worker unless they say otherwise.
         row: The first row, None for the first of the dataset.
-
-    Returns:
-        The exit code.
     """
-    check_interactive(options)
-    if options.workers is None:
-        options = msgspec.structs.replace(options, workers=1)
-    return prepared(request, options, lambda start: _Session(start, options, row).run())
+    output = output_options(given)
+    with command_session(workers=True, store_error=ExitCode.FAILED) as session:
+        config, results = begin_command(session, given, "test", output)
+        check_interactive(config, output)
+        if config.workers.workers is None:
+            config = msgspec.structs.replace(config, workers=msgspec.structs.replace(config.workers, workers=1))
+        return _Session(session, config, results, row).run()
 
 
 class _Session:
-    """One run of the command, from a prepared request to the exit code."""
+    """One run of the command, from a config to the exit code."""
 
-    def __init__(self, start: Start, options: RunOptions, row: int | None) -> None:
-        self._start = start
-        self._options = options
+    def __init__(self, session: CommandSession, config: RunConfig, results: Path | None, row: int | None) -> None:
+        self._session = session
+        self._config = config
+        self._results = results
         self._row = row
-        self._output = start.output
-        self._began = monotonic()
+        self._output = session.output
         self._interrupted = False
-        self._pool: SteppingPool | None = None
+        self._run: RunSession | None = None
 
     def run(self) -> int:
         """Run it all; gives the exit code."""
@@ -100,57 +95,49 @@ class _Session:
         # With --workers 0 descriptor 1 leads to stderr while the repository is loaded; results go on to stdout.
         self._output.results.file = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
         before = signal.signal(signal.SIGINT, self._interrupt)
+        hear = partial(introduce, self._output)
+        opened = RunSession.open(self._config, self._session.cwd, listener=hear, interactive=True)
         try:
-            with open_store(self._start) as store, anyio.from_thread.start_blocking_portal() as portal:
-                return self._run_in(portal, store)
+            with (
+                anyio.from_thread.start_blocking_portal() as portal,
+                portal.wrap_async_context_manager(opened) as self._run,
+            ):
+                return self._talk(portal, self._run)
         except KeyboardInterrupt:
             self._output.warn("interrupted before the first rollout")
-            return INTERRUPTED
+            return ExitCode.INTERRUPTED
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _run_in(self, portal: anyio.from_thread.BlockingPortal, store: RunStore) -> int:
-        workers = pool_options(self._options, store, self._start.keys, self._start.environ)
-        prompt = Prompt(store.path.parent / "interactive_history", self._output.mask)
-        with (
-            portal.wrap_async_context_manager(ScratchStore.open(self._start.masker)) as scratch,
-            portal.wrap_async_context_manager(loaded(self._start, workers, scratch.path)) as (pool, plan, summary),
-        ):
-            self._pool = pool
-            rows = range(plan.offset, plan.offset + plan.total_rows)
-            if self._row is not None and self._row not in rows:
-                raise UsageError(f"--row {self._row}: the rows are {rows.start} to {rows.stop - 1}")
-            run_id = portal.call(_begin, store, pool, plan, summary)
-            debugger = Debugger(portal, pool, store, scratch, run_id, plan)
-            try:
-                with prompt:
-                    commands = _Commands(self._start, debugger, prompt)
-                    commands.talk(rows.start if self._row is None else self._row, self._allow_interrupt)
-            except KeyboardInterrupt:
-                self._interrupted = True
-                debugger.leave()
-            finally:
-                code = portal.call(self._finish, store, pool, plan, run_id)
-            return code
+    def _talk(self, portal: anyio.from_thread.BlockingPortal, run: RunSession) -> int:
+        rows = run.rows
+        if self._row is not None and self._row not in rows:
+            raise UsageError(f"--row {self._row}: the rows are {rows.start} to {rows.stop - 1}")
+        portal.call(run.begin)
+        prompt = Prompt(run.store.path.parent / "interactive_history", self._output.mask)
+        debugger = Debugger(portal, run)
+        try:
+            with prompt:
+                commands = _Commands(self._session, debugger, prompt)
+                commands.talk(rows.start if self._row is None else self._row, self._allow_interrupt)
+        except KeyboardInterrupt:
+            self._interrupted = True
+            debugger.leave()
+        finally:
+            code = self._finish(portal, run)
+        return code
 
-    async def _finish(self, store: RunStore, pool: SteppingPool, plan: RunPlan, run_id: str) -> int:
-        outcomes = list(store.outcomes(run_id))
-        plan = msgspec.structs.replace(plan, total_rows=len(outcomes))
-        names = score_names(pool.loaded, {name for outcome in outcomes for name in outcome.scores})
-        wall_ms = (monotonic() - self._began) * 1000
-        report = build_report(plan, names, outcomes, run_id=run_id, store=store.path, wall_ms=wall_ms, interactive=True)
-        if outcomes:
-            await store.mark(run_id, "interrupted" if self._interrupted else "finished", run_summary(report))
-            self._output.say(f"run {run_id}")
-        else:
-            await store.delete_run(run_id)
-        if self._start.output_file is not None:
-            data = self._start.masker.encoded(report.to_json(lambda: outcomes))
-            self._start.output_file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
-            self._output.say(f"results written to {self._start.output_file}")
+    def _finish(self, portal: anyio.from_thread.BlockingPortal, run: RunSession) -> int:
+        run.interrupted = self._interrupted
+        report = portal.call(run.conclude)
+        if run.id:
+            self._output.say(f"run {run.id}")
+        if self._results is not None:
+            save_results(self._session.masker.encoded(report.to_json()), self._results)
+            self._output.say(f"results written to {self._results}")
         if self._interrupted:
-            return INTERRUPTED
-        return 0 if report.whole else FAILED
+            return ExitCode.INTERRUPTED
+        return ExitCode.OK if report.whole else ExitCode.FAILED
 
     def _allow_interrupt(self) -> None:
         self._interrupted = False
@@ -158,28 +145,19 @@ class _Session:
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-C stops what goes on; a second one before that has stopped ends at once."""
         if self._interrupted:
-            if self._pool is not None:
-                self._pool.kill()
-            os._exit(INTERRUPTED)
+            if self._run is not None:
+                self._run.pool.kill()
+            os._exit(ExitCode.INTERRUPTED)
         self._interrupted = True
         raise KeyboardInterrupt
-
-
-async def _begin(store: RunStore, pool: SteppingPool, plan: RunPlan, summary: DatasetSummary) -> str:
-    """A run of its own: what a person stepped through is never resumed, and never taken for an ordinary run."""
-    identity = {**run_identity(plan, summary.sha256, pool.loaded.tool_sources), "interactive": True}
-    config = {**run_config(plan, pool.loaded), "interactive": True}
-    # Which rows will be run is decided at the prompt.
-    del config["planned"]
-    return await store.create_run(plan.command, identity=identity, config=config)
 
 
 class _Commands:
     """What can be typed at the prompt."""
 
-    def __init__(self, start: Start, debugger: Debugger, prompt: Prompt) -> None:
-        self._start = start
-        self._output = start.output
+    def __init__(self, session: CommandSession, debugger: Debugger, prompt: Prompt) -> None:
+        self._masker = session.masker
+        self._output = session.output
         self._debugger = debugger
         self._prompt = prompt
         self._refused_text: tuple[Paused, str] | None = None
@@ -292,7 +270,7 @@ class _Commands:
 
     def _edit(self, rest: str) -> None:
         paused = self._debugger.paused
-        text = self._start.masker.encoded(msgspec.json.encode(_single(self._debugger.editable())))
+        text = self._masker.encoded(msgspec.json.encode(_single(self._debugger.editable())))
         shown = msgspec.json.format(text, indent=2).decode("utf-8") + "\n"
         if self._refused_text is not None and self._refused_text[0] is paused:
             shown = self._refused_text[1]
@@ -328,7 +306,7 @@ class _Commands:
             self._print(steps.called(tool, result))
 
     def _save(self, rest: str) -> None:
-        data = self._start.masker.encoded(msgspec.json.encode(self._debugger.trajectory()))
+        data = self._masker.encoded(msgspec.json.encode(self._debugger.trajectory()))
         file = Path(rest).expanduser() if rest else self._free_file()
         try:
             file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from time import monotonic
 
 import anyio
@@ -11,11 +10,10 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.records import Rollout
+from osmosis_ai.records import Rollout, Score
 from osmosis_ai.runtime.pool.pool import InFlight
-from osmosis_ai.runtime.run.scoring import Scored
 
-__all__ = ["RunProgress", "checking"]
+__all__ = ["DatasetCheckProgress", "RunProgress"]
 
 LINE_SECONDS = 5.0
 SLOW_SECONDS = 10.0
@@ -79,9 +77,9 @@ class RunProgress:
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done)
 
-    def scores_done(self, scored: list[Scored]) -> None:
-        self._unscored -= len(scored)
-        for score in chain.from_iterable(scores for _, scores in scored):
+    def scores_done(self, scores: list[Score]) -> None:
+        self._unscored -= 1
+        for score in scores:
             self._scoring_errors += score.failure is not None
             if score.value is not None:
                 self._values += 1
@@ -120,15 +118,16 @@ class _Status(ProgressColumn):
         return Text(self._progress.status())
 
 
-def checking(output: Output) -> Callable[[int, int], None]:
+class DatasetCheckProgress:
     """Progress of reading a large dataset: says something only when it takes longer than a second."""
-    started = said = monotonic()
 
-    def report(read: int, total: int) -> None:
-        nonlocal said
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._started = self._said = monotonic()
+
+    def show(self, read: int, total: int) -> None:
+        """So many bytes of so many are read."""
         now = monotonic()
-        if now - started > 1 and now - said > 1:
-            said = now
-            output.say(f"checking the dataset: {read / max(total, 1):.0%} of {total >> 20} MiB")
-
-    return report
+        if now - self._started > 1 and now - self._said > 1:
+            self._said = now
+            self._output.say(f"checking the dataset: {read / max(total, 1):.0%} of {total >> 20} MiB")

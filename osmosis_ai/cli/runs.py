@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.errors import OsmosisError, StoreError, UsageError
+from osmosis_ai.cli.session import ExitCode, command_session
+from osmosis_ai.errors import StoreError, UsageError
 from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
 from osmosis_ai.text import counted
 
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-FAILED = 1
-COULD_NOT_START = 2
-INTERRUPTED = 130
 ALL = 2**31
 
 _DEFAULT_FORMAT = format_of(None).name
@@ -191,7 +189,7 @@ def compare(
         if not comparison.functions:
             if comparison.rows.shared:
                 session.output.warn("no function has scored both runs; `osmosis runs rescore` scores a stored run")
-            raise typer.Exit(FAILED)
+            raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command(
@@ -261,7 +259,7 @@ def export(
                     written = chosen.write(rollouts, functions, sink, session.masker.encoded)
             except OSError as error:
                 output.fail(f"{file} could not be written: {error.strerror or error}")
-                raise typer.Exit(FAILED) from error
+                raise typer.Exit(ExitCode.FAILED) from error
         if session.json:
             value = {"run_id": info.id, "format": chosen.name, "file": str(path), "written": written}
             print_json(output, session.masker, {**value, "rollouts": info.rollouts})
@@ -297,21 +295,17 @@ def rescore(
     Rollouts that this code has scored already are left alone. Exit code 1 when a score could not be computed.
     """
     with _session(context, root, json) as session:
+        from osmosis_ai.config import LimitsConfig
         from osmosis_ai.runtime.logs import new_log
         from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
-        from osmosis_ai.runtime.protocol import Limits, WorkerSpec
+        from osmosis_ai.runtime.run.prepare import scorer_spec
 
         info = session.store.find_run(run)
         if info.alive:
             raise UsageError(f"run {info.id} is still being written; score it again when it has ended")
         refs = _functions(session, info, eval_fn or [])
-        spec = WorkerSpec(
-            root=str(session.root),
-            limits=Limits(reward_timeout=reward_timeout),
-            functions=refs,
-            required=frozenset(ref.name for ref in refs if eval_fn),
-            store=str(session.store.path),
-        )
+        limits = LimitsConfig(reward_timeout=reward_timeout)
+        spec = scorer_spec(session.root, refs, limits, store=session.store.path, required=bool(eval_fn))
         options = PoolOptions(
             workers=default_workers(spec.batch_size) if workers is None else workers,
             log=str(new_log(session.store.path.parent)),
@@ -349,7 +343,7 @@ def remove(
             if not sys.stdin.isatty():
                 raise UsageError(f"this would remove {what}; confirm with -y")
             if not typer.confirm(f"remove {what}?", err=True):
-                raise typer.Exit(FAILED)
+                raise typer.Exit(ExitCode.FAILED)
         for run_id in found:
             asyncio.run(store.delete_run(run_id))
         if session.json:
@@ -382,7 +376,7 @@ async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: 
         print_json(output, session.masker, value)
     else:
         print_rescored(output, listener.count, before, named)
-    return FAILED if pool.loaded.problems or any(total.errors for total in named) else 0
+    return ExitCode.FAILED if pool.loaded.problems or any(total.errors for total in named) else 0
 
 
 def _functions(session: _Session, info: RunInfo, eval_fns: list[str]) -> list[FunctionRef]:
@@ -425,31 +419,14 @@ def _writable(file: str | None) -> Path | None:
 @contextmanager
 def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
     """Find and open the store; errors in the block are shown and become the exit code."""
-    from osmosis_ai.environment import load_env_files
-    from osmosis_ai.masking import Masker
     from osmosis_ai.store import RunStore
 
     group = context.obj if isinstance(context.obj, _Group) else _Group(None, False)
-    cwd = Path.cwd()
-    load_env_files(cwd)
-    output = Output(Masker.from_environment(os.environ).text)
-    try:
-        folder = _find_root(root or group.root, cwd)
-        load_env_files(folder)
-        masker = Masker.from_environment(os.environ)
-        output.mask = masker.text
-        with RunStore.open(folder, masker=masker, create=False) as store:
-            yield _Session(folder, store, output, masker, json or group.json)
-    except OsmosisError as error:
-        output.fail(str(error))
-        raise typer.Exit(COULD_NOT_START) from error
-    except BrokenPipeError as error:
-        # Whoever read has seen enough. What is still buffered must not fail again when Python exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit from error
-    except KeyboardInterrupt as error:
-        output.warn("interrupted")
-        raise typer.Exit(INTERRUPTED) from error
+    with command_session() as session:
+        folder = _find_root(root or group.root, session.cwd)
+        session.use(folder)
+        with RunStore.open(folder, masker=session.masker, create=False) as store:
+            yield _Session(folder, store, session.output, session.masker, json or group.json)
 
 
 def _find_root(root: str | None, cwd: Path) -> Path:

@@ -17,26 +17,22 @@ import anyio
 from starlette.types import ASGIApp
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.discovery.agents import AgentSource
-from osmosis_ai.environment import load_env_files
+from osmosis_ai.cli.options import Given, effective_config
+from osmosis_ai.cli.session import ExitCode, command_session
+from osmosis_ai.config import LimitsConfig
 from osmosis_ai.errors import OsmosisRolloutError, StartError, UsageError
 from osmosis_ai.folders import private_folder
-from osmosis_ai.masking import Masker
-from osmosis_ai.process_tree import end_strays
-from osmosis_ai.records import Record
 from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, DEBUG_DIR_VARIABLE, build_app, debug_folder
 from osmosis_ai.rollout.server.serve import address_of, choose_api_key, make_server, open_socket
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
-from osmosis_ai.runtime.protocol import Limits, WorkerSpec
-from osmosis_ai.runtime.run.prepare import find_agent
+from osmosis_ai.runtime.protocol import WorkerSpec
+from osmosis_ai.runtime.run.prepare import agent_spec, find_agent
+from osmosis_ai.serve.config import ServeConfig
 from osmosis_ai.serve.workers import PoolRunner
 
-__all__ = ["ServeOptions", "serve_agent"]
-
-COULD_NOT_START = 2
-INTERRUPTED = 130
+__all__ = ["serve_agent"]
 
 NOT_REGISTERED = (
     "registration with the platform is not offered yet, so give the trainer this address yourself "
@@ -44,88 +40,71 @@ NOT_REGISTERED = (
 )
 
 
-class ServeOptions(Record, frozen=True):
-    """The options as given. Times in seconds."""
-
-    agent: str | None
-    mcp: str | None
-    port: int
-    host: str
-    api_key: str | None
-    local: bool
-    skip_register: bool
-    validate: bool
-    reload: bool
-    log_level: str
-    log: str | None
-    max_concurrent: int | None
-    workers: int | None
-    timeout: float | None
-    tool_timeout: float
-    allow_rewrites: bool
-
-
-def serve_agent(options: ServeOptions) -> int:
-    """Serve an agent until SIGINT or SIGTERM.
+def serve_agent(given: Given) -> int:
+    """Serve an agent until SIGINT or SIGTERM; gives the exit code.
 
     Args:
-        options: What to serve, and how.
-
-    Returns:
-        The exit code.
+        given: The options that were typed.
     """
-    cwd = Path.cwd()
-    environ = load_env_files(cwd)
-    output = Output(Masker.from_environment(os.environ).text)
-    try:
-        if options.local and options.api_key is not None:
+    with command_session(workers=True) as session:
+        config = effective_config(ServeConfig, given, session.cwd).config
+        server = config.server
+        if server.local and server.api_key is not None:
             raise UsageError("--local asks for no key, and --api-key gives one: leave one of them out")
-        source, repository = find_agent(options.mcp, options.agent, cwd)
-        environ |= load_env_files(repository.root)
-        key, made = choose_api_key(options.api_key, local=options.local, host=options.host)
-        keys = [key] if key is not None else []
-        # A key that was made for this start has to be shown, once.
-        output = Output(Masker.from_environment(os.environ, [] if made else keys).text)
-        settings = server_settings(
-            max_concurrent_rollouts=options.max_concurrent, request_timeout_seconds=options.timeout
-        )
-        folder = _debug_folder(options.log)
-        spec = WorkerSpec(
-            root=str(repository.root),
-            limits=Limits(timeout=settings.request_timeout_seconds, tool_timeout=options.tool_timeout),
-            mcp=None if isinstance(source, AgentSource) else source,
-            agent=source if isinstance(source, AgentSource) else None,
-            batch_size=settings.max_concurrent_rollouts,
-            allow_rewrites=options.allow_rewrites,
-            debug_dir=None if folder is None else str(folder),
-        )
-        pool = PoolOptions(
-            workers=options.workers or default_workers(settings.max_concurrent_rollouts),
-            log=_new_log(repository.root),
-            debug=options.log_level == "debug",
-            keys=keys,
-            environ=environ,
-        )
-        client = client_settings()
+        source, repository = find_agent(config.agent, session.cwd)
+        session.use(repository.root)
+        # The server's own settings are read from this process's environment.
+        os.environ.update(session.environ)
+        try:
+            key, made = choose_api_key(server.api_key, local=server.local, host=server.host)
+            keys = [key] if key is not None else []
+            # A key that was made for this start has to be shown, once.
+            session.use(keys=[] if made else keys)
+            settings = server_settings(
+                max_concurrent_rollouts=server.max_concurrent, request_timeout_seconds=server.timeout
+            )
+            folder = _debug_folder(server.log)
+            spec = agent_spec(
+                source,
+                repository.root,
+                LimitsConfig(timeout=settings.request_timeout_seconds, tool_timeout=server.tool_timeout),
+                batch_size=settings.max_concurrent_rollouts,
+                allow_rewrites=config.agent.allow_rewrites,
+                debug_dir=None if folder is None else str(folder),
+            )
+            pool = PoolOptions(
+                workers=server.workers or default_workers(settings.max_concurrent_rollouts),
+                log=_new_log(repository.root),
+                debug=server.log_level == "debug",
+                keys=keys,
+                environ=session.environ,
+            )
+            return asyncio.run(_serve(config, spec, pool, settings, session.output, key, made=made))
+        except OsmosisRolloutError as error:
+            raise StartError(str(error)) from error
 
-        async def run() -> int:
-            runner = PoolRunner(spec, pool, reload=options.reload, said=output.say)
-            with open_socket(options.host, options.port) as listener:
-                return await _Serving(options, runner, output, listener).run(settings, client, key, made=made)
 
-        return asyncio.run(run())
-    except (StartError, OsmosisRolloutError) as error:
-        output.fail(str(error))
-        return COULD_NOT_START
-    finally:
-        end_strays()
+async def _serve(
+    config: ServeConfig,
+    spec: WorkerSpec,
+    pool: PoolOptions,
+    settings: ServerSettings,
+    output: Output,
+    key: str | None,
+    *,
+    made: bool,
+) -> int:
+    runner = PoolRunner(spec, pool, reload=config.server.reload, said=output.say)
+    with open_socket(config.server.host, config.server.port) as listener:
+        return await _Serving(config, runner, output, listener).run(settings, client_settings(), key, made=made)
 
 
 class _Serving:
     """One server, from its start to its end."""
 
-    def __init__(self, options: ServeOptions, runner: PoolRunner, output: Output, listener: socket.socket) -> None:
-        self._options = options
+    def __init__(self, config: ServeConfig, runner: PoolRunner, output: Output, listener: socket.socket) -> None:
+        self._loop_is_own = config.agent.module is not None
+        self._options = config.server
         self._runner = runner
         self._output = output
         self._listener = listener
@@ -140,15 +119,15 @@ class _Serving:
         """
         with self._signals(), self._starting:
             async with self._runner.running():
-                if self._options.validate:
+                if not self._options.no_validate:
                     await self._validate()
                 self._introduce(key, made)
                 # From here on the server stops itself.
                 await self._serve(build_app(self._runner, settings=settings, client=client, api_key=key))
-        return INTERRUPTED if self._ended_by == signal.SIGINT else 0
+        return ExitCode.INTERRUPTED if self._ended_by == signal.SIGINT else 0
 
     async def _validate(self) -> None:
-        if self._options.agent is None:
+        if not self._loop_is_own:
             return
         found = await self._runner.inspect()
         for finding in found.findings:

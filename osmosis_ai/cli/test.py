@@ -6,15 +6,16 @@ from typing import Annotated
 
 import typer
 
-from osmosis_ai.cli.options import RunOptions, run_options, takes
+from osmosis_ai.cli.options import Given, OutputConfig, takes
+from osmosis_ai.config import RunConfig
 from osmosis_ai.errors import UsageError
 
 __all__ = ["test"]
 
 
-@takes(run_options)
+@takes(RunConfig, OutputConfig, command="test")
 def test(
-    options: RunOptions,
+    given: Given,
     interactive: Annotated[
         bool,
         typer.Option("-i", "--interactive", help="Stop at each model call; n goes on, ? lists the commands."),
@@ -27,9 +28,13 @@ def test(
     if interactive:
         from osmosis_ai.cli.interactive import interact
 
-        raise typer.Exit(interact(options.request("test"), options, row))
+        raise typer.Exit(interact(given, row))
     if row is not None:
         raise UsageError("--row goes with --interactive; --offset and --limit choose the rows of a run")
-    from osmosis_ai.cli.start import start
+    if given.get("watch"):
+        from osmosis_ai.cli.watch import watch_command
 
-    raise typer.Exit(start(options.request("test"), options))
+        raise typer.Exit(watch_command(given, "test"))
+    from osmosis_ai.cli.run import run_command
+
+    raise typer.Exit(run_command(given, "test"))

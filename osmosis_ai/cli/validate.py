@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from osmosis_ai.errors import UsageError
 
 if TYPE_CHECKING:
-    from osmosis_ai.cli.console import Output
+    from osmosis_ai.cli.session import CommandSession
     from osmosis_ai.validate.validation import Validation, ValidationOptions
 
 __all__ = ["validate"]
 
-FAILED = 1
-INTERRUPTED = 130
 FORMATS = ("text", "json", "github")
 
 
@@ -64,9 +61,7 @@ def validate(
 
     Every code that a finding can have is in docs/checks.md, with its cause and remedy.
     """
-    from osmosis_ai.cli.console import Output
-    from osmosis_ai.environment import load_env_files
-    from osmosis_ai.masking import Masker
+    from osmosis_ai.cli.session import ExitCode, command_session
     from osmosis_ai.validate.probes import parse_answer_form
     from osmosis_ai.validate.validation import ValidationOptions
     from osmosis_ai.validate.validation import validate as check
@@ -74,30 +69,28 @@ def validate(
     form = "json" if json else form
     if form not in FORMATS:
         raise UsageError(f"--format {form}: one of {', '.join(FORMATS)}")
-    cwd = Path.cwd()
-    # Not resolve(): findings name what the user has named.
-    root = Path(os.path.abspath(cwd / repo))  # noqa: PTH100
-    if not root.is_dir():
-        what = "is a file, not a folder" if root.exists() else "doesn't exist"
-        raise UsageError(f"{repo} {what}; name the repository's root")
-    try:
-        forms = tuple(parse_answer_form(template) for template in answer_form or [])
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    data = None if dataset is None else _dataset(dataset, cwd)
-    for folder in (cwd, root):
+    with command_session(workers=not static) as session:
+        # Not resolve(): findings name what the user has named.
+        root = Path(os.path.abspath(session.cwd / repo))  # noqa: PTH100
+        if not root.is_dir():
+            what = "is a file, not a folder" if root.exists() else "doesn't exist"
+            raise UsageError(f"{repo} {what}; name the repository's root")
+        try:
+            forms = tuple(parse_answer_form(template) for template in answer_form or [])
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        data = None if dataset is None else _dataset(dataset, session.cwd)
         # One that can't be read is a finding.
         with suppress(UsageError):
-            load_env_files(folder)
-    output = Output(Masker.from_environment(os.environ).text)
-    options = ValidationOptions(static=static, dataset=data, forms=forms, load_seconds=timeout)
-    if agent is not None:
-        validation = _run_agent(agent, root, options, output)
-    else:
-        validation = _run(lambda: check(root, options, os.environ), output, workers=not static)
-    _report(validation, form, root, cwd, output, static=static, agent=agent is not None, verbose=verbose)
+            session.use(root)
+        options = ValidationOptions(static=static, dataset=data, forms=forms, load_seconds=timeout)
+        if agent is not None:
+            validation = asyncio.run(_check_agent(agent, root, options))
+        else:
+            validation = asyncio.run(check(root, options, session.environ))
+        _report(validation, form, root, session, static=static, agent=agent is not None, verbose=verbose)
     counted = validation.findings if strict else [one for one in validation.findings if one.severity == "error"]
-    raise typer.Exit(FAILED if counted else 0)
+    raise typer.Exit(ExitCode.FAILED if counted else ExitCode.OK)
 
 
 def _dataset(given: str, cwd: Path) -> str:
@@ -107,35 +100,20 @@ def _dataset(given: str, cwd: Path) -> str:
     return str(path)
 
 
-def _run_agent(agent: str, root: Path, options: ValidationOptions, output: Output) -> Validation:
+async def _check_agent(agent: str, root: Path, options: ValidationOptions) -> Validation:
     from osmosis_ai.discovery.agents import resolve_agent
     from osmosis_ai.validate.validation import validate_agent
 
     if options.static:
         raise UsageError("-m runs the agent loop's module, which --static forbids; leave one of them out")
-    source = resolve_agent(agent, root)
-    return _run(lambda: validate_agent(source, options), output, workers=True)
-
-
-def _run(validation: Callable[[], Coroutine[Any, Any, Validation]], output: Output, *, workers: bool) -> Validation:
-    from osmosis_ai.process_tree import end_strays
-
-    try:
-        return asyncio.run(validation())
-    except KeyboardInterrupt:
-        output.say("interrupted")
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        if workers:
-            end_strays()
+    return await validate_agent(resolve_agent(agent, root), options)
 
 
 def _report(
     validation: Validation,
     form: str,
     root: Path,
-    cwd: Path,
-    output: Output,
+    session: CommandSession,
     *,
     static: bool,
     agent: bool,
@@ -144,11 +122,12 @@ def _report(
     from osmosis_ai.cli.validate_output import print_agent, print_annotations, print_validation
     from osmosis_ai.text import json_text
 
+    output = session.output
     if form == "json":
         values = {"components": validation.components, "findings": validation.findings}
         output.line(json_text(values))
     elif form == "github":
-        print_annotations(validation, Path(os.path.relpath(root, cwd)), output)
+        print_annotations(validation, Path(os.path.relpath(root, session.cwd)), output)
     elif agent:
         print_agent(validation, output, verbose=verbose)
     else:

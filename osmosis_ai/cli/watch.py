@@ -19,21 +19,22 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.cli.execute import COULD_NOT_START, INTERRUPTED, pool_options
-from osmosis_ai.cli.options import RunOptions
+from osmosis_ai.cli.options import Given, OutputOptions, output_options
+from osmosis_ai.cli.run import begin_command, save_results
+from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
 from osmosis_ai.cli.watch_screen import BrokenSave, Screen
-from osmosis_ai.discovery.repository import Repository
+from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.discovery.rubrics import rubric_files
-from osmosis_ai.environment import load_env_files
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
 from osmosis_ai.masking import Masker
-from osmosis_ai.process_tree import end_strays
 from osmosis_ai.records import Record, Rollout
-from osmosis_ai.reward_rubric.redirect import redirect_judges
 from osmosis_ai.runtime.pool.pool import Pool
-from osmosis_ai.runtime.run.prepare import RunRequest, check_output, find_agent, find_dataset, prepare
-from osmosis_ai.runtime.run.run import RunListener, RunPlan
+from osmosis_ai.runtime.protocol import RolloutJob
+from osmosis_ai.runtime.run.plan import RunPlan
+from osmosis_ai.runtime.run.prepare import find_agent, find_dataset, prepare
+from osmosis_ai.runtime.run.run import RunListener
 from osmosis_ai.runtime.run.scoring import Scored
+from osmosis_ai.runtime.run.session import open_store, pool_options, run_environment
 from osmosis_ai.runtime.watch.changes import (
     FileHashes,
     GitIgnore,
@@ -46,10 +47,9 @@ from osmosis_ai.runtime.watch.changes import (
     watch_files,
 )
 from osmosis_ai.runtime.watch.session import Iteration, Rerun, WatchSession
-from osmosis_ai.store import RunStore
 from osmosis_ai.tasks import task_group
 
-__all__ = ["Display", "watch"]
+__all__ = ["Display", "watch_command"]
 
 EXCERPT_LINES = 2
 KEYS = "rfdq"
@@ -78,51 +78,40 @@ class Display(Protocol):
         """Show the first flipped row's transcript."""
 
 
-def watch(request: RunRequest, options: RunOptions) -> int:
-    """Watch the repository until the user quits.
+def watch_command(given: Given, command: Command) -> int:
+    """Watch the repository until the user quits; gives the exit code.
 
     Args:
-        request: What to run.
-        options: How to show it.
-
-    Returns:
-        The exit code.
+        given: The options that were typed.
+        command: `test` or `eval`.
     """
-    cwd = Path.cwd()
-    redirect_judges(options.judge_model, options.judge_base_url, priced=options.max_cost is not None)
-    request = msgspec.structs.replace(request, cache=options.cache is not False)
-    output = Output(Masker.from_environment(os.environ).text, quiet=options.quiet)
-    watcher: _Watcher | None = None
-    loaded: dict[str, str] = {}
-    try:
-        if options.workers == 0:
-            raise UsageError(
-                "--watch needs worker processes: code can't be loaded anew into this one; drop --workers 0"
-            )
-        _, repository = find_agent(request.mcp, request.agent, cwd)
+    output = output_options(given)
+    with command_session(quiet=output.quiet, workers=True) as session:
+        watcher: _Watcher | None = None
         while watcher is None or watcher.restarts:
-            loaded = load_env_files(cwd, repository.root, again=loaded)
-            keys = [key for key in (request.api_key, request.baseline_api_key) if key]
-            masker = Masker.from_environment(os.environ, keys)
-            output = Output(masker.text, quiet=options.quiet)
+            # All of it anew: .env, pyproject.toml and configs decide what is run.
+            session.environ = dict(os.environ)
+            session.use(session.cwd)
+            config, results = begin_command(session, given, command, output)
+            if config.model.cache is None:
+                config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, cache=True))
             if watcher is None:
-                _check(request, cwd)
-            watcher = _Watcher(request, options, cwd, repository, output, masker, keys, loaded, watcher)
+                _check(config, session.cwd)
+            watcher = _Watcher(session, config, output, results, watcher)
             asyncio.run(watcher.run())
-    except (StartError, StoreError) as error:
-        output.fail(str(error))
-        return COULD_NOT_START
-    finally:
-        end_strays()
-    return INTERRUPTED if watcher.interrupted else 0
+        return ExitCode.INTERRUPTED if watcher.interrupted else ExitCode.OK
 
 
-def _check(request: RunRequest, cwd: Path) -> None:
+def _check(config: RunConfig, cwd: Path) -> None:
     """Raise what no save can mend; a discovered function that can't be read is shown like every broken save."""
+    if config.resume.wanted:
+        raise UsageError("--watch starts a run of its own; leave out --resume, --resume-run and --retry-failed")
+    if config.workers.workers == 0:
+        raise UsageError("--watch needs worker processes: code can't be loaded anew into this one; drop --workers 0")
     try:
-        prepare(request, cwd, os.environ)
+        prepare(config, cwd, run_environment(config, cwd))
     except FunctionError:
-        if request.eval_fns or request.rubrics:
+        if config.scoring.eval_fn or config.scoring.rubric:
             raise
 
 
@@ -139,48 +128,38 @@ class _Watcher:
     """Runs iterations, one at a time, and cancels one when the next is due.
 
     Args:
-        request: What to run.
+        session: The command.
+        config: What to run.
         options: How to show it.
-        cwd: The working directory.
-        repository: What is watched.
-        output: Where results go.
-        masker: Knows the key values that must not be shown.
-        keys: Key values that were given as options.
-        environ: Variables that `.env` files set.
+        results: The file of `-o`.
         before: The watcher that this one takes over from, because everything has to be set up anew.
 
     Attributes:
-        restarts: Whether everything has to be set up anew.
-        interrupted: Whether it was ended with Ctrl-C.
+        restarts: Everything has to be set up anew.
+        interrupted: It was ended with Ctrl-C.
     """
 
     def __init__(
         self,
-        request: RunRequest,
-        options: RunOptions,
-        cwd: Path,
-        repository: Repository,
-        output: Output,
-        masker: Masker,
-        keys: list[str],
-        environ: dict[str, str],
+        session: CommandSession,
+        config: RunConfig,
+        options: OutputOptions,
+        results: Path | None,
         before: _Watcher | None,
     ) -> None:
         self.restarts = self.interrupted = False
         self.session: WatchSession
         self.trigger = ["start"]
-        self._request = request
+        self._config = config
         self._options = options
-        self._cwd = cwd
-        self._repository = repository
-        self._root = repository.root.resolve()
-        self._dataset = find_dataset(request.dataset, repository, cwd).path
-        self._output = output
-        self._masker = masker
-        self._keys = keys
-        self._environ = environ
+        self._cwd = session.cwd
+        _, self._repository = find_agent(config.agent, session.cwd)
+        self._root = self._repository.root.resolve()
+        self._dataset = find_dataset(config.data.dataset, self._repository, session.cwd).path
+        self._output = session.output
+        self._masker = session.masker
         self._before = before
-        self._output_file = check_output(options.output, cwd)
+        self._output_file = results
         self._hashes = FileHashes(self._root)
         self._fatal: OsmosisError | None = None
         self._shown: Iteration | None = before._shown if before is not None else None
@@ -189,16 +168,17 @@ class _Watcher:
     async def run(self) -> None:
         """Watch until the user quits, or until everything has to be set up anew."""
         before = self._before
-        with RunStore.open(self._root, masker=self._masker) as store, self._terminal:
+        with open_store(str(self._root), self._masker) as store, self._terminal:
             async with task_group() as group, self._events(group) as events:
+                environ = run_environment(self._config, self._cwd)
                 self.session = WatchSession(
-                    self._request,
+                    self._config,
                     self._repository,
                     self._dataset,
                     self._cwd,
-                    os.environ,
+                    environ,
                     store,
-                    pool_options(self._options, store, self._keys, self._environ),
+                    pool_options(self._config, store, environ),
                     group,
                     predecessor=before.session if before is not None else None,
                 )
@@ -242,8 +222,7 @@ class _Watcher:
     def _show(self, display: Display, iteration: Iteration) -> None:
         data = iteration.report.to_json(self.session.outcomes, iteration=iteration.as_object())
         data = self._masker.encoded(data)
-        if self._output_file is not None:
-            self._output_file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+        save_results(data, self._output_file)
         self._shown = iteration
         display.show(iteration, data)
 
@@ -304,7 +283,11 @@ class _Watcher:
 
     def _outside(self) -> dict[str, Path]:
         """Files that results depend on and that lie outside the repository."""
-        files = [self._dataset, self._cwd / ".env", *rubric_files(self._request.rubrics, self._repository, self._cwd)]
+        files = [
+            self._dataset,
+            self._cwd / ".env",
+            *rubric_files(self._config.scoring.rubric, self._repository, self._cwd),
+        ]
         return {from_root(self._root, file): file for file in files if not file.resolve().is_relative_to(self._root)}
 
     def _display(self) -> AbstractContextManager[Display]:
@@ -324,7 +307,7 @@ class _Watcher:
                 pool = self.session.pool()
                 if pool is not None:
                     pool.kill()
-                os._exit(INTERRUPTED)
+                os._exit(ExitCode.INTERRUPTED)
             self.interrupted = True
             send.send_nowait("q")
 
@@ -386,6 +369,9 @@ class _JsonLines:
 
 
 class _Nobody:
+    def rollout_started(self, job: RolloutJob) -> None:
+        """Nobody hears of its turns."""
+
     def rollout_done(self, rollout: Rollout) -> None:
         """Not shown."""
 

@@ -13,8 +13,10 @@ from rich.text import Text
 from osmosis_ai.cli.console import Output
 from osmosis_ai.records import Record, Rollout
 from osmosis_ai.runtime.pool.pool import Pool
+from osmosis_ai.runtime.protocol import RolloutJob
+from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.results import Flip
-from osmosis_ai.runtime.run.run import RunListener, RunPlan
+from osmosis_ai.runtime.run.run import RunListener
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.session import Iteration
 
@@ -109,6 +111,9 @@ class _Working:
         self._scored = 0
         self._started = monotonic()
 
+    def rollout_started(self, job: RolloutJob) -> None:
+        """The screen counts what is done."""
+
     def rollout_done(self, rollout: Rollout) -> None:
         self.done += 1
 
@@ -136,7 +141,9 @@ def _results(iteration: Iteration) -> list[Any]:
         _scores(iteration),
     ]
     if iteration.out_of_budget:
-        parts.append(Text(f"stopped: the budget of ${plan.max_cost:g} (--max-cost) is spent", style="red"))
+        parts.append(
+            Text(f"stopped: the budget of ${plan.config.limits.max_cost:g} (--max-cost) is spent", style="red")
+        )
     totals = report.policy
     if totals.failed or totals.missing or report.scoring_errors:
         parts.append(

@@ -8,6 +8,7 @@ is known are asked.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from osmosis_ai.records import Record
 
@@ -18,8 +19,7 @@ __all__ = [
     "JUDGE_PRICED",
     "Redirect",
     "current_redirect",
-    "judge_environment",
-    "redirect_judges",
+    "judge_variables",
 ]
 
 JUDGE_MODEL = "OSMOSIS_JUDGE_MODEL"
@@ -39,28 +39,22 @@ class Redirect(Record, frozen=True):
         return f"Redirect(model={self.model!r}, base_url={self.base_url!r})"
 
 
-def redirect_judges(model: str | None = None, base_url: str | None = None, *, priced: bool = False) -> None:
-    """Send every judge call of this process elsewhere; what is None stays as the environment has it.
+def judge_variables(model: str | None = None, base_url: str | None = None, *, priced: bool = False) -> dict[str, str]:
+    """The variables that send every judge call of a process elsewhere; what is None stays as its environment has it.
 
     Args:
         model: `provider/model` as LiteLLM knows it; a bare name is an OpenAI model. With a base URL it is the name as
             served there, and without one the name in `model_info` stays.
         base_url: An OpenAI-compatible endpoint; its key is that of `OSMOSIS_JUDGE_API_KEY`.
-        priced: Whether only judges whose price is known are asked.
+        priced: Ask only judges whose price is known.
     """
     given = {JUDGE_MODEL: model, JUDGE_BASE_URL: base_url, JUDGE_PRICED: "1" if priced else None}
-    os.environ.update({name: value for name, value in given.items() if value})
+    return {name: value for name, value in given.items() if value}
 
 
-def judge_environment() -> dict[str, str]:
-    """The variables with which another process sends its judge calls where this one does."""
-    names = (JUDGE_MODEL, JUDGE_BASE_URL, JUDGE_KEY, JUDGE_PRICED)
-    return {name: os.environ[name] for name in names if name in os.environ}
-
-
-def current_redirect() -> Redirect | None:
-    """Where judge calls are sent instead, if anywhere."""
+def current_redirect(environ: Mapping[str, str] = os.environ) -> Redirect | None:
+    """Where judge calls of a process with these variables are sent instead, if anywhere."""
     model, base_url, api_key = (
-        os.environ.get(name, "").strip() or None for name in (JUDGE_MODEL, JUDGE_BASE_URL, JUDGE_KEY)
+        environ.get(name, "").strip() or None for name in (JUDGE_MODEL, JUDGE_BASE_URL, JUDGE_KEY)
     )
     return Redirect(model, base_url, api_key) if model or base_url else None

@@ -50,7 +50,7 @@ class Target(Record, frozen=True):
         return f"Target(name={self.name!r}, base_url={self.base_url!r})"
 
 
-def find_target(model_info: Mapping[str, Any]) -> Target:
+def find_target(model_info: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Target:
     """The judge that `model_info` names, or the one that all calls are redirected to.
 
     A key that the environment holds for a provider is sent to that provider only: for an `api_base` the key must be
@@ -58,22 +58,23 @@ def find_target(model_info: Mapping[str, Any]) -> Target:
 
     Args:
         model_info: Checked already.
+        environ: Where keys and the redirect are looked up.
 
     Raises:
         MissingAPIKeyError: There is no key; the message says which variable to export.
     """
-    redirect = current_redirect()
+    redirect = current_redirect(environ)
     if redirect is None:
         provider, model = model_info["provider"].strip().lower(), model_info["model"].strip()
         base_url = _base_url(model_info.get("api_base"), "model_info['api_base']")
-        return _with_key(Target(provider, model, base_url), model_info)
+        return _with_key(Target(provider, model, base_url), model_info, environ)
     if redirect.base_url is not None:
         base_url = _base_url(redirect.base_url, "the judges' base URL")
         target = Target("openai", redirect.model or model_info["model"].strip(), base_url)
     else:
         provider, slash, model = (redirect.model or "").partition("/")
         target = Target(provider.lower(), model) if slash else Target(DEFAULT_PROVIDER, provider)
-    return _with_key(target, {"api_key": redirect.api_key})
+    return _with_key(target, {"api_key": redirect.api_key}, environ)
 
 
 def key_variable(provider: str) -> str:
@@ -95,10 +96,10 @@ def missing_key(name: str, variable: str) -> MissingAPIKeyError:
     )
 
 
-def _with_key(target: Target, given: Mapping[str, Any]) -> Target:
+def _with_key(target: Target, given: Mapping[str, Any], environ: Mapping[str, str]) -> Target:
     key = (given.get("api_key") or "").strip()
     if not key and (variable := (given.get("api_key_env") or "").strip()):
-        key = os.environ.get(variable, "").strip()
+        key = environ.get(variable, "").strip()
         if not key:
             raise missing_key(target.name, variable)
     if not key and target.base_url is not None and http_url(target.base_url).host != OPENAI_HOST:
@@ -106,7 +107,7 @@ def _with_key(target: Target, given: Mapping[str, Any]) -> Target:
         key = NO_KEY
     if not key and target.provider in KEY_VARIABLES:
         variable = KEY_VARIABLES[target.provider]
-        key = os.environ.get(variable, "").strip()
+        key = environ.get(variable, "").strip()
         if not key:
             raise missing_key(target.name, variable)
     return Target(target.provider, target.model, target.base_url, key or None)

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from osmosis_ai.config import LimitsConfig
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.records import (
@@ -33,18 +34,6 @@ from osmosis_ai.records import (
 )
 
 
-class Limits(Record, frozen=True):
-    """Bounds of one rollout and its scores. Times in seconds, None means unbounded."""
-
-    max_turns: int = 10
-    timeout: float = 450.0
-    tool_timeout: float = 60.0
-    request_timeout: float = 300.0
-    reward_timeout: float = 150.0
-    max_tokens_total: int | None = None
-    max_tool_output: int = 100_000
-
-
 class WorkerSpec(Record, frozen=True):
     """What a worker loads: the repository's tools (`mcp`) or its agent loop, its functions, or both; and the models it
     may ask.
@@ -56,7 +45,7 @@ class WorkerSpec(Record, frozen=True):
     """
 
     root: str
-    limits: Limits
+    limits: LimitsConfig
     mcp: McpSource | None = None
     policies: dict[str, ModelSpec] = {}
     functions: list[FunctionRef] = []

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, relative_to_root
-from osmosis_ai.discovery.toml import TomlError, read_toml
 from osmosis_ai.records import JsonObject
+from osmosis_ai.toml_files import TomlError, read_toml
 from osmosis_ai.validate.check import Check
 from osmosis_ai.validate.findings import Finding, finding
 

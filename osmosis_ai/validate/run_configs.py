@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple, TypeAlias
 
-from osmosis_ai.discovery.toml import KeyLines, TomlError, parse_toml, read_toml_text
 from osmosis_ai.records import JsonObject
+from osmosis_ai.toml_files import KeyLines, TomlError, parse_toml, read_toml_text
 from osmosis_ai.validate.check import Check
 from osmosis_ai.validate.findings import Finding, finding
 from osmosis_ai.validate.secrets import kind_of_secret, secret_finding

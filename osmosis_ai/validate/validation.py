@@ -12,6 +12,7 @@ from time import monotonic
 import msgspec
 
 from osmosis_ai import tracebacks
+from osmosis_ai.config import LimitsConfig
 from osmosis_ai.data.dataset import RowProblem, open_dataset
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
@@ -21,7 +22,7 @@ from osmosis_ai.masking import Masker
 from osmosis_ai.records import FunctionRef, Record, Row, Score, Tool
 from osmosis_ai.runtime.pool.group import JobFailedError
 from osmosis_ai.runtime.pool.pool import Pool, PoolOptions, ProcessPool, open_pool
-from osmosis_ai.runtime.protocol import Limits, LoopFinding, Ready, WorkerSpec
+from osmosis_ai.runtime.protocol import LoopFinding, Ready, WorkerSpec
 from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.validate import Finding, finding
@@ -104,7 +105,7 @@ async def validate_agent(source: AgentSource, options: ValidationOptions) -> Val
         source: The loop.
         options: How long it may take to load.
     """
-    spec = WorkerSpec(source.root, Limits(), agent=source, batch_size=1)
+    spec = WorkerSpec(source.root, LimitsConfig(), agent=source, batch_size=1)
     file, line = source.file or source.module, source.line
     tools: list[Tool] = []
     name = source.attribute
@@ -180,7 +181,7 @@ class _Validation:
         entry = self._root / "mcp" / "main.py"
         if not entry.is_file():
             return None
-        spec = WorkerSpec(str(self._root), Limits(), mcp=McpSource("directory", path=str(entry)), batch_size=1)
+        spec = WorkerSpec(str(self._root), LimitsConfig(), mcp=McpSource("directory", path=str(entry)), batch_size=1)
         try:
             async with self._pool(spec) as pool:
                 return pool.loaded
@@ -246,7 +247,7 @@ class _Validation:
     def _function_spec(self, refs: Sequence[FunctionRef], scratch: ScratchStore | None = None) -> WorkerSpec:
         return WorkerSpec(
             str(self._root),
-            Limits(reward_timeout=CALL_SECONDS),
+            LimitsConfig(reward_timeout=CALL_SECONDS),
             functions=list(refs),
             batch_size=1,
             store=None if scratch is None else str(scratch.path),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from osmosis_ai import (
 )
 from osmosis_ai.records import Usage
 from osmosis_ai.reward_rubric.prompt import Case, judge_messages
-from osmosis_ai.reward_rubric.redirect import redirect_judges
+from osmosis_ai.reward_rubric.redirect import judge_variables
 from osmosis_ai.reward_rubric.reply import Judgement, UnusableReplyError, parse_judgement
 from osmosis_ai.reward_rubric.target import find_target
 from osmosis_ai.reward_rubric.tracing import trace_judge_calls
@@ -541,7 +542,7 @@ def ask(endpoint: ScriptedEndpoint) -> None:
 def test_a_redirect_takes_every_call_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with ScriptedEndpoint([judgement(1)] * 3).run_in_thread() as endpoint:
-        redirect_judges("org/local-judge", endpoint.url)
+        os.environ.update(judge_variables("org/local-judge", endpoint.url))
         assert evaluate_rubric("r", "s", {"provider": "anthropic", "model": "claude", "api_key": "sk-anthropic"}) == 1.0
         monkeypatch.delenv("OSMOSIS_JUDGE_MODEL")
         monkeypatch.setenv("OSMOSIS_JUDGE_API_KEY", "judge-key-1")
@@ -556,7 +557,7 @@ def test_a_redirect_takes_every_call_elsewhere(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_redirect_to_a_model_takes_that_models_key(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = {"provider": "openai", "model": "m", "api_base": "http://localhost:1/v1", "api_key": KEY}
-    redirect_judges("anthropic/claude-x")
+    os.environ.update(judge_variables("anthropic/claude-x"))
     with pytest.raises(MissingAPIKeyError, match="ANTHROPIC_API_KEY"):
         find_target(judge)
     monkeypatch.setenv("ANTHROPIC_API_KEY", "theirs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from osmosis_ai.discovery.repository import find_repository
 from osmosis_ai.discovery.rubrics import discovered_rubrics, resolve_rubrics
 from osmosis_ai.errors import FunctionError
 from osmosis_ai.records import FunctionRef, Score, ScoringInput
-from osmosis_ai.reward_rubric.redirect import redirect_judges
+from osmosis_ai.reward_rubric.redirect import judge_variables
 from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
 from osmosis_ai.testing import ScriptedEndpoint, status, text
 
@@ -73,7 +74,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedEndpoint]:
         monkeypatch.delenv(name)
     replies = [text(json.dumps({"score": score, "explanation": f"{score}!"})) for score in (1, 0.5, 0.25)]
     with ScriptedEndpoint([*replies, status(400)]).run_in_thread() as endpoint:
-        redirect_judges("judge-x", endpoint.url)
+        os.environ.update(judge_variables("judge-x", endpoint.url))
         yield endpoint
 
 

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import pytest
 
-from osmosis_ai.discovery.toml import KeyLines, parse_toml
+from osmosis_ai.toml_files import KeyLines, parse_toml
 from osmosis_ai.validate.run_configs import check_config, check_configs
 
 EVAL = """

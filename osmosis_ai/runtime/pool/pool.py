@@ -117,8 +117,12 @@ class Pool(Protocol):
     async def probe(self, policy: str, *, price: bool) -> None:
         """See that a policy's model answers, and that its price is known if it must be; raises ModelStartError."""
 
-    async def rollout(self, job: RolloutJob) -> Rollout:
-        """Run one rollout to its record. Whatever goes wrong in it is in the record."""
+    async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
+        """Run one rollout to its record, and report its turns and calls to `listen`.
+
+        Whatever goes wrong in it is in the record. A stepping one waits for `resume` at every pause that `listen` hears
+        of.
+        """
         ...
 
     async def score(self, job: ScoreJob) -> list[list[Score]]:

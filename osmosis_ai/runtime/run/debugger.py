@@ -18,12 +18,10 @@ from osmosis_ai.code_hashes import function_code
 from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Message, Record, Rollout, Row, Score
-from osmosis_ai.runtime.pool.pool import SteppingPool
 from osmosis_ai.runtime.protocol import Called, Paused, Progress, Resume, RolloutJob
-from osmosis_ai.runtime.run.run import POLICY, RunPlan
+from osmosis_ai.runtime.run.plan import POLICY
 from osmosis_ai.runtime.run.scoring import judges_usd, score_conversations, to_be_scored
-from osmosis_ai.store import RunStore
-from osmosis_ai.store.scratch import ScratchStore
+from osmosis_ai.runtime.run.session import RunSession
 from osmosis_ai.text import json_text
 
 __all__ = ["Debugger", "Ended", "RefusedError"]
@@ -45,13 +43,10 @@ class Debugger:
 
     Args:
         portal: Leads to the event loop of the workers.
-        pool: The workers.
-        store: Where records go.
-        scratch: Where the workers read what they score, the conversations of unfinished rollouts too.
-        run_id: The run in the store.
-        plan: What may be run.
+        run: The interactive run that its rollouts are recorded in; it has begun.
 
     Attributes:
+        rows: The rows that can be run, by their absolute index.
         row: The row that is, or was last, stepped through.
         paused: Where its rollout waits, as the worker told it; None when none does.
         ended: The last rollout, once it has ended.
@@ -61,22 +56,20 @@ class Debugger:
     def __init__(
         self,
         portal: anyio.from_thread.BlockingPortal,
-        pool: SteppingPool,
-        store: RunStore,
-        scratch: ScratchStore,
-        run_id: str,
-        plan: RunPlan,
+        run: RunSession,
     ) -> None:
-        self.plan = plan
-        self.pool = pool
+        self.plan = run.plan
+        self.pool = run.pool
         self.row: Row | None = None
         self.paused: Paused | None = None
         self.ended: Ended | None = None
         self.edited = False
         self._portal = portal
-        self._store = store
-        self._scratch = scratch
-        self._run_id = run_id
+        self.rows = run.rows
+        self._store = run.store
+        assert run.scratch is not None
+        self._scratch = run.scratch
+        self._run_id = run.id
         self._started = 0
         self._judges_usd = 0.0
         self._recorded: dict[int, int] = {}
@@ -84,11 +77,6 @@ class Debugger:
         self._task: Future[None] | None = None
         self._events: queue.SimpleQueue[Paused | Called | Ended | None] = queue.SimpleQueue()
         self._replaced: list[Message] | None = None
-
-    @property
-    def rows(self) -> range:
-        """The rows that can be run, by their absolute index."""
-        return range(self.plan.offset, self.plan.offset + self.plan.total_rows)
 
     @property
     def messages(self) -> list[Message]:
@@ -111,7 +99,7 @@ class Debugger:
         """
         if index not in self.rows:
             raise RefusedError(f"there is no row {index}; the rows are {self.rows.start} to {self.rows.stop - 1}")
-        limit = self.plan.max_cost
+        limit = self.plan.config.limits.max_cost
         if limit is not None and self.pool.spent_usd + self._judges_usd >= limit:
             raise RefusedError(f"the budget of ${limit:g} (--max-cost) is spent")
         self.leave()
@@ -251,7 +239,7 @@ class Debugger:
             events.put(None)
 
     async def _scores(self, key: int, rollout: Rollout, row: Row) -> list[Score]:
-        if not self.pool.loaded.functions or not to_be_scored(rollout, partial=self.plan.score_partial):
+        if not self.pool.loaded.functions or not to_be_scored(rollout, partial=self.plan.config.scoring.score_partial):
             return []
         scores = await self._score(row, rollout.messages)
         code = function_code(self.plan.functions, self.pool.loaded.function_sources, Path(self.plan.root))

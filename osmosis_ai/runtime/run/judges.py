@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, fin
 __all__ = ["check_judges"]
 
 
-def check_judges(functions: Iterable[FunctionRef], *, priced: bool) -> None:
+def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *, priced: bool) -> None:
     """See that the judges that are known have their keys, and prices if they must. Connects to nothing.
 
     Which judge an `@osmosis_rubric` function asks is known only where all judge calls are redirected to one model; an
@@ -24,19 +24,20 @@ def check_judges(functions: Iterable[FunctionRef], *, priced: bool) -> None:
 
     Args:
         functions: The functions of a run.
+        environ: Where keys are looked up.
         priced: Whether what they ask may cost only so much; then this imports LiteLLM.
 
     Raises:
         ModelStartError: A key is missing, the judges' base URL can't be used, or no price is known.
     """
-    redirect = current_redirect()
+    redirect = current_redirect(environ)
     for ref in functions:
         if ref.kind != "rubric":
             continue
         if ref.module and not (redirect and redirect.model):
             continue
         try:
-            judge = find_target(_model_info(ref))
+            judge = find_target(_model_info(ref), environ)
         except (MissingAPIKeyError, ValueError) as error:
             raise ModelStartError(f"rubric {ref.name}: {error}") from None
         if priced and not has_price(judge):

@@ -1,12 +1,14 @@
-"""From what the user asked for to a plan that can run: every input is checked here, before any model is asked."""
+"""From a config to a plan that can run: every input is checked here, before any model is asked."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from osmosis_ai.config import AgentConfig, LimitsConfig, RunConfig
 from osmosis_ai.data.dataset import Dataset, open_dataset
 from osmosis_ai.data.formats import suffixes
 from osmosis_ai.discovery.agents import AgentSource, resolve_agent
@@ -16,43 +18,25 @@ from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.models.choice import ModelChoice, choose_model
 from osmosis_ai.records import FunctionRef, Record
-from osmosis_ai.runtime.protocol import Limits, WorkerSpec
-from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.runtime.protocol import WorkerSpec
+from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.store.schema import database_path
 
-__all__ = ["Prepared", "RunRequest", "find_agent", "prepare"]
-
-
-class RunRequest(Record, frozen=True):
-    """What the user asked for, option by option, unchecked. Times in seconds."""
-
-    command: str
-    mcp: str | None = None
-    agent: str | None = None
-    allow_rewrites: bool = False
-    dataset: str | None = None
-    model: str | None = None
-    base_url: str | None = None
-    api_key: str | None = None
-    baseline_model: str | None = None
-    baseline_base_url: str | None = None
-    baseline_api_key: str | None = None
-    params: dict[str, Any] = {}
-    eval_fns: list[str] = []
-    rubrics: list[str] = []
-    limits: Limits = Limits()
-    limit: int | None = None
-    offset: int = 0
-    n: int = 1
-    batch_size: int = 8
-    pass_threshold: float = 1.0
-    max_cost: float | None = None
-    score_partial: bool = False
-    cache: bool = False
+__all__ = [
+    "Prepared",
+    "agent_spec",
+    "check_output",
+    "find_agent",
+    "find_dataset",
+    "find_functions",
+    "find_root",
+    "prepare",
+    "scorer_spec",
+]
 
 
 class Prepared(Record, frozen=True):
-    """A request that can run. `plan.total_rows` is 0 until `with_rows` has counted the dataset."""
+    """A run that can start: what it does, what its workers load, and what there is to say about it."""
 
     plan: RunPlan
     worker: WorkerSpec
@@ -60,80 +44,124 @@ class Prepared(Record, frozen=True):
     problems: list[Problem]
 
 
-def prepare(request: RunRequest, cwd: Path, environ: Mapping[str, str]) -> Prepared:
-    """Resolve a request: the repository, its functions, the dataset's file and the models.
+def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepared:
+    """Resolve a config: the repository, its functions, the dataset's file and the models.
 
     Nothing is imported, no row is read and no connection is opened.
 
     Args:
-        request: What the user asked for.
+        config: What was asked for.
         cwd: The working directory that paths are relative to.
         environ: Environment variables, `.env` included.
 
     Raises:
         StartError: Something asked for doesn't exist or can't be used.
     """
-    agent, repository = find_agent(request.mcp, request.agent, cwd)
-    dataset = find_dataset(request.dataset, repository, cwd)
-    functions, problems = find_functions(request.eval_fns, repository, cwd)
-    functions = [*functions, *resolve_rubrics(request.rubrics, repository, cwd)]
+    agent, repository = find_agent(config.agent, cwd)
     own = agent if isinstance(agent, AgentSource) else None
+    dataset = find_dataset(config.data.dataset, repository, cwd)
+    functions, problems = find_functions(config.scoring.eval_fn, repository, cwd)
+    functions = [*functions, *resolve_rubrics(config.scoring.rubric, repository, cwd)]
     # An agent loop may give its rollouts rewards of its own.
-    if request.command == "eval" and not functions and own is None:
+    if config.command == "eval" and not functions and own is None:
         for problem in problems:
             raise FunctionError(str(problem))
         raise UsageError(
             f"nothing to score with: no @osmosis_reward function in {repository.root / 'reward_fn'}; "
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
         )
-    choices = _choose_models(request, environ)
+    choices = _choose_models(config, environ)
     plan = RunPlan(
-        command=request.command,
+        config=config,
         root=str(repository.root),
         dataset=str(dataset.path),
-        total_rows=0,
         policies={policy: choice.spec for policy, choice in choices.items()},
         functions=functions,
-        limits=request.limits,
         agent=None if own is None else own.name,
         agent_dir=None if repository.mcp_dir is None else str(repository.mcp_dir),
-        offset=request.offset,
-        limit=request.limit,
-        n=request.n,
-        batch_size=request.batch_size,
-        pass_threshold=request.pass_threshold,
-        max_cost=request.max_cost,
-        score_partial=request.score_partial,
     )
-    worker = WorkerSpec(
-        root=plan.root,
-        limits=plan.limits,
-        mcp=None if isinstance(agent, AgentSource) else agent,
-        agent=own,
-        allow_rewrites=request.allow_rewrites,
-        debug_dir=environ.get("ROLLOUT_DEBUG_DIR") or None,
+    worker = msgspec.structs.replace(
+        agent_spec(
+            agent,
+            repository.root,
+            config.limits,
+            batch_size=config.workers.batch_size,
+            allow_rewrites=config.agent.allow_rewrites,
+            debug_dir=environ.get("ROLLOUT_DEBUG_DIR") or None,
+        ),
         policies=plan.policies,
         functions=functions,
         # Rubrics score only when they are asked for.
-        required=frozenset(ref.name for ref in functions if request.eval_fns or ref.kind == "rubric"),
-        batch_size=plan.batch_size,
+        required=frozenset(ref.name for ref in functions if config.scoring.eval_fn or ref.kind == "rubric"),
         store=str(database_path(repository.root)),
-        cache=_find_cache(repository) if request.cache else None,
+        cache=_find_cache(repository) if config.model.cache else None,
     )
     banners = list(dict.fromkeys(choice.banner for choice in choices.values() if choice.banner))
     return Prepared(plan, worker, banners, problems)
 
 
-def find_agent(mcp: str | None, agent: str | None, cwd: Path) -> tuple[McpSource | AgentSource, Repository]:
+def agent_spec(
+    agent: McpSource | AgentSource,
+    root: Path,
+    limits: LimitsConfig,
+    *,
+    batch_size: int,
+    allow_rewrites: bool = False,
+    debug_dir: str | None = None,
+) -> WorkerSpec:
+    """What a worker loads that runs an agent for others: a trainer, or a run.
+
+    Args:
+        agent: The repository's tools, or its agent loop.
+        root: The repository's root.
+        limits: Bounds of its rollouts.
+        batch_size: Rollouts at a time.
+        allow_rewrites: The loop may change messages that it has sent.
+        debug_dir: Where the loop's `log_event` writes, None for nowhere.
+    """
+    return WorkerSpec(
+        root=str(root),
+        limits=limits,
+        mcp=agent if isinstance(agent, McpSource) else None,
+        agent=agent if isinstance(agent, AgentSource) else None,
+        batch_size=batch_size,
+        allow_rewrites=allow_rewrites,
+        debug_dir=debug_dir,
+    )
+
+
+def scorer_spec(
+    root: Path, functions: list[FunctionRef], limits: LimitsConfig, *, store: Path, required: bool
+) -> WorkerSpec:
+    """What a worker loads that only scores.
+
+    Args:
+        root: The repository's root.
+        functions: What scores.
+        limits: `reward_timeout` bounds each score.
+        store: The database that scorers read trajectories from.
+        required: Without every one of them nothing may run; else one that can't be loaded is left out.
+    """
+    names = frozenset(ref.name for ref in functions) if required else frozenset[str]()
+    return WorkerSpec(root=str(root), limits=limits, functions=functions, required=names, store=str(store))
+
+
+def find_root(mcp: str | None, module: str | None, cwd: Path) -> Path:
+    """The root of the repository that the agent asked for belongs to; raises UsageError when there is no such agent."""
+    return find_repository(None if module is not None else mcp, cwd).root
+
+
+def find_agent(config: AgentConfig, cwd: Path) -> tuple[McpSource | AgentSource, Repository]:
     """The agent loop or the MCP source asked for, `./mcp` by default, and the repository it belongs to.
 
     A loop's repository is the working directory, and its `mcp_dir` the folder of the loop's package, if it has one.
     """
-    if agent is not None:
+    mcp, module = config.mcp, config.module
+    if module is not None:
         if mcp is not None:
             raise UsageError("-m and --mcp name an agent each: an agent loop brings its own tools; give one of them")
         repository = find_repository(None, cwd)
-        source = resolve_agent(agent, repository.root)
+        source = resolve_agent(module, repository.root)
         # The tools in mcp/, if there are any, are no part of this agent.
         folder = None if source.folder is None else repository.root / source.folder
         return source, dataclasses.replace(repository, mcp_dir=folder)
@@ -205,20 +233,21 @@ def _find_cache(repository: Repository) -> str:
     return str(prepare_cache(repository.root))
 
 
-def _choose_models(request: RunRequest, environ: Mapping[str, str]) -> dict[str, ModelChoice]:
+def _choose_models(config: RunConfig, environ: Mapping[str, str]) -> dict[str, ModelChoice]:
     def choose(model: str | None, base_url: str | None, api_key: str | None) -> ModelChoice:
         return choose_model(
             model=model,
             base_url=base_url,
             api_key=api_key,
-            params=request.params,
-            request_timeout=request.limits.request_timeout,
+            params=config.model.sampling,
+            request_timeout=config.limits.request_timeout,
             environ=environ,
         )
 
-    choices = {POLICY: choose(request.model, request.base_url, request.api_key)}
-    if request.baseline_model is not None:
-        choices[BASELINE] = choose(request.baseline_model, request.baseline_base_url, request.baseline_api_key)
-    elif request.baseline_base_url or request.baseline_api_key:
+    policy, baseline = config.model, config.baseline
+    choices = {POLICY: choose(policy.model, policy.base_url, policy.api_key)}
+    if baseline.model is not None:
+        choices[BASELINE] = choose(baseline.model, baseline.base_url, baseline.api_key)
+    elif baseline.base_url or baseline.api_key:
         raise UsageError("--baseline-base-url and --baseline-api-key go with --baseline-model; name the model too")
     return choices

@@ -14,6 +14,7 @@ import msgspec
 from osmosis_ai.records import CallSummary, Failure, JsonObject, ModelSpec, Origin, Outcome, Record, Score, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
 from osmosis_ai.runtime.protocol import Ready
+from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.runtime.run.results import (
     BaselineObject,
     Cause,
@@ -34,7 +35,6 @@ from osmosis_ai.runtime.run.results import (
     ToolStatistics,
     WatchIteration,
 )
-from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
 from osmosis_ai.store.queries import Queries
 
 __all__ = ["Baseline", "Policy", "Report", "build_report", "run_summary", "score_names"]
@@ -224,21 +224,21 @@ def build_report(
     summaries = {
         policy: tally.summary(
             plan.policies[policy],
-            plan.total_rows * plan.n,
-            {name: grid.statistics(name, policy, plan.pass_threshold) for name in functions},
+            plan.total_rows * plan.config.scoring.n,
+            {name: grid.statistics(name, policy, plan.config.scoring.pass_threshold) for name in functions},
         )
         for policy, tally in tallies.items()
     }
     baseline = summaries.get(BASELINE)
     return Report(
-        command="test" if plan.command == "test" else "eval",
+        command="test" if plan.config.command == "test" else "eval",
         run_id=run_id,
         store=str(store),
         dataset=plan.dataset,
         agent=plan.agent,
         rows=plan.total_rows,
-        n=plan.n,
-        pass_threshold=plan.pass_threshold,
+        n=plan.config.scoring.n,
+        pass_threshold=plan.config.scoring.pass_threshold,
         policy=summaries[POLICY],
         baseline=None
         if baseline is None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.code_hashes import combined_hash, python_files
 from osmosis_ai.errors import StartError, StoreError
-from osmosis_ai.records import ModelSpec
+from osmosis_ai.options import option_values, stored_options
 from osmosis_ai.runtime.protocol import Ready
-from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
+from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.store import RunStore
 
 __all__ = ["find_resumable", "run_config", "run_identity"]
@@ -19,28 +19,32 @@ RECENT_RUNS = 200
 
 
 def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str]) -> dict[str, Any]:
-    """What must be the same for a run to be resumed; its keys are named to the user when one differs."""
+    """Everything that must be equal for a run to be continued; its keys are named to the user when one differs.
 
-    def model(policy: str, value: Callable[[ModelSpec], Any]) -> Any:
-        return value(plan.policies[policy]) if policy in plan.policies else None
-
-    identity = {
+    Args:
+        plan: What is run. An option is compared if its declaration names what it decides.
+        dataset_sha256: Hash of the dataset's content.
+        tool_sources: The repository's files that tools are made of, with a hash of their content.
+    """
+    policy, baseline = plan.policies[POLICY], plan.policies.get(BASELINE)
+    # What an option came to, where that is more than its value.
+    resolved: dict[str, Any] = {
         "dataset": dataset_sha256,
-        "rows": [plan.offset, plan.limit],
-        "model": model(POLICY, lambda spec: spec.name),
-        "endpoint": model(POLICY, lambda spec: spec.base_url),
-        "parameters": model(POLICY, lambda spec: spec.params)
-        | {
-            "max_turns": plan.limits.max_turns,
-            "max_tokens_total": plan.limits.max_tokens_total,
-            "max_tool_output": plan.limits.max_tool_output,
-        },
-        "baseline": [model(BASELINE, lambda spec: spec.name), model(BASELINE, lambda spec: spec.base_url)],
-        "n": plan.n,
-        "tool code": combined_hash(_all_tool_sources(plan, tool_sources)),
+        "module": plan.agent,
+        "model": policy.name,
+        "base_url": policy.base_url,
+        "param": policy.params,
+        "temperature": None,
+        "max_tokens": None,
+        "baseline_model": baseline and baseline.name,
+        "baseline_base_url": baseline and baseline.base_url,
     }
-    # Not for the built-in loop: runs of it that were stored before there were others can go on.
-    return identity if plan.agent is None else {**identity, "agent": plan.agent}
+    identity: dict[str, Any] = {}
+    for option, value in option_values(plan.config):
+        if option.option.identity is not None:
+            identity.setdefault(option.option.identity, {})[option.name] = resolved.get(option.name, value)
+    identity = {name: next(iter(parts.values())) if len(parts) == 1 else parts for name, parts in identity.items()}
+    return {**identity, "tool code": combined_hash(_all_tool_sources(plan, tool_sources))}
 
 
 def _all_tool_sources(plan: RunPlan, imported: dict[str, str]) -> dict[str, str]:
@@ -60,13 +64,14 @@ def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
         "stand_in": policy.engine == "offline",
         "params": policy.params,
         "baseline_model": plan.policies[BASELINE].name if BASELINE in plan.policies else None,
-        "n": plan.n,
-        "batch_size": plan.batch_size,
-        "pass_threshold": plan.pass_threshold,
+        "n": plan.config.scoring.n,
+        "batch_size": plan.config.workers.batch_size,
+        "pass_threshold": plan.config.scoring.pass_threshold,
         "planned": plan.total_rollouts,
         "functions": loaded.functions,
         "tools": loaded.tools,
         "agent": plan.agent,
+        "options": stored_options(plan.config),
     }
 
 

@@ -8,13 +8,14 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from osmosis_ai.config import LimitsConfig
 from osmosis_ai.errors import ScoreError
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Failure, FunctionRef, Row
 from osmosis_ai.reward_rubric.data import RubricRecord
 from osmosis_ai.reward_rubric.evaluation import Answer, Judge
 from osmosis_ai.runtime.pool.pool import PoolOptions, open_pool
-from osmosis_ai.runtime.protocol import Limits, WorkerSpec
+from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore
 
@@ -25,7 +26,7 @@ _OWN = frozenset({"solution_str", "ground_truth", "rubric_id", "extra_info"})
 
 
 @asynccontextmanager
-async def function_judge(ref: FunctionRef, limits: Limits, options: PoolOptions) -> AsyncIterator[Judge]:
+async def function_judge(ref: FunctionRef, limits: LimitsConfig, options: PoolOptions) -> AsyncIterator[Judge]:
     """Load a rubric function into workers, and judge records with it.
 
     Args:

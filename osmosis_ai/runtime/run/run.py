@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import anyio
 
 from osmosis_ai.data.dataset import Dataset
-from osmosis_ai.records import FunctionRef, ModelSpec, Outcome, Record, Rollout
+from osmosis_ai.records import Outcome, Rollout
 from osmosis_ai.runtime.pool.pool import Pool
-from osmosis_ai.runtime.protocol import Limits, RolloutJob
+from osmosis_ai.runtime.protocol import Progress, RolloutJob
+from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.scoring import MAX_BATCH, Scoring, ScoringListener, judges_usd
 from osmosis_ai.store import Completed, RolloutKey, RunStore, Unscored
 from osmosis_ai.tasks import task_group
 
-__all__ = ["BASELINE", "POLICY", "Run", "RunListener", "RunPlan"]
-
-POLICY = "policy"
-BASELINE = "baseline"
-
-
-class RunPlan(Record, frozen=True):
-    """Everything that decides what a run does. `policies` has `policy`, and `baseline` when one is compared.
-
-    `agent` is the repository's own agent loop as it was asked for, None for the built-in one; `agent_dir` is the folder
-    of the agent's code, the tools' or the loop's, where it has one.
-    """
-
-    command: str
-    root: str
-    dataset: str
-    total_rows: int
-    policies: dict[str, ModelSpec]
-    functions: list[FunctionRef]
-    limits: Limits
-    agent: str | None = None
-    agent_dir: str | None = None
-    offset: int = 0
-    limit: int | None = None
-    n: int = 1
-    batch_size: int = 8
-    pass_threshold: float = 1.0
-    max_cost: float | None = None
-    score_partial: bool = False
-
-    @property
-    def total_rollouts(self) -> int:
-        """How many rollouts there are to run."""
-        return self.total_rows * self.n * len(self.policies)
+__all__ = ["Run", "RunListener"]
 
 
 class RunListener(ScoringListener, Protocol):
-    """Hears of every record, after it is durable."""
+    """Hears of every rollout's start, and of every record after it is durable."""
+
+    def rollout_started(self, job: RolloutJob) -> Callable[[Progress], None] | None:
+        """A worker is about to get a rollout; gives who hears of its turns, None for nobody."""
 
     def rollout_done(self, rollout: Rollout) -> None:
         """A rollout is recorded."""
@@ -70,7 +41,7 @@ class Run:
         listener: Hears of every record.
         completed: What is recorded already, of a run that is resumed.
         retry_failed: Whether rollouts that failed are run again.
-        spent_usd: What counts as spent already, against `plan.max_cost`; None is what the run's records have cost.
+        spent_usd: What counts as spent already, against `--max-cost`; None is what the run's records have cost.
     """
 
     def __init__(
@@ -103,9 +74,9 @@ class Run:
             listener,
             plan.functions,
             Path(plan.root),
-            partial=plan.score_partial,
+            partial=plan.config.scoring.score_partial,
             # A judge's cost is known only once it has scored: no further rollouts run ahead of it.
-            room=0 if plan.max_cost is not None else max(plan.batch_size * 4, MAX_BATCH),
+            room=0 if plan.config.limits.max_cost is not None else max(plan.config.workers.batch_size * 4, MAX_BATCH),
         )
         self._judged = {ref.name for ref in plan.functions if ref.kind == "rubric"}
         self._scope = anyio.CancelScope()
@@ -128,16 +99,16 @@ class Run:
     async def execute(self) -> None:
         """Run and score what isn't yet; returns when every record is durable, or when the run was cancelled."""
         plan = self.plan
-        if plan.max_cost is not None and self._spent_before is None:
+        if plan.config.limits.max_cost is not None and self._spent_before is None:
             self._spent_before = sum(map(_cost, self._store.outcomes(self.id)))
         stored = self._waiting() if self._recorded else iter(())
         jobs = self._jobs()
         with self._scope:
             async with task_group() as group:
-                group.start_soon(self._scoring.run, stored, plan.batch_size)
+                group.start_soon(self._scoring.run, stored, plan.config.workers.batch_size)
                 try:
                     async with task_group() as slots:
-                        for _ in range(min(plan.batch_size, plan.total_rollouts)):
+                        for _ in range(min(plan.config.workers.batch_size, plan.total_rollouts)):
                             slots.start_soon(self._rollout_slot, jobs)
                 finally:
                     self._scoring.complete()
@@ -152,7 +123,7 @@ class Run:
 
     async def _rollout_slot(self, jobs: Iterator[RolloutJob]) -> None:
         for job in jobs:
-            rollout = await self._pool.rollout(job)
+            rollout = await self._pool.rollout(job, self._listener.rollout_started(job))
             replace = RolloutKey(job.policy, job.row.id, job.run_index) in self._again
             key = await self._store.save_rollout(self.id, rollout, job.row, replace=replace)
             self._listener.rollout_done(rollout)
@@ -160,8 +131,8 @@ class Run:
 
     def _jobs(self) -> Iterator[RolloutJob]:
         plan = self.plan
-        for row in Dataset(Path(plan.dataset)).rows(offset=plan.offset, limit=plan.limit):
-            for run_index in range(plan.n):
+        for row in Dataset(Path(plan.dataset)).rows(offset=plan.config.data.offset, limit=plan.config.data.limit):
+            for run_index in range(plan.config.scoring.n):
                 for policy in plan.policies:
                     key = RolloutKey(policy, row.id, run_index)
                     if key in self._recorded and key not in self._again:
@@ -176,7 +147,7 @@ class Run:
                     yield RolloutJob(job, row, run_index, policy)
 
     def _over_budget(self) -> bool:
-        limit = self.plan.max_cost
+        limit = self.plan.config.limits.max_cost
         return limit is not None and self.spent_usd >= limit
 
 

@@ -17,6 +17,7 @@ import anyio.abc
 import msgspec
 
 from osmosis_ai.code_hashes import file_hash, function_code
+from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import Dataset, DatasetSummary
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.rubrics import rubric_files
@@ -24,13 +25,14 @@ from osmosis_ai.discovery.scan import Problem
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout, Score
 from osmosis_ai.runtime.pool.pool import InFlight, Pool, PoolOptions, open_pool
-from osmosis_ai.runtime.protocol import Ready, RolloutJob, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.protocol import Progress, Ready, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.run.judges import check_judges
-from osmosis_ai.runtime.run.prepare import Prepared, RunRequest, prepare
+from osmosis_ai.runtime.run.plan import POLICY, RunPlan
+from osmosis_ai.runtime.run.prepare import Prepared, prepare
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.run.results import Flip, Flipped, Redone, ToolChanges, WatchIteration
 from osmosis_ai.runtime.run.resume import run_config, run_identity
-from osmosis_ai.runtime.run.run import POLICY, Run, RunListener, RunPlan
+from osmosis_ai.runtime.run.run import Run, RunListener
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.changes import Stale, Watched, from_root, repository_files
 from osmosis_ai.store import Completed, RolloutKey, RunStore
@@ -179,8 +181,8 @@ class _TwoPools:
     async def probe(self, policy: str, *, price: bool) -> None:
         await self._agents.probe(policy, price=price)
 
-    async def rollout(self, job: RolloutJob) -> Rollout:
-        return await self._agents.rollout(job)
+    async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
+        return await self._agents.rollout(job, listen)
 
     async def score(self, job: ScoreJob) -> list[list[Score]]:
         assert self._scorers is not None
@@ -202,6 +204,9 @@ class _Tally:
         self.rollouts = self.scores = self.cached_turns = 0
         self._listener = listener
 
+    def rollout_started(self, job: RolloutJob) -> Callable[[Progress], None] | None:
+        return self._listener.rollout_started(job)
+
     def rollout_done(self, rollout: Rollout) -> None:
         self.rollouts += 1
         self.cached_turns += sum(turn.cached for turn in rollout.turns)
@@ -216,7 +221,7 @@ class WatchSession:
     """Holds what is loaded between iterations.
 
     Args:
-        request: What to run, as the user asked for it.
+        config: What to run.
         repository: What is watched.
         dataset: Its rows, inside of it or elsewhere.
         cwd: The working directory.
@@ -229,7 +234,7 @@ class WatchSession:
 
     def __init__(
         self,
-        request: RunRequest,
+        config: RunConfig,
         repository: Repository,
         dataset: Path,
         cwd: Path,
@@ -242,11 +247,11 @@ class WatchSession:
     ) -> None:
         self.root = repository.root.resolve()
         self.store = store
-        self._request = request
+        self._config = config
         agent_dir = repository.mcp_dir
         self._agent_dir = from_root(self.root, agent_dir.resolve()) if agent_dir is not None else None
         self._dataset = from_root(self.root, dataset.resolve())
-        files = rubric_files(request.rubrics, repository, cwd)
+        files = rubric_files(config.scoring.rubric, repository, cwd)
         self._rubric_files = frozenset(from_root(self.root, file.resolve()) for file in files)
         self._cwd = cwd
         self._environ = environ
@@ -380,7 +385,7 @@ class WatchSession:
             raise
 
     async def _load_stale(self, stale: Stale) -> None:
-        prepared = prepare(self._request, self._cwd, self._environ)
+        prepared = prepare(self._config, self._cwd, self._environ)
         summary, rows = self._summary, self._rows
         if stale.dataset or summary is None:
             summary, rows = await anyio.to_thread.run_sync(_read_dataset, prepared.plan)
@@ -400,7 +405,7 @@ class WatchSession:
                 fresh.append(scorers)
             for kept in fresh:
                 await kept.opened()
-            problems = prepared.problems if not self._request.eval_fns else []
+            problems = prepared.problems if not self._config.scoring.eval_fn else []
             own = prepared.worker.agent is not None
             if not own and not agents.pool.loaded.tools:
                 raise RepositoryError("mcp/main.py: the server has no tools")
@@ -445,10 +450,10 @@ class WatchSession:
 
     async def _begin(self, plan: RunPlan, pool: Pool, again: Rerun) -> Completed | None:
         """Choose the run that this code and model belong to; a new one when they changed."""
-        check_judges(plan.functions, priced=plan.max_cost is not None)
+        check_judges(plan.functions, self._environ, priced=plan.config.limits.max_cost is not None)
         if self._probed != plan.policies:
             for policy in plan.policies:
-                await pool.probe(policy, price=plan.max_cost is not None)
+                await pool.probe(policy, price=plan.config.limits.max_cost is not None)
             self._probed = plan.policies
         assert self._summary is not None
         identity = run_identity(plan, self._summary.sha256, pool.loaded.tool_sources)
@@ -458,7 +463,7 @@ class WatchSession:
             if self._run_id is not None:
                 await self.store.mark(self._run_id, "finished")
             self._run_id = await self.store.create_run(
-                plan.command, identity=identity, config=run_config(plan, pool.loaded)
+                plan.config.command, identity=identity, config=run_config(plan, pool.loaded)
             )
             self._run_key, self._mixed = key, False
             return None
@@ -493,7 +498,7 @@ class WatchSession:
         failed: list[Flip] = []
         for outcome in self._outcomes:
             key = RolloutKey(outcome.policy, outcome.row_id, outcome.run_index)
-            verdict = verdicts[key] = _verdict(outcome, plan.pass_threshold)
+            verdict = verdicts[key] = _verdict(outcome, plan.config.scoring.pass_threshold)
             before = self._verdicts.get(key)
             if outcome.policy == POLICY and before is not None and before.passed != verdict.passed:
                 place = (outcome.row_index, outcome.row_id, outcome.run_index, self._rows[outcome.row_id].prompt)
@@ -541,8 +546,8 @@ def _sources(pool: Pool) -> dict[str, str]:
 
 def _read_dataset(plan: RunPlan) -> tuple[DatasetSummary, dict[str, _Place]]:
     dataset = Dataset(Path(plan.dataset))
-    summary = dataset.check(offset=plan.offset, limit=plan.limit)
-    rows = dataset.rows(offset=plan.offset, limit=plan.limit)
+    summary = dataset.check(offset=plan.config.data.offset, limit=plan.config.data.limit)
+    rows = dataset.rows(offset=plan.config.data.offset, limit=plan.config.data.limit)
     return summary, {row.id: _Place(row.index, _excerpt(row.user_prompt)) for row in rows}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from osmosis_ai.config import LimitsConfig
 from osmosis_ai.records import Completion, FinishReason, JsonObject, JsonValue, Message, Tool
 from osmosis_ai.rollout.core.base import (
     ChatClient,
@@ -23,7 +24,7 @@ from osmosis_ai.rollout.core.base import (
 )
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest
 from osmosis_ai.runtime.pool.trajectory import opening_messages
-from osmosis_ai.runtime.protocol import Limits, RolloutJob
+from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 from osmosis_ai.runtime.worker.stepping import Stepper
 
@@ -84,7 +85,7 @@ class McpContext(RolloutContext):
 
 
 def row_request(
-    job: RolloutJob, limits: Limits, *, params: JsonObject | None = None, metadata: JsonObject | None = None
+    job: RolloutJob, limits: LimitsConfig, *, params: JsonObject | None = None, metadata: JsonObject | None = None
 ) -> RolloutRequest:
     """What a trainer would ask for a dataset's row.
 

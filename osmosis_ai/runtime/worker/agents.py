@@ -19,6 +19,7 @@ from typing import NamedTuple, cast, get_args
 import msgspec
 
 from osmosis_ai import tracebacks
+from osmosis_ai.config import LimitsConfig
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.errors import (
     ModelError,
@@ -60,7 +61,6 @@ from osmosis_ai.runtime.protocol import (
     Asked,
     Event,
     Inspected,
-    Limits,
     LoopFinding,
     Replied,
     RolloutJob,
@@ -246,7 +246,7 @@ class AgentRollout:
         job: RolloutJob,
         complete: Callable[[list[Message], list[Tool], JsonObject], Awaitable[Completion]],
         emit: Callable[[Event], None],
-        limits: Limits,
+        limits: LimitsConfig,
         root: Path,
         *,
         params: JsonObject,

@@ -50,7 +50,7 @@ def write_agent(root: Path, text: str = AGENT) -> protocol.Boot:
     """Write an agent loop that lists its tools, or exits when a request says so."""
     (root / "listing.py").write_text(text, encoding="utf-8")
     source = AgentSource("listing", "agent", str(root), "listing.py")
-    return protocol.Boot(protocol.WorkerSpec(str(root), protocol.Limits(), agent=source))
+    return protocol.Boot(protocol.WorkerSpec(str(root), protocol.LimitsConfig(), agent=source))
 
 
 class Heard:

@@ -10,21 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.records import Failure, FunctionRef, JudgeCall, ModelSpec, Outcome, Rollout, Row, Score, ToolCall, Usage
-from osmosis_ai.runtime.protocol import Limits
 from osmosis_ai.runtime.run import results
+from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.runtime.run.report import Report, build_report
-from osmosis_ai.runtime.run.run import BASELINE, POLICY, RunPlan
 from osmosis_ai.store import RunStore
 
 REFUSED = Failure("model", "no such model", "refused")
 BROKEN = Failure("reward", "KeyError: 'x'", "exception", "reward_fn/f.py", 3)
 
 
-def plan(command: str, rows: int, n: int, *policies: str) -> RunPlan:
+def plan(command: Command, rows: int, n: int, *policies: str) -> RunPlan:
     specs = {policy: ModelSpec(policy, "offline", policy, params={"top_p": 0.5}) for policy in policies}
     functions = [FunctionRef("f", "f", "f", "/repo"), FunctionRef("g", "g", "g", "/repo")]
-    return RunPlan(command, "/repo", "/repo/rows.jsonl", rows, specs, functions, Limits(), n=n)
+    return RunPlan(RunConfig.of(command, n=n), "/repo", "/repo/rows.jsonl", specs, functions, rows)
 
 
 def rollout(row: int, run_index: int, policy: str = POLICY, failure: Failure | None = None) -> Rollout:
@@ -48,7 +48,7 @@ def stored(folder: Path, run: RunPlan, saved: list[tuple[Rollout, list[Score]]])
     """The report of a run with these records, whose store is closed again."""
 
     async def save(store: RunStore) -> str:
-        run_id = await store.create_run(run.command, identity={}, config={})
+        run_id = await store.create_run(run.config.command, identity={}, config={})
         for record, scores in saved:
             key = await store.save_rollout(run_id, record, Row(record.row_index, record.row_id, "s", "u"))
             await store.save_scores({key: scores})

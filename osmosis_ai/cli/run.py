@@ -1,0 +1,181 @@
+"""One run of `osmosis test` or `osmosis eval`: progress, report, results file, exit code."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.options import Given, OutputOptions, effective_config, output_options
+from osmosis_ai.cli.progress import DatasetCheckProgress, RunProgress
+from osmosis_ai.cli.report import print_report
+from osmosis_ai.cli.session import CommandSession, ExitCode, command_session, interrupts
+from osmosis_ai.collector import calm_collector
+from osmosis_ai.config import Command, RunConfig
+from osmosis_ai.options import secret_values
+from osmosis_ai.runtime.run import events
+from osmosis_ai.runtime.run.events import RunEvent
+from osmosis_ai.runtime.run.prepare import check_output, find_agent
+from osmosis_ai.runtime.run.report import Report
+from osmosis_ai.runtime.run.session import RunSession
+from osmosis_ai.tasks import task_group
+from osmosis_ai.text import counted
+
+__all__ = ["begin_command", "introduce", "run_command", "save_results"]
+
+GRACE_SECONDS = 10.0
+
+
+def run_command(given: Given, command: Command) -> int:
+    """Run what a command line asks for; gives the exit code.
+
+    Args:
+        given: The options that were typed.
+        command: `test` or `eval`.
+    """
+    output = output_options(given)
+    with command_session(quiet=output.quiet, workers=True, store_error=ExitCode.FAILED) as session:
+        config, results = begin_command(session, given, command, output)
+        calm_collector()
+        return asyncio.run(_Run(session, config, output, results).run())
+
+
+def begin_command(
+    session: CommandSession, given: Given, command: Command, output: OutputOptions
+) -> tuple[RunConfig, Path | None]:
+    """The config of a command line and its results file, known to be writable.
+
+    Raises:
+        UsageError: An option can't be used.
+    """
+    config = msgspec.structs.replace(effective_config(RunConfig, given, session.cwd).config, command=command)
+    _, repository = find_agent(config.agent, session.cwd)
+    session.use(repository.root, keys=secret_values(config))
+    return config, check_output(output.output, session.cwd)
+
+
+class _Run:
+    """A run as the terminal shows it."""
+
+    def __init__(self, session: CommandSession, config: RunConfig, output: OutputOptions, results: Path | None) -> None:
+        self._session = session
+        self._output = session.output
+        self._config = config
+        self._options = output
+        self._results = results
+        self._run: RunSession | None = None
+        self._progress: RunProgress | None = None
+        self._checking = DatasetCheckProgress(session.output)
+
+    async def run(self) -> int:
+        """Run it all; gives the exit code."""
+        with anyio.CancelScope() as self._scope, interrupts(self._stop, self._kill):
+            async with RunSession.open(self._config, self._session.cwd, listener=self._hear) as run:
+                await run.begin()
+                self._run = run
+                report = await self._with_progress(run)
+            # Not before the workers are gone: what user code printed in this process went to stderr until now.
+            self._print(report)
+            return self._exit_code(report, interrupted=run.interrupted)
+        self._output.warn("interrupted before the first rollout")
+        return ExitCode.INTERRUPTED
+
+    async def _with_progress(self, run: RunSession) -> Report:
+        with RunProgress(
+            self._output,
+            run.plan.total_rollouts,
+            run.pool.oldest,
+            done=run.done_before,
+            debugger=self._config.workers.workers == 0,
+        ) as self._progress:
+            async with task_group() as ticker:
+                ticker.start_soon(self._progress.keep_showing)
+                report = await run.report()
+                ticker.cancel_scope.cancel()
+        return report
+
+    def _hear(self, event: RunEvent) -> None:
+        if isinstance(event, events.RolloutDone):
+            assert self._progress is not None
+            self._progress.rollout_done(event.rollout)
+        elif isinstance(event, events.RolloutScored):
+            assert self._progress is not None
+            self._progress.scores_done(event.scores)
+        elif isinstance(event, events.DatasetProgress):
+            self._checking.show(event.read, event.total)
+        elif isinstance(event, events.RunStarted):
+            if event.recorded is not None:
+                self._output.say(f"resuming run {event.run_id}: {event.recorded} rollouts are recorded")
+        elif isinstance(event, events.LimitReached):
+            self._output.warn(event.message)
+        else:
+            introduce(self._output, event)
+
+    def _print(self, report: Report) -> None:
+        results = None
+        if self._results is not None or self._options.json:
+            results = self._session.masker.encoded(report.to_json())
+            save_results(results, self._results)
+        if results is not None and self._options.json:
+            self._output.line(results.decode("utf-8"))
+            return
+        print_report(self._output, report)
+        if self._results is not None:
+            self._output.say(f"results written to {self._results}")
+
+    def _exit_code(self, report: Report, *, interrupted: bool) -> int:
+        if interrupted:
+            return ExitCode.INTERRUPTED
+        if not report.whole:
+            return ExitCode.FAILED
+        if self._config.command == "eval" and not report.functions:
+            self._output.warn(
+                "nothing was scored: there is no reward function, and the agent loop gave no reward; "
+                "name a function with --eval-fn MODULE:FUNCTION"
+            )
+            return ExitCode.FAILED
+        bound = self._config.scoring.fail_under
+        low = [name for name, found in report.functions.items() if bound is not None and found.mean < bound]
+        for name in low:
+            mean = report.functions[name].mean
+            self._output.warn(f"{name}: the mean {mean:.3f} is under {bound:g} (--fail-under)")
+        return ExitCode.FAILED if low else ExitCode.OK
+
+    def _stop(self) -> None:
+        """Ctrl-C: what runs gets a grace."""
+        if self._run is None:
+            self._scope.cancel()
+            return
+        self._output.warn(f"stopping: what runs has {GRACE_SECONDS:.0f} s to finish; Ctrl-C again ends at once")
+        self._run.stop()
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._run.cancel)
+
+    def _kill(self) -> None:
+        if self._run is not None:
+            self._run.pool.kill()
+
+
+def introduce(output: Output, event: RunEvent) -> None:
+    """Say what opening a run tells; other events are left out."""
+    if isinstance(event, events.Notice):
+        (output.warn if event.severity == "warning" else output.say)(event.message)
+    elif isinstance(event, events.RunLoaded):
+        attempts = f" × {event.attempts}" if event.attempts > 1 else ""
+        output.say(
+            f"{' against '.join(event.models)} on {counted(event.total_rows, 'row')}{attempts} of {event.dataset}"
+        )
+        if event.agent is not None:
+            asked, name = event.agent
+            output.say(f"agent: {asked} ({name})")
+        output.say(f"tools: {', '.join(tool['function']['name'] for tool in event.tools) or 'none'}")
+        nothing = "nothing" if event.agent is None else "what the agent loop itself says"
+        output.say(f"scored with: {', '.join(event.functions) or nothing}")
+
+
+def save_results(results: bytes, file: Path | None) -> None:
+    """Write a results object where `-o` says, if anywhere."""
+    if file is not None:
+        file.write_bytes(msgspec.json.format(results, indent=2) + b"\n")

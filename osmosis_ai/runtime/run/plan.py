@@ -1,0 +1,40 @@
+"""What a run does, once everything that was asked for is found and checked."""
+
+from __future__ import annotations
+
+from osmosis_ai.config import RunConfig
+from osmosis_ai.records import FunctionRef, ModelSpec, Record
+
+__all__ = ["BASELINE", "POLICY", "RunPlan"]
+
+POLICY = "policy"
+BASELINE = "baseline"
+
+
+class RunPlan(Record, frozen=True):
+    """A config with everything it names resolved.
+
+    Attributes:
+        config: What was asked for.
+        root: The repository's root folder.
+        dataset: The dataset's file.
+        policies: The models: `policy`, and `baseline` when one is compared.
+        functions: What scores a rollout.
+        total_rows: Rows to run; 0 until the dataset has been counted.
+        agent: The repository's own agent loop as it was asked for, None for the built-in one.
+        agent_dir: The folder of the agent's code, the tools' or the loop's, None if it has none.
+    """
+
+    config: RunConfig
+    root: str
+    dataset: str
+    policies: dict[str, ModelSpec]
+    functions: list[FunctionRef]
+    total_rows: int = 0
+    agent: str | None = None
+    agent_dir: str | None = None
+
+    @property
+    def total_rollouts(self) -> int:
+        """The number of rollouts to run."""
+        return self.total_rows * self.config.scoring.n * len(self.policies)

@@ -1,0 +1,521 @@
+"""`RunSession`: one run, from a config to its report.
+
+It opens the store, loads the repository into workers, checks every row meanwhile, asks each model whether it answers,
+runs and scores every rollout, and tells what happens as events. It handles no signals and prints nothing: those who
+call it do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from osmosis_ai.config import RunConfig
+from osmosis_ai.data.dataset import DatasetSummary, open_dataset
+from osmosis_ai.environment import environment_of
+from osmosis_ai.errors import DatasetError, StartError, StoreError
+from osmosis_ai.masking import Masker
+from osmosis_ai.options import secret_values
+from osmosis_ai.records import Outcome, Rollout
+from osmosis_ai.reward_rubric.redirect import judge_variables
+from osmosis_ai.runtime.logs import new_log
+from osmosis_ai.runtime.pool.pool import PoolOptions, SteppingPool, default_workers, open_pool
+from osmosis_ai.runtime.protocol import CallDone, Progress, RolloutJob
+from osmosis_ai.runtime.protocol import TurnDone as WorkerTurnDone
+from osmosis_ai.runtime.run import events
+from osmosis_ai.runtime.run.events import RunEvent
+from osmosis_ai.runtime.run.judges import check_judges
+from osmosis_ai.runtime.run.plan import RunPlan
+from osmosis_ai.runtime.run.prepare import Prepared, find_root, prepare
+from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
+from osmosis_ai.runtime.run.resume import find_resumable, run_config, run_identity
+from osmosis_ai.runtime.run.run import Run
+from osmosis_ai.runtime.run.scoring import Scored
+from osmosis_ai.store import Completed, RunStore
+from osmosis_ai.store.scratch import ScratchStore
+from osmosis_ai.tasks import task_group
+
+__all__ = ["Listener", "RunSession", "open_run", "open_store", "pool_options", "run", "run_environment"]
+
+Listener = Callable[[RunEvent], None]
+
+COUNTING_SECONDS = 0.2
+"""How long the number of rows is waited for; the imports that workers are forked from take longer anyway."""
+
+
+@asynccontextmanager
+async def open_run(
+    config: RunConfig,
+    *,
+    directory: str | os.PathLike[str] = ".",
+    environ: Mapping[str, str] | None = None,
+    listener: Listener | None = None,
+) -> AsyncIterator[RunSession]:
+    """Open a run: check the config, load the repository into workers, and see that every model answers.
+
+    Args:
+        config: What to run.
+        directory: The folder that relative paths in `config` start from.
+        environ: Environment variables; those of `.env` files in the directory and the repository's root are added, and
+            workers get them all. None for this process's.
+        listener: Called with every event, those of opening included, from this event loop. It must not block.
+
+    Yields:
+        The run, with its record in the store. Leaving the block before its end leaves it interrupted, and resumable.
+
+    Raises:
+        StartError: Something asked for doesn't exist or can't be used; the message says what, where, what to do.
+
+    Example:
+        >>> async with open_run(RunConfig.of(mcp="./mcp", dataset="data.jsonl")) as run:
+        ...     async for event in run:
+        ...         print(event)
+        ...     report = await run.report()
+    """
+    async with RunSession.open(config, Path(directory), environ, listener) as session:
+        await session.begin()
+        yield session
+
+
+def run(
+    config: RunConfig,
+    *,
+    directory: str | os.PathLike[str] = ".",
+    environ: Mapping[str, str] | None = None,
+    listener: Listener | None = None,
+) -> Report:
+    """Run a config to its report. Works in scripts, in threads, and where an event loop already runs.
+
+    Args:
+        config: What to run.
+        directory: The folder that relative paths in `config` start from.
+        environ: Environment variables, see `open_run`; None for this process's.
+        listener: Called with every event.
+
+    Returns:
+        The report. `report.whole` is False if a rollout failed or a score is missing.
+
+    Raises:
+        StartError: Something asked for doesn't exist or can't be used.
+
+    Example:
+        >>> report = osmosis_ai.run(RunConfig.of(mcp="./mcp", dataset="data.jsonl", model="offline/oracle"))
+        >>> report.functions["reward_fn.compute_reward:exact_match"].mean
+        1.0
+    """
+
+    async def whole() -> Report:
+        async with open_run(config, directory=directory, environ=environ, listener=listener) as session:
+            return await session.report()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(whole())
+    # A notebook's loop waits for this very call, so the run needs a loop of its own.
+    with anyio.from_thread.start_blocking_portal() as portal:
+        return portal.call(whole)
+
+
+def run_environment(config: RunConfig, cwd: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a run's workers: variables, `.env` files, and where judge calls go.
+
+    Args:
+        config: What is run.
+        cwd: The working directory.
+        environ: Variables; None for this process's.
+
+    Raises:
+        UsageError: A `.env` can't be read, or the agent asked for doesn't exist.
+    """
+    known = environment_of(os.environ if environ is None else environ, cwd)
+    known = environment_of(known, find_root(config.agent.mcp, config.agent.module, cwd))
+    scoring = config.scoring
+    judges = judge_variables(scoring.judge_model, scoring.judge_base_url, priced=config.limits.max_cost is not None)
+    return {**known, **judges}
+
+
+class RunSession:
+    """A run whose repository is loaded. Made by `open_run`; the commands that add to it use `RunSession.open`.
+
+    Iterating it runs it, and gives its events. `report` runs what isn't run yet.
+
+    Attributes:
+        plan: What the run does.
+        pool: The workers.
+        store: Where its records are.
+        scratch: Where conversations that are no records are scored from, in an interactive run.
+        masker: Knows the key values that nothing may show.
+        id: The run's id in the store; empty before `begin`.
+        interrupted: True once somebody has stopped it.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        store: RunStore,
+        scratch: ScratchStore | None,
+        masker: Masker,
+        environ: Mapping[str, str],
+        group: TaskGroup,
+        listener: Listener | None,
+    ) -> None:
+        self.plan: RunPlan = prepared.plan
+        self.pool: SteppingPool
+        self.store = store
+        self.scratch = scratch
+        self.masker = masker
+        self.id = ""
+        self.interrupted = False
+        self._prepared = prepared
+        self._environ = environ
+        self._group = group
+        self._listener = listener
+        self._summary: DatasetSummary
+        self._run: Run | None = None
+        self._recorded: Completed | None = None
+        self._queue: deque[RunEvent] = deque()
+        self._iterated = False
+        self._news = asyncio.Event()
+        self._started = False
+        self._ended = anyio.Event()
+        self._error: BaseException | None = None
+        self._report: Report | None = None
+        self._began = monotonic()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        config: RunConfig,
+        cwd: Path,
+        environ: Mapping[str, str] | None = None,
+        listener: Listener | None = None,
+        *,
+        interactive: bool = False,
+    ) -> AsyncIterator[RunSession]:
+        """Load what a config names and see that its models answer; nothing is recorded yet.
+
+        Args:
+            config: What to run.
+            cwd: The folder that relative paths start from.
+            environ: Environment variables; None for this process's.
+            listener: Called with every event.
+            interactive: A person steps through it: conversations are scored before they have ended, from `scratch`; the
+                run is never continued, and which rows it has is decided on the way.
+
+        Raises:
+            StartError: Something asked for doesn't exist or can't be used.
+        """
+        cwd = Path.cwd() / cwd
+        variables = run_environment(config, cwd, environ)
+        prepared = prepare(config, cwd, variables)
+        masker = Masker.from_environment(variables, secret_values(config))
+        with open_store(prepared.plan.root, masker) as store:
+            async with AsyncExitStack() as stack:
+                scratch = None
+                if interactive:
+                    scratch = await stack.enter_async_context(ScratchStore.open(masker))
+                    worker = msgspec.structs.replace(prepared.worker, store=str(scratch.path))
+                    prepared = msgspec.structs.replace(prepared, worker=worker)
+                group = await stack.enter_async_context(task_group())
+                session = cls(prepared, store, scratch, masker, variables, group, listener)
+                try:
+                    await session._load(stack)
+                    yield session
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await session._close()
+
+    async def begin(self) -> None:
+        """Create the run's record, or find the one to continue.
+
+        Raises:
+            StartError: There is no run to continue, or it differs in what the message says.
+        """
+        plan, resume = self.plan, self.plan.config.resume
+        identity = run_identity(plan, self._summary.sha256, self.pool.loaded.tool_sources)
+        if resume.wanted:
+            self.id = find_resumable(
+                self.store, plan.config.command, identity, resume.resume_run, finished=resume.retry_failed
+            )
+            await self.store.resume_run(self.id)
+            self._recorded = self.store.completed_keys(self.id)
+        else:
+            known = run_config(plan, self.pool.loaded)
+            if self.scratch is not None:
+                del known["planned"]
+                identity, known = {**identity, "interactive": True}, {**known, "interactive": True}
+            self.id = await self.store.create_run(plan.config.command, identity=identity, config=known)
+        self._began = monotonic()
+        recorded = None if self._recorded is None else len(self._recorded.keys)
+        self._tell(events.RunStarted(self.id, plan.total_rollouts, recorded))
+
+    @property
+    def rows(self) -> range:
+        """The rows that can be run, by their absolute index."""
+        offset = self.plan.config.data.offset
+        return range(offset, offset + self.plan.total_rows)
+
+    @property
+    def done_before(self) -> int:
+        """Rollouts of an earlier time that aren't run again."""
+        if self._recorded is None:
+            return 0
+        again = len(self._recorded.failed) if self.plan.config.resume.retry_failed else 0
+        return len(self._recorded.keys) - again
+
+    def __aiter__(self) -> RunSession:
+        self._iterated = True
+        return self
+
+    async def __anext__(self) -> RunEvent:
+        self._start()
+        while not self._queue:
+            if self._ended.is_set():
+                self._raise()
+                raise StopAsyncIteration
+            self._news.clear()
+            await self._news.wait()
+        return self._queue.popleft()
+
+    async def report(self) -> Report:
+        """Run what isn't run yet, and sum up every record of the run.
+
+        Raises:
+            StoreError: A record can't be written; those that are stored stay.
+        """
+        self._start()
+        await self._ended.wait()
+        self._raise()
+        assert self._report is not None
+        return self._report
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Every recorded rollout without its trajectory, in the order of the rows."""
+        return self.store.outcomes(self.id)
+
+    def stop(self) -> None:
+        """Start no further rollouts; those under way come to their end."""
+        self.interrupted = True
+        if self._run is not None:
+            self._run.stop()
+
+    def cancel(self) -> None:
+        """End the rollouts under way too. They leave no record, as if they had never been started."""
+        self.interrupted = True
+        if self._run is not None:
+            self._run.cancel()
+
+    async def _load(self, stack: AsyncExitStack) -> None:
+        plan = self.plan
+        for problem in self._prepared.problems:
+            self._tell(events.Notice(str(problem), "warning"))
+        check = _DatasetCheck(plan, lambda read, total: self._tell(events.DatasetProgress(read, total)))
+        self._group.start_soon(check.run)
+        options = pool_options(plan.config, self.store, self._environ)
+        try:
+            workers = min(options.workers, await check.most_rollouts(options.workers))
+            options = msgspec.structs.replace(options, workers=workers)
+            self.pool = await stack.enter_async_context(open_pool(self._prepared.worker, options))
+        finally:
+            # Raises what is wrong with the dataset first, whatever is wrong with the repository.
+            self._summary = await check.summary()
+        self.plan = plan = msgspec.structs.replace(plan, total_rows=self._summary.count)
+        for banner in self._prepared.banners:
+            self._tell(events.Notice(banner))
+        loaded = self.pool.loaded
+        for failure in loaded.problems:
+            self._tell(events.Notice(f"not scored with: {failure.message}", "warning"))
+        self._tell(
+            events.RunLoaded(
+                models=[spec.name for spec in plan.policies.values()],
+                dataset=plan.dataset,
+                total_rows=plan.total_rows,
+                attempts=plan.config.scoring.n,
+                tools=loaded.tools,
+                functions=loaded.functions,
+                agent=None if plan.agent is None else (plan.agent, loaded.agent or plan.agent),
+            )
+        )
+        priced = plan.config.limits.max_cost is not None
+        check_judges(plan.functions, self._environ, priced=priced)
+        for policy in plan.policies:
+            await self.pool.probe(policy, price=priced)
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._group.start_soon(self._execute)
+
+    async def _execute(self) -> None:
+        try:
+            self._report = await self._run_all()
+        except Exception as error:  # noqa: BLE001 - raised where the caller waits for the run
+            self._error = error
+        finally:
+            self._ended.set()
+            self._news.set()
+
+    async def _run_all(self) -> Report:
+        retry = self.plan.config.resume.retry_failed
+        self._run = Run(self.id, self.plan, self.pool, self.store, self, completed=self._recorded, retry_failed=retry)
+        if self.interrupted:
+            self._run.stop()
+        self._began = monotonic()
+        await self._run.execute()
+        wall_ms = (monotonic() - self._began) * 1000
+        if self._run.out_of_budget:
+            limit = self.plan.config.limits.max_cost
+            self._tell(events.LimitReached("max_cost", f"stopped: the budget of ${limit:g} (--max-cost) is spent"))
+        return await self._concluded(wall_ms, unfinished=self.interrupted or self._run.out_of_budget)
+
+    async def conclude(self) -> Report:
+        """End a run that was driven from outside, a rollout at a time, with what it has; without any it leaves none."""
+        outcomes = sum(1 for _ in self.outcomes())
+        self.plan = msgspec.structs.replace(self.plan, total_rows=outcomes)
+        self._report = await self._concluded((monotonic() - self._began) * 1000, unfinished=self.interrupted)
+        if not outcomes:
+            await self.store.delete_run(self.id)
+            self.id = ""
+        return self._report
+
+    async def _concluded(self, wall_ms: float, *, unfinished: bool) -> Report:
+        names = score_names(self.pool.loaded, [total.function for total in self.store.function_totals(self.id)])
+        report = build_report(
+            self.plan,
+            names,
+            self.outcomes(),
+            run_id=self.id,
+            store=self.store.path,
+            wall_ms=wall_ms,
+            interactive=self.scratch is not None,
+        )
+        await self.store.mark(self.id, "interrupted" if unfinished else "finished", run_summary(report))
+        return report
+
+    async def _close(self) -> None:
+        """Leave the run as what it is: one that was broken off can be resumed."""
+        if self._started:
+            if not self._ended.is_set():
+                self.cancel()
+            await self._ended.wait()
+        if self.id and self._report is None and self._error is None:
+            await self.store.mark(self.id, "interrupted")
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _tell(self, event: RunEvent) -> None:
+        if self._listener is not None:
+            self._listener(event)
+        # What was told before anybody could iterate is little; a run that nobody iterates keeps nothing else.
+        if self._iterated or not self._started:
+            self._queue.append(event)
+            self._news.set()
+
+    # The run tells of its records.
+
+    def rollout_started(self, job: RolloutJob) -> Callable[[Progress], None] | None:
+        """A worker gets a rollout; gives who hears of its turns."""
+        if self._listener is None and not self._iterated:
+            return None
+        self._tell(events.RolloutStarted(job.id, job.row.index, job.run_index, job.policy))
+        return self._progress
+
+    def rollout_done(self, rollout: Rollout) -> None:
+        """A rollout is recorded."""
+        self._tell(events.RolloutDone(rollout))
+
+    def scores_done(self, scored: list[Scored]) -> None:
+        """Scores of rollouts are recorded."""
+        for stored, scores in scored:
+            key = stored.rollout
+            self._tell(events.RolloutScored(stored.row_index, key.run_index, key.policy, scores))
+
+    def _progress(self, event: Progress) -> None:
+        if isinstance(event, WorkerTurnDone):
+            self._tell(events.TurnDone(event.job, event.turn, event.message))
+        elif isinstance(event, CallDone):
+            self._tell(events.ToolCallDone(event.job, event.call, event.message))
+
+
+def pool_options(config: RunConfig, store: RunStore, environ: Mapping[str, str]) -> PoolOptions:
+    """How the workers of a run run.
+
+    Args:
+        config: What is run.
+        store: The run store; the run's log lies beside it.
+        environ: The workers' environment.
+    """
+    workers = config.workers
+    return PoolOptions(
+        workers=default_workers(workers.batch_size) if workers.workers is None else workers.workers,
+        worker_memory=workers.worker_memory,
+        isolation=workers.isolation,
+        log=str(new_log(store.path.parent)),
+        debug=workers.debug,
+        keys=secret_values(config),
+        environ=dict(environ),
+    )
+
+
+def open_store(root: str, masker: Masker) -> RunStore:
+    """The run store of a repository; raises StartError when it can't be used."""
+    try:
+        return RunStore.open(Path(root), masker=masker)
+    except StoreError as error:
+        raise StartError(str(error)) from error
+
+
+class _DatasetCheck:
+    """Checks every row while the workers load the repository."""
+
+    def __init__(self, plan: RunPlan, progress: Callable[[int, int], None]) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._done = anyio.Event()
+        self._summary: DatasetSummary | None = None
+        self._error: DatasetError | None = None
+
+    async def run(self) -> None:
+        data = self._plan.config.data
+        loop = asyncio.get_running_loop()
+
+        def progress(read: int, total: int) -> None:
+            loop.call_soon_threadsafe(self._progress, read, total)
+
+        try:
+            dataset = open_dataset(Path(self._plan.dataset))
+            self._summary = await anyio.to_thread.run_sync(
+                lambda: dataset.check(offset=data.offset, limit=data.limit, progress=progress)
+            )
+        except DatasetError as error:
+            self._error = error
+        self._done.set()
+
+    async def most_rollouts(self, enough: int) -> int:
+        """The number of rollouts at most; `enough` when the rows are not counted within a moment."""
+        with anyio.move_on_after(COUNTING_SECONDS):
+            await self._done.wait()
+        if self._summary is None:
+            return enough
+        return max(1, msgspec.structs.replace(self._plan, total_rows=self._summary.count).total_rollouts)
+
+    async def summary(self) -> DatasetSummary:
+        """The result of the check; raises DatasetError."""
+        await self._done.wait()
+        if self._summary is None:
+            assert self._error is not None
+            raise self._error
+        return self._summary
