@@ -3,67 +3,43 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import islice
 from pathlib import Path
-from time import monotonic
 
 import msgspec
 
-from osmosis_ai import tracebacks
 from osmosis_ai.config import LimitsConfig
-from osmosis_ai.data.dataset import RowProblem, open_dataset
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.discovery.scan import Component
-from osmosis_ai.errors import DatasetError, OsmosisError, RepositoryError, StartError
+from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.masking import Masker
-from osmosis_ai.records import FunctionRef, Record, Row, Score, Tool
+from osmosis_ai.records import FunctionRef, Record, Tool
 from osmosis_ai.runtime.pool.group import JobFailedError
 from osmosis_ai.runtime.pool.pool import Pool, PoolOptions, ProcessPool, open_pool
 from osmosis_ai.runtime.protocol import LoopFinding, Ready, WorkerSpec
-from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.validate import Finding, finding
-from osmosis_ai.validate.check import Check, Subject
+from osmosis_ai.validate.check import Subject, could_not_run, run_check
 from osmosis_ai.validate.controls import (
-    ControlledFunction,
     ControlReport,
-    Trial,
-    judge,
-    judge_together,
-    tells_rows_apart,
 )
 from osmosis_ai.validate.functions import (
     check_load_problems,
-    is_about_form,
-    reads_ground_truth,
     refs_of,
 )
-from osmosis_ai.validate.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
+from osmosis_ai.validate.probes import Form
 from osmosis_ai.validate.registry import CHECKS, FIRST
+from osmosis_ai.validate.trials import Trials, run_controls
 
-__all__ = ["Validation", "ValidationOptions", "run_check", "validate", "validate_agent"]
+__all__ = ["Validation", "ValidationOptions", "validate", "validate_agent"]
 
 CALL_SECONDS = 10.0
 """How long a reward function may take for one answer."""
 
-FUNCTION_SECONDS = 20.0
-CONTROL_SECONDS = 120.0
-"""How long the controls of one function, and of all of them, go on before what is left is left out."""
-
-ONE_BY_ONE = 12
-BATCH = 16
-QUICK_SECONDS = 0.02
-"""The first calls are sent one by one; those of functions that turn out to be quicker than this, so many together."""
-
-GIVE_UP_AFTER = 2
-"""Timeouts or lost processes after which a function isn't called any more."""
-
-MAX_PROMPT = 50_000
-MAX_SCANNED_ROWS = 10_000
 MAX_MODULES_ALONE = 8
+_LOADING_HINT = "See what it does when it is imported: a server that is started, a download, a loop."
 
 
 class ValidationOptions(Record, frozen=True):
@@ -139,16 +115,6 @@ def _why_not_loaded(message: str) -> str:
     return "CANNOT_BE_CREATED" if "can't be made without arguments" in message else "CANNOT_BE_LOADED"
 
 
-def run_check(check: Check, subject: Subject) -> Iterator[Finding]:
-    """Run one check. Whatever goes wrong in it is a finding, and the others go on."""
-    try:
-        for found in check.run(subject):
-            assert found.code in check.codes, f"{found.code} isn't registered for {check.area}"
-            yield found
-    except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
-        yield _could_not_run(check.area, error)
-
-
 class _Validation:
     """One validation while it runs."""
 
@@ -198,7 +164,7 @@ class _Validation:
                 )
             )
         except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
-            self._findings.append(_could_not_run("mcp/", error))
+            self._findings.append(could_not_run("mcp/", error))
         return None
 
     async def _run_functions(self, tools: Sequence[Tool]) -> None:
@@ -214,7 +180,7 @@ class _Validation:
                 if good:
                     await self._with_functions(good, tool)
         except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
-            self._findings.append(_could_not_run("functions", error))
+            self._findings.append(could_not_run("functions", error))
 
     async def _with_functions(self, refs: Sequence[FunctionRef], tool: str | None) -> None:
         """Load functions and run their controls; raises StartError when loading doesn't come to an end."""
@@ -225,7 +191,11 @@ class _Validation:
             self._findings += check_load_problems(pool.loaded.problems, self._findings)
             loaded = set(pool.loaded.functions)
             rewards = [ref for ref in refs if ref.name in loaded and ref.kind == "reward"]
-            await self._control(rewards, pool, scratch, tool)
+            if rewards:
+                self._controls, findings = await run_controls(
+                    self._subject, Trials(pool, scratch, rewards, tool), self._options.forms
+                )
+                self._findings += findings
 
     async def _load_alone(self, refs: Sequence[FunctionRef], error: StartError) -> list[FunctionRef]:
         """The functions whose modules load on their own; for the others there is a finding."""
@@ -258,116 +228,3 @@ class _Validation:
         options = PoolOptions(workers=1, load_seconds=self._options.load_seconds)
         async with open_pool(spec, options) as pool:
             yield pool
-
-    # Controls
-
-    async def _control(self, refs: Sequence[FunctionRef], pool: Pool, scratch: ScratchStore, tool: str | None) -> None:
-        if not refs:
-            return
-        rows = self._control_rows()
-        if not rows:
-            self._findings.append(
-                finding(
-                    "OSM309",
-                    "the controls need rows with a ground truth, and there are none",
-                    file=self._subject.shown(self._subject.dataset),
-                    hint="Reward functions were loaded, but not run.",
-                )
-            )
-            return
-        forms = answer_forms([row.system_prompt for row in rows], self._options.forms)
-        trials = await _Trials(pool, scratch, refs, tool).run(rows, forms)
-        functions = []
-        reports = []
-        components = {f"{found.module}:{found.name}": found for found in self._components["reward"]}
-        for ref in refs:
-            component = components[ref.name]
-            tried = trials[ref.name]
-            reads = reads_ground_truth(component, self._root) or tells_rows_apart(tried)
-            function = ControlledFunction(ref, reads, is_about_form(component, self._root))
-            report, findings = judge(function, tried)
-            functions.append(function)
-            reports.append(report)
-            self._findings += findings
-        self._controls = reports
-        self._findings += judge_together(functions, reports, len(self._components["rubric"]))
-
-    def _control_rows(self) -> list[Row]:
-        rows: list[Row] = []
-        try:
-            for number, item in enumerate(open_dataset(self._subject.dataset).scan()):
-                if number >= MAX_SCANNED_ROWS or len(rows) >= MAX_ROWS:
-                    break
-                if isinstance(item, RowProblem) or not (item.ground_truth or "").strip():
-                    continue
-                if len(item.system_prompt) + len(item.user_prompt) + len(item.ground_truth or "") <= MAX_PROMPT:
-                    rows.append(item)
-        except DatasetError:
-            return []  # the dataset's own checks say so
-        return rows
-
-
-class _Trials:
-    """Runs probes: every function on the same answer, twice at once.
-
-    Args:
-        pool: Holds the functions.
-        scratch: Where it reads what is tried.
-        refs: The functions.
-        tool: A tool's name for the conversations.
-    """
-
-    def __init__(self, pool: Pool, scratch: ScratchStore, refs: Sequence[FunctionRef], tool: str | None) -> None:
-        self._pool = pool
-        self._scratch = scratch
-        self._tool = tool
-        self._trials: dict[str, list[Trial]] = {ref.name: [] for ref in refs}
-        self._seconds = dict.fromkeys(self._trials, 0.0)
-        self._strikes = dict.fromkeys(self._trials, 0)
-
-    async def run(self, rows: Sequence[Row], forms: Sequence[Form]) -> dict[str, list[Trial]]:
-        """Try everything there is time for; the trials of each function, in order."""
-        deadline = monotonic() + CONTROL_SECONDS
-        waiting = probes(rows, forms)
-        while names := [name for name in self._trials if self._goes_on(name)]:
-            tried = list(islice(waiting, self._at_once(names)))
-            if not tried or monotonic() > deadline:
-                break
-            await self._try(tried, names)
-        return self._trials
-
-    def _goes_on(self, name: str) -> bool:
-        return self._seconds[name] < FUNCTION_SECONDS and self._strikes[name] < GIVE_UP_AFTER
-
-    def _at_once(self, names: list[str]) -> int:
-        """How many probes to send together: one, until it is known that the functions are quick."""
-        quick = all(
-            len(self._trials[name]) >= ONE_BY_ONE and self._seconds[name] / len(self._trials[name]) < QUICK_SECONDS
-            for name in names
-        )
-        return BATCH if quick else 1
-
-    async def _try(self, tried: Sequence[Probe], names: list[str]) -> None:
-        twice = [(probe.row, conversation(probe, self._tool)) for probe in tried for _ in range(2)]
-        scores = await score_conversations(self._pool, self._scratch, twice, names)
-        for number, probe in enumerate(tried):
-            again = {score.function: score for score in scores[2 * number + 1]}
-            for first in scores[2 * number]:
-                self._count(first)
-                repeated = again[first.function] if first.failure is None else None
-                if repeated is not None:
-                    self._count(repeated)
-                self._trials[first.function].append(Trial(probe, first, repeated))
-
-    def _count(self, score: Score) -> None:
-        self._seconds[score.function] += score.duration_ms / 1000
-        if score.failure is not None and score.failure.kind in ("timeout", "died", "blocked"):
-            self._strikes[score.function] += 1
-
-
-_LOADING_HINT = "See what it does when it is imported: a server that is started, a download, a loop."
-
-
-def _could_not_run(name: str, error: Exception) -> Finding:
-    said = str(error) if isinstance(error, OsmosisError) else tracebacks.describe(error, 300)
-    return finding("OSM009", f"the checks of {name} could not run: {said}")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import osmosis_ai
 from osmosis_ai.validate import CODES, Finding, finding
-from osmosis_ai.validate.check import Check, Subject
+from osmosis_ai.validate.check import Check, Subject, run_check
 from osmosis_ai.validate.registry import CHECKS, CONTROLS, FIRST, LOADING
-from osmosis_ai.validate.validation import run_check
 
 ROOT = Path(osmosis_ai.__file__).parents[1]
 PACKAGE = ROOT / "osmosis_ai"

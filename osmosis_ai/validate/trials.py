@@ -1,0 +1,154 @@
+"""The controls of reward functions, run: right, wrong, empty and odd answers are scored in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from time import monotonic
+
+from osmosis_ai.data.dataset import RowProblem, open_dataset
+from osmosis_ai.errors import DatasetError
+from osmosis_ai.records import FunctionRef, Row, Score
+from osmosis_ai.runtime.pool.pool import Pool
+from osmosis_ai.runtime.run.scoring import score_conversations
+from osmosis_ai.store.scratch import ScratchStore
+from osmosis_ai.validate.check import Subject
+from osmosis_ai.validate.controls import (
+    ControlledFunction,
+    ControlReport,
+    Trial,
+    judge,
+    judge_together,
+    tells_rows_apart,
+)
+from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.functions import is_about_form, reads_ground_truth
+from osmosis_ai.validate.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
+
+__all__ = ["Trials", "run_controls"]
+
+FUNCTION_SECONDS = 20.0
+CONTROL_SECONDS = 120.0
+"""How long the controls of one function, and of all of them, go on before what is left is left out."""
+
+ONE_BY_ONE = 12
+BATCH = 16
+QUICK_SECONDS = 0.02
+"""The first calls are sent one by one; those of functions that turn out to be quicker than this, so many together."""
+
+GIVE_UP_AFTER = 2
+"""Timeouts or lost processes after which a function isn't called any more."""
+
+MAX_PROMPT = 50_000
+MAX_SCANNED_ROWS = 10_000
+
+
+async def run_controls(
+    subject: Subject, trials: Trials, given: Sequence[Form]
+) -> tuple[list[ControlReport], list[Finding]]:
+    """Score what the controls try, and say what the scores mean.
+
+    Args:
+        subject: The repository, with its dataset.
+        trials: The functions, loaded.
+        given: Answer forms to try besides the usual ones.
+    """
+    rows = _rows(subject.dataset)
+    if not rows:
+        none = finding(
+            "OSM309",
+            "the controls need rows with a ground truth, and there are none",
+            file=subject.shown(subject.dataset),
+            hint="Reward functions were loaded, but not run.",
+        )
+        return [], [none]
+    tried = await trials.run(rows, answer_forms([row.system_prompt for row in rows], given))
+    functions: list[ControlledFunction] = []
+    reports: list[ControlReport] = []
+    findings: list[Finding] = []
+    components = {f"{found.module}:{found.name}": found for found in subject.components["reward"]}
+    for ref in trials.refs:
+        component = components[ref.name]
+        reads = reads_ground_truth(component, subject.root) or tells_rows_apart(tried[ref.name])
+        function = ControlledFunction(ref, reads, is_about_form(component, subject.root))
+        report, found = judge(function, tried[ref.name])
+        functions.append(function)
+        reports.append(report)
+        findings += found
+    return reports, [*findings, *judge_together(functions, reports, len(subject.components["rubric"]))]
+
+
+def _rows(dataset: Path) -> list[Row]:
+    """The first rows with a ground truth."""
+    rows: list[Row] = []
+    try:
+        for number, item in enumerate(open_dataset(dataset).scan()):
+            if number >= MAX_SCANNED_ROWS or len(rows) >= MAX_ROWS:
+                break
+            if isinstance(item, RowProblem) or not (item.ground_truth or "").strip():
+                continue
+            if len(item.system_prompt) + len(item.user_prompt) + len(item.ground_truth or "") <= MAX_PROMPT:
+                rows.append(item)
+    except DatasetError:
+        return []  # the dataset's own checks say so
+    return rows
+
+
+class Trials:
+    """Runs probes: every function on the same answer, twice at once.
+
+    Args:
+        pool: Holds the functions.
+        scratch: Where it reads what is tried.
+        refs: The functions.
+        tool: A tool's name for the conversations.
+    """
+
+    def __init__(self, pool: Pool, scratch: ScratchStore, refs: Sequence[FunctionRef], tool: str | None) -> None:
+        self.refs = refs
+        self._pool = pool
+        self._scratch = scratch
+        self._tool = tool
+        self._trials: dict[str, list[Trial]] = {ref.name: [] for ref in refs}
+        self._seconds = dict.fromkeys(self._trials, 0.0)
+        self._strikes = dict.fromkeys(self._trials, 0)
+
+    async def run(self, rows: Sequence[Row], forms: Sequence[Form]) -> dict[str, list[Trial]]:
+        """Try everything there is time for; the trials of each function, in order."""
+        deadline = monotonic() + CONTROL_SECONDS
+        waiting = probes(rows, forms)
+        while names := [name for name in self._trials if self._goes_on(name)]:
+            tried = list(islice(waiting, self._at_once(names)))
+            if not tried or monotonic() > deadline:
+                break
+            await self._try(tried, names)
+        return self._trials
+
+    def _goes_on(self, name: str) -> bool:
+        return self._seconds[name] < FUNCTION_SECONDS and self._strikes[name] < GIVE_UP_AFTER
+
+    def _at_once(self, names: list[str]) -> int:
+        """How many probes to send together: one, until it is known that the functions are quick."""
+        quick = all(
+            len(self._trials[name]) >= ONE_BY_ONE and self._seconds[name] / len(self._trials[name]) < QUICK_SECONDS
+            for name in names
+        )
+        return BATCH if quick else 1
+
+    async def _try(self, tried: Sequence[Probe], names: list[str]) -> None:
+        twice = [(probe.row, conversation(probe, self._tool)) for probe in tried for _ in range(2)]
+        scores = await score_conversations(self._pool, self._scratch, twice, names)
+        for number, probe in enumerate(tried):
+            again = {score.function: score for score in scores[2 * number + 1]}
+            for first in scores[2 * number]:
+                self._count(first)
+                repeated = again[first.function] if first.failure is None else None
+                if repeated is not None:
+                    self._count(repeated)
+                self._trials[first.function].append(Trial(probe, first, repeated))
+
+    def _count(self, score: Score) -> None:
+        self._seconds[score.function] += score.duration_ms / 1000
+        if score.failure is not None and score.failure.kind in ("timeout", "died", "blocked"):
+            self._strikes[score.function] += 1
