@@ -19,7 +19,6 @@ LAYERS = [
 ]
 """From top to bottom; modules named in none of them are the ground floor. A module imports its own layer and below."""
 KNOWN = {
-    ("osmosis_ai.discovery.rubrics", "osmosis_ai.reward_rubric.configs"),
     ("osmosis_ai.runtime.worker.agent_loop", "osmosis_ai.runtime.pool.trajectory"),
     ("osmosis_ai.runtime.worker.agents", "osmosis_ai.runtime.pool.trajectory"),
     ("osmosis_ai.runtime.worker.forking", "osmosis_ai.runtime.worker.main"),

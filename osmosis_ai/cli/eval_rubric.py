@@ -215,8 +215,8 @@ def _entry(options: RecordsConfig, data: Path, cwd: Path) -> tuple[Rubric, None,
 
 def _function(options: RecordsConfig, cwd: Path) -> tuple[None, FunctionRef, _JudgeFacts]:
     from osmosis_ai.discovery.repository import find_repository
-    from osmosis_ai.discovery.rubrics import resolve_rubrics
     from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
+    from osmosis_ai.reward_rubric.resolve import resolve_rubrics
 
     (ref,) = resolve_rubrics([options.rubric], find_repository(None, cwd), cwd)
     judge = rubric_extra_info({}, None)

@@ -24,10 +24,10 @@ from osmosis_ai.cli.run import begin_command, save_results
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
 from osmosis_ai.cli.watch_screen import BrokenSave, Screen
 from osmosis_ai.config import Command, RunConfig
-from osmosis_ai.discovery.rubrics import rubric_files
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Record, Rollout
+from osmosis_ai.reward_rubric.resolve import rubric_files
 from osmosis_ai.runtime.pool.pool import Pool
 from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan

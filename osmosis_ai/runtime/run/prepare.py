@@ -13,11 +13,11 @@ from osmosis_ai.data.dataset import Dataset, open_dataset
 from osmosis_ai.data.formats import suffixes
 from osmosis_ai.discovery.agents import AgentSource, resolve_agent
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
-from osmosis_ai.discovery.rubrics import resolve_rubrics
 from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.models.choice import ModelChoice, choose_model
 from osmosis_ai.records import FunctionRef, Record
+from osmosis_ai.reward_rubric.resolve import resolve_rubrics
 from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.store.schema import database_path

@@ -20,10 +20,10 @@ from osmosis_ai.code_hashes import file_hash, function_code
 from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import Dataset, DatasetSummary
 from osmosis_ai.discovery.repository import Repository
-from osmosis_ai.discovery.rubrics import rubric_files
 from osmosis_ai.discovery.scan import Problem
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout, Score
+from osmosis_ai.reward_rubric.resolve import rubric_files
 from osmosis_ai.runtime.pool.pool import InFlight, Pool, PoolOptions, open_pool
 from osmosis_ai.runtime.protocol import Progress, Ready, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.run.judges import check_judges
