@@ -25,6 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from osmosis_ai import config
 from osmosis_ai.data.dataset import DatasetSummary, open_dataset
 from osmosis_ai.data.formats import FORMATS, suffixes
 from osmosis_ai.data.formats.json import JsonWindow
@@ -80,6 +81,8 @@ def test_every_suffix_has_a_writer_here() -> None:
 def test_the_registry_is_what_is_listed_everywhere() -> None:
     assert suffixes() == ".jsonl, .json, .csv, .parquet"
     assert suffixes(" or ") == ".jsonl, .json, .csv or .parquet"
+    # The configuration stands below the formats, so it can't read them.
+    assert suffixes(" or ") in Path(config.__file__).read_text(encoding="utf-8")
     document = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text(encoding="utf-8")
     section = document.partition("## Formats")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\.\w+)` \| (.+) \|$", section, re.MULTILINE)
