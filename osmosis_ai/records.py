@@ -138,12 +138,14 @@ class Turn(Record, frozen=True):
     finish_reason: str
     usage: Usage
     duration_ms: float
+    """Duration of the model call in milliseconds, retries included."""
     model: str | None = None
     params: dict[str, Any] = {}
     logprobs: Logprobs | None = None
     token_ids: TokenIds | None = None
     attempts: int = 1
     cost_usd: float | None = None
+    """Cost in US dollars, null if no price is known."""
     cached: bool = False
     edited: bool = False
     left_out: dict[str, str] = {}
@@ -162,6 +164,7 @@ class ToolCall(Record, frozen=True):
     name: str
     arguments: str
     duration_ms: float
+    """Duration in milliseconds."""
     error: CallError | None = None
     truncated_from: int | None = None
     content: Any = None
@@ -185,12 +188,14 @@ class Rollout(Record, frozen=True):
     messages: list[Message]
     finish_reason: FinishReason
     duration_ms: float
+    """Duration in milliseconds."""
     failure: Failure | None = None
     usage: Usage = Usage()
     turns: list[Turn] = []
     tool_calls: list[ToolCall] = []
     samples: list[Turn] = []
     cost_usd: float | None = None
+    """Cost in US dollars, null if no price is known."""
     agent: AgentReport | None = None
 
 
@@ -216,8 +221,10 @@ class JudgeCall(Record, frozen=True):
 
     model: str
     duration_ms: float
+    """Duration in milliseconds."""
     usage: Usage = Usage()
     cost_usd: float | None = None
+    """Cost in US dollars, null if no price is known."""
     attempts: int = 1
     reply: str | None = None
     score: float | None = None
@@ -235,6 +242,7 @@ class Score(Record, frozen=True):
     value: float | None = None
     failure: Failure | None = None
     duration_ms: float = 0.0
+    """Duration in milliseconds."""
     explanation: str | None = None
     judge_calls: list[JudgeCall] = []
 

@@ -14,9 +14,11 @@ from typing import get_origin
 
 import msgspec
 
+from osmosis_ai.exports.rollouts import ExportedRollout
 from osmosis_ai.records import JsonObject
 from osmosis_ai.reward_rubric.evaluation import RubricResults
 from osmosis_ai.runtime.run.results import EvalResults, TestResults
+from osmosis_ai.store import views
 
 __all__ = ["SCHEMAS", "field_docs", "schema_of", "write_schemas"]
 
@@ -24,6 +26,14 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "test": TestResults,
     "eval": EvalResults,
     "eval-rubric": RubricResults,
+    "runs": views.ListedRuns,
+    "runs-show": views.ShownRun,
+    "runs-show-row": views.ShownRow,
+    "runs-compare": views.ComparedRuns,
+    "runs-rescore": views.RescoredRun,
+    "runs-export": views.WrittenExport,
+    "runs-rm": views.RemovedRuns,
+    "export": ExportedRollout,
 }
 """The record that is the top of each schema, by the name of the file without its suffix."""
 

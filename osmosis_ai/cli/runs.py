@@ -97,11 +97,12 @@ def list_runs(
 ) -> None:
     """List runs, newest first, with their status and mean scores."""
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import print_json, print_runs, run_object
+        from osmosis_ai.cli.runs_output import print_runs, print_view
+        from osmosis_ai.store.views import ListedRuns, run_view
 
         found = session.store.list_runs(limit)
         if session.json:
-            print_json(session.output, session.masker, {"runs": [run_object(run) for run in found]})
+            print_view(session.output, session.masker, ListedRuns([run_view(run) for run in found]))
         elif found:
             print_runs(session.output, found)
         else:
@@ -123,14 +124,8 @@ def show(
 ) -> None:
     """Show a run: its summary and a line per rollout; with --row everything about one row."""
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import (
-            print_json,
-            print_rollouts,
-            print_run,
-            print_transcript,
-            rollout_object,
-            run_object,
-        )
+        from osmosis_ai.cli.runs_output import print_rollouts, print_run, print_transcript, print_view
+        from osmosis_ai.store.views import ShownRow, ShownRun, rollout_detail, rollout_summary, run_view
 
         store, output = session.store, session.output
         info = store.find_run(run)
@@ -146,9 +141,13 @@ def show(
         if not found and row is not None:
             raise UsageError(_nothing_there(store, info, row, run_index, failed))
         if session.json:
-            rollouts = [rollout_object(scored, with_trajectory=row is not None) for scored in found]
-            value = {"run": run_object(info), "functions": store.function_totals(info.id)}
-            print_json(output, session.masker, {**value, "rollouts": rollouts, "more": more})
+            shown, totals = run_view(info), store.function_totals(info.id)
+            view = (
+                ShownRun(shown, totals, [rollout_summary(scored) for scored in found], more)
+                if row is None
+                else ShownRow(shown, totals, [rollout_detail(scored) for scored in found], more)
+            )
+            print_view(output, session.masker, view)
         elif row is not None:
             for scored in found:
                 print_transcript(output, scored)
@@ -177,13 +176,14 @@ def compare(
 ) -> None:
     """Compare run B with run A on the rows both have."""
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import comparison_object, print_comparison, print_json
+        from osmosis_ai.cli.runs_output import print_comparison, print_view
         from osmosis_ai.store.compare import compare_runs
+        from osmosis_ai.store.views import comparison_view
 
         store = session.store
         comparison = compare_runs(store, store.find_run(a), store.find_run(b), pass_threshold)
         if session.json:
-            print_json(session.output, session.masker, comparison_object(comparison))
+            print_view(session.output, session.masker, comparison_view(comparison))
         else:
             print_comparison(session.output, comparison, store, limit=limit)
         if not comparison.functions:
@@ -233,9 +233,10 @@ def export(
 ) -> None:
     """Export a run for training: one row per rollout."""
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import print_json
+        from osmosis_ai.cli.runs_output import print_view
         from osmosis_ai.exports.rollouts import Selection, exported_rollouts
         from osmosis_ai.folders import replaced_file
+        from osmosis_ai.store.views import WrittenExport
 
         store, output = session.store, session.output
         chosen = format or format_of(file)
@@ -261,8 +262,8 @@ def export(
                 output.fail(f"{file} could not be written: {error.strerror or error}")
                 raise typer.Exit(ExitCode.FAILED) from error
         if session.json:
-            value = {"run_id": info.id, "format": chosen.name, "file": str(path), "written": written}
-            print_json(output, session.masker, {**value, "rollouts": info.rollouts})
+            view = WrittenExport(info.id, chosen.name, str(path), written, info.rollouts)
+            print_view(output, session.masker, view)
         else:
             where = f" to {file}" if file else ""
             whose = {_Policy.policy: "the model's", _Policy.baseline: "the baseline's", _Policy.all: "both models'"}
@@ -327,7 +328,8 @@ def remove(
 ) -> None:
     """Remove runs and everything recorded of them. A run that another process writes is refused."""
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import print_json
+        from osmosis_ai.cli.runs_output import print_view
+        from osmosis_ai.store.views import RemovedRuns
 
         store, output = session.store, session.output
         found = {info.id: info for info in map(store.find_run, runs or ())}
@@ -347,15 +349,16 @@ def remove(
         for run_id in found:
             asyncio.run(store.delete_run(run_id))
         if session.json:
-            print_json(output, session.masker, {"removed": list(found)})
+            print_view(output, session.masker, RemovedRuns(list(found)))
         else:
             output.say(f"{counted(len(found), 'run')} removed")
 
 
 async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
-    from osmosis_ai.cli.runs_output import RescoreProgress, plain, print_json, print_rescored
+    from osmosis_ai.cli.runs_output import RescoreProgress, print_rescored, print_view
     from osmosis_ai.runtime.pool.pool import open_pool
     from osmosis_ai.runtime.run.scoring import rescore as score_again
+    from osmosis_ai.store.views import RescoredRun
 
     store, output = session.store, session.output
     before = {total.function: total.mean for total in store.function_totals(info.id)}
@@ -371,9 +374,8 @@ async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: 
         await store.mark(info.id, info.status, {**(info.summary or {}), "functions": means})
     named = [total for total in totals if total.function in names]
     if session.json:
-        value = {"run_id": info.id, "rescored": listener.count, "before": before}
-        value["functions"] = {total.function: plain(total) for total in named}
-        print_json(output, session.masker, value)
+        view = RescoredRun(info.id, listener.count, before, {total.function: total for total in named})
+        print_view(output, session.masker, view)
     else:
         print_rescored(output, listener.count, before, named)
     return ExitCode.FAILED if pool.loaded.problems or any(total.errors for total in named) else 0

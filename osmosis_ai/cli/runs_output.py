@@ -4,55 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from datetime import datetime, timezone
-from typing import Any
 
-import msgspec
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from osmosis_ai.cli.console import Output
 from osmosis_ai.masking import Masker
-from osmosis_ai.records import Failure, Score
+from osmosis_ai.records import Failure, Record, Score
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.compare import FunctionComparison, RunComparison
 from osmosis_ai.store.transcript import transcript
-from osmosis_ai.text import visible
+from osmosis_ai.store.views import encode_view, shown_status
+from osmosis_ai.text import failure_line, visible
 
 __all__ = [
     "RescoreProgress",
-    "comparison_object",
-    "plain",
     "print_comparison",
-    "print_json",
     "print_rescored",
     "print_rollouts",
     "print_run",
     "print_runs",
     "print_transcript",
-    "rollout_object",
-    "run_object",
+    "print_view",
 ]
 
 ERROR_CHARACTERS = 60
 PROMPT_CHARACTERS = 60
 
 
-def print_json(output: Output, masker: Masker, value: Any) -> None:
+def print_view(output: Output, masker: Masker, view: Record) -> None:
     """One object on one line of stdout."""
-    output.line(masker.encoded(msgspec.json.encode(plain(value))).decode("utf-8"))
-
-
-def plain(value: Any) -> Any:
-    """Records as dicts that have every field, also those that hold their default."""
-    if isinstance(value, msgspec.Struct):
-        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    output.line(masker.encoded(encode_view(view)).decode("utf-8"))
 
 
 # Runs
@@ -70,7 +55,7 @@ def print_runs(output: Output, runs: list[RunInfo]) -> None:
                 run.id,
                 run.command,
                 _when(run.created_at)[:-3],
-                _status(run),
+                shown_status(run),
                 str(run.config.get("model") or "–"),
                 _dataset(run),
                 _recorded(run),
@@ -79,30 +64,6 @@ def print_runs(output: Output, runs: list[RunInfo]) -> None:
             )
         )
     output.result(table)
-
-
-def run_object(run: RunInfo) -> dict[str, Any]:
-    """A run for JSON; times in ISO 8601."""
-    config, summary = run.config, run.summary or {}
-    return {
-        "id": run.id,
-        "command": run.command,
-        "status": _status(run),
-        "created_at": _iso(run.created_at),
-        "finished_at": _iso(run.finished_at),
-        "model": config.get("model"),
-        "base_url": config.get("base_url"),
-        "stand_in": bool(config.get("stand_in")),
-        "baseline_model": config.get("baseline_model"),
-        "dataset": config.get("dataset"),
-        "n": config.get("n"),
-        "planned": config.get("planned", summary.get("planned")),
-        "rollouts": run.rollouts,
-        "failed": run.failed,
-        "functions": summary.get("functions") or {},
-        "total_tokens": summary.get("total_tokens"),
-        "cost_usd": summary.get("cost_usd"),
-    }
 
 
 def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> None:
@@ -116,7 +77,7 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
         parts.append(f"{summary['total_tokens']:,} tokens")
     if summary.get("cost_usd"):
         parts.append(f"${summary['cost_usd']:.4f}")
-    _line(output, f"run {run.id}: {run.command}, {_status(run)}, {_when(run.created_at)}")
+    _line(output, f"run {run.id}: {run.command}, {shown_status(run)}, {_when(run.created_at)}")
     _line(output, f"model {_model(run)}{baseline} on {run.config.get('dataset', 'an unknown dataset')}{attempts}")
     _line(output, ", ".join(parts))
     for total in totals:
@@ -158,22 +119,6 @@ def print_transcript(output: Output, scored: ScoredRollout) -> None:
     output.line("")
 
 
-def rollout_object(scored: ScoredRollout, *, with_trajectory: bool) -> dict[str, Any]:
-    """A rollout for JSON, with its row and trajectory if asked for."""
-    stored = scored.stored
-    item: dict[str, Any] = plain(stored.rollout)
-    if not with_trajectory:
-        for name in ("messages", "samples"):
-            del item[name]
-        item["turns"], item["tool_calls"] = stored.turns, stored.tool_calls
-    item.update(requests=stored.requests, attempt=stored.attempt)
-    item.update(started_at=_iso(stored.started_at), finished_at=_iso(stored.finished_at))
-    item["scores"] = plain(scored.scores)
-    if with_trajectory:
-        item["row"] = plain(scored.row)
-    return item
-
-
 # Comparisons
 
 
@@ -212,32 +157,6 @@ def print_comparison(output: Output, comparison: RunComparison, store: Queries, 
     for name, functions in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if functions:
             _line(output, f"only {name} was scored with {', '.join(functions)}")
-
-
-def comparison_object(comparison: RunComparison) -> dict[str, Any]:
-    """Two runs for JSON; `difference` is b − a."""
-    return {
-        "a": run_object(comparison.a),
-        "b": run_object(comparison.b),
-        "pass_threshold": comparison.pass_threshold,
-        "rows": comparison.rows._asdict(),
-        "functions": {
-            function.function: {
-                "a": msgspec.to_builtins(function.a),
-                "b": msgspec.to_builtins(function.b),
-                "difference": function.paired.mean_difference,
-                **{name: value for name, value in plain(function.paired).items() if name != "mean_difference"},
-                "same_code": function.same_code,
-                "now_pass": sum(flip.passes for flip in function.flips),
-                "now_fail": sum(not flip.passes for flip in function.flips),
-                "flips": plain(function.flips),
-            }
-            for function in comparison.functions
-        },
-        "only_in_a": comparison.only_in_a,
-        "only_in_b": comparison.only_in_b,
-        "notes": comparison.notes,
-    }
 
 
 def _print_flips(
@@ -353,10 +272,6 @@ def _line(output: Output, text: str) -> None:
     output.line(visible(text))
 
 
-def _status(run: RunInfo) -> str:
-    return "killed" if run.status == "running" and not run.alive else run.status
-
-
 def _model(run: RunInfo) -> str:
     model = str(run.config.get("model") or "–")
     return f"{model} (offline stand-in)" if run.config.get("stand_in") else model
@@ -390,7 +305,7 @@ def _score_cell(score: Score | None) -> str:
 def _first_error(scored: ScoredRollout) -> str:
     failures: list[Failure | None] = [scored.stored.rollout.failure]
     failures += [score.failure for score in scored.scores.values()]
-    return next((f"{failure.origin}: {failure.message}" for failure in failures if failure is not None), "")
+    return next((failure_line(failure) for failure in failures if failure is not None), "")
 
 
 def _excerpt(text: str, length: int) -> str:
@@ -409,7 +324,3 @@ def _interval(interval: tuple[float, float] | None) -> str:
 
 def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def _iso(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")

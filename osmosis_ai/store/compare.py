@@ -8,22 +8,26 @@ from osmosis_ai.records import Record
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
 from osmosis_ai.store import FunctionTotals, PairedRow, Queries, RunInfo, SharedRows
 
-__all__ = ["Flip", "FunctionComparison", "RunComparison", "compare_runs"]
+__all__ = ["FlippedRow", "FunctionComparison", "RunComparison", "compare_runs"]
 
 _TOLERANCE = 1e-9
 
 
-class Flip(Record, frozen=True):
-    """A row on the other side of the pass threshold in the second run. `a` and `b` are its mean scores."""
+class FlippedRow(Record, frozen=True):
+    """A row on the other side of the pass threshold in the second run."""
 
     row_index: int
+    """Position of the row in the dataset of the first run, from 0."""
     row_id: str
+    """Hash of the row's content and its occurrence number."""
     a: float
+    """Mean score in the first run."""
     b: float
+    """Mean score in the second run."""
 
     @property
     def passes(self) -> bool:
-        """Whether the row passes now."""
+        """True if the row passes in the second run."""
         return self.b > self.a
 
 
@@ -37,7 +41,7 @@ class FunctionComparison(Record, frozen=True):
     a: FunctionStatistics
     b: FunctionStatistics
     paired: PairedComparison
-    flips: list[Flip]
+    flips: list[FlippedRow]
     same_code: bool | None
 
 
@@ -121,11 +125,11 @@ def _compare_function(
     )
 
 
-def _flip(row: PairedRow, threshold: float) -> Flip | None:
+def _flip(row: PairedRow, threshold: float) -> FlippedRow | None:
     a, b = (fmean(0.0 if value is None else value for value in values) for values in (row.a, row.b))
     if (a >= threshold - _TOLERANCE) == (b >= threshold - _TOLERANCE):
         return None
-    return Flip(row.row_index, row.row_id, a, b)
+    return FlippedRow(row.row_index, row.row_id, a, b)
 
 
 def _notes(a: RunInfo, b: RunInfo, rows: SharedRows, functions: list[FunctionComparison]) -> list[str]:

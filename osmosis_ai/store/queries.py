@@ -98,26 +98,31 @@ class ScoredRollout(NamedTuple):
 
 
 class FunctionTotals(Record, frozen=True):
-    """One function's scores in a run, added up by the database.
-
-    `rollouts` counts the policy's, scored or not; `mean` counts a missing score as 0. `code` has the hashes of the code
-    that computed the scores, as far as they were given.
-    """
+    """One function's scores in a run, those of its model and not of a baseline, added up by the database."""
 
     function: str
+    """Name of the function."""
     rollouts: int
+    """Rollouts, scored or not."""
     scored: int
+    """Rollouts with a score."""
     errors: int
+    """Rollouts whose score could not be computed."""
     mean: float
+    """Mean score; a missing one counts as 0."""
     code: list[str] = []
+    """Hashes of the code that computed the scores, as far as they are known."""
 
 
-class SharedRows(NamedTuple):
+class SharedRows(Record, frozen=True):
     """How many rows two runs have recorded in common, and each on its own."""
 
     shared: int
+    """Rows that both have."""
     only_a: int
+    """Rows that only the first one has."""
     only_b: int
+    """Rows that only the second one has."""
 
 
 class Completed(NamedTuple):

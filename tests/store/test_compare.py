@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from osmosis_ai.records import Failure, Rollout, Row, Score
-from osmosis_ai.store import RunInfo, RunStore
-from osmosis_ai.store.compare import Flip, compare_runs
+from osmosis_ai.store import RunInfo, RunStore, SharedRows
+from osmosis_ai.store.compare import FlippedRow, compare_runs
 
 FAILURE = Failure("model", "dropped")
 
@@ -55,11 +55,11 @@ def test_rows_are_joined_by_content_and_scored_by_their_mean(store: RunStore) ->
     found = compare_runs(store, a, b, 0.7)
     (function,) = found.functions
     # The mean of three times 0.7 is a little less than 0.7 in floating point, and passes all the same.
-    assert function.flips == [Flip(0, "x", pytest.approx(0.7), 0.0), Flip(1, "y", 0.5, 1.0)]
+    assert function.flips == [FlippedRow(0, "x", pytest.approx(0.7), 0.0), FlippedRow(1, "y", 0.5, 1.0)]
     assert [flip.passes for flip in function.flips] == [False, True]
     assert function.paired.mean_difference == pytest.approx((0.5 - 0.7) / 2)
     assert (function.paired.wins, function.paired.losses, function.paired.ties) == (1, 1, 0)
-    assert found.rows == (2, 1, 1)
+    assert found.rows == SharedRows(2, 1, 1)
 
 
 def test_a_failed_rollout_counts_as_zero_and_is_said(store: RunStore) -> None:

@@ -1,0 +1,391 @@
+"""The JSON objects in which stored runs are shown: by `osmosis runs … --json`, and in the viewer.
+
+Every field is always there, those of nested records included; only pass@k and pass^k are left out where there are none.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from osmosis_ai.records import (
+    AgentReport,
+    Failure,
+    FinishReason,
+    Message,
+    Record,
+    Row,
+    Score,
+    ToolCall,
+    Turn,
+    Usage,
+)
+from osmosis_ai.reward_fn.statistics import FunctionStatistics
+from osmosis_ai.store.compare import FlippedRow, FunctionComparison, RunComparison
+from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, SharedRows
+from osmosis_ai.store.tables import RunStatus
+
+__all__ = [
+    "ComparedFunction",
+    "ComparedRuns",
+    "ListedRuns",
+    "RemovedRuns",
+    "RescoredRun",
+    "RolloutDetail",
+    "RolloutSummary",
+    "RunView",
+    "ShownRow",
+    "ShownRun",
+    "ShownStatus",
+    "WrittenExport",
+    "comparison_view",
+    "encode_view",
+    "rollout_detail",
+    "rollout_summary",
+    "run_view",
+    "shown_status",
+]
+
+ShownStatus: TypeAlias = Literal[RunStatus, "killed"]
+
+R = TypeVar("R", bound="_Rollout")
+
+
+class RunView(Record, frozen=True):
+    """A stored run."""
+
+    id: str
+    """Id of the run."""
+    command: str
+    """`test` or `eval`."""
+    status: ShownStatus
+    """`killed` if it is running and its process is gone."""
+    created_at: str
+    """Start of the run, in ISO 8601."""
+    finished_at: str | None
+    """End of the run, in ISO 8601; null while it runs."""
+    model: str | None
+    """Name of the model."""
+    base_url: str | None
+    """Endpoint of the model, null for the provider's own."""
+    stand_in: bool
+    """True for an offline model: the scores say nothing about a model."""
+    baseline_model: str | None
+    """Name of the baseline model, null without one."""
+    dataset: str | None
+    """Path of the dataset."""
+    n: int | None
+    """Attempts per row."""
+    planned: int | None
+    """Rollouts planned."""
+    rollouts: int
+    """Rollouts recorded."""
+    failed: int
+    """Rollouts recorded that failed."""
+    functions: dict[str, float | None]
+    """Mean score by function."""
+    total_tokens: int | None
+    """Tokens of all rollouts, null while it runs."""
+    cost_usd: float | None
+    """Cost of all rollouts in US dollars, null if no price is known."""
+
+
+class _Rollout(Record, frozen=True, kw_only=True):
+    """What is shown of every rollout."""
+
+    id: str
+    """Id of the rollout, unique in its run."""
+    row_index: int
+    """Position of the row in the dataset, from 0."""
+    row_id: str
+    """Hash of the row's content and its occurrence number."""
+    run_index: int
+    """Attempt of the row, from 0."""
+    policy: str
+    """`policy` or `baseline`."""
+    finish_reason: FinishReason
+    """Why the rollout ended."""
+    duration_ms: float
+    """Duration in milliseconds."""
+    failure: Failure | None
+    """Why the rollout failed, null if it didn't."""
+    usage: Usage
+    """Tokens of all its model calls."""
+    cost_usd: float | None
+    """Cost in US dollars, null if no price is known."""
+    agent: AgentReport | None
+    """What the repository's own agent loop reported."""
+    requests: int
+    """Model requests, retries included."""
+    attempt: int
+    """2 if this record replaced a first one."""
+    started_at: str
+    """Start of the rollout, in ISO 8601."""
+    finished_at: str
+    """End of the rollout, in ISO 8601."""
+    scores: dict[str, Score]
+    """Score by function."""
+
+
+class RolloutSummary(_Rollout, frozen=True, kw_only=True):
+    """A rollout without its trajectory."""
+
+    turns: int
+    """Model calls."""
+    tool_calls: int
+    """Tool calls."""
+
+
+class RolloutDetail(_Rollout, frozen=True, kw_only=True):
+    """A rollout with its trajectory and its row."""
+
+    messages: list[Message]
+    """The conversation in the OpenAI chat format."""
+    turns: list[Turn]
+    """The model calls."""
+    tool_calls: list[ToolCall]
+    """The tool calls."""
+    samples: list[Turn]
+    """Model calls that tools asked for."""
+    row: Row
+    """The dataset row."""
+
+
+class ListedRuns(Record, frozen=True):
+    """`osmosis runs`."""
+
+    runs: list[RunView]
+    """The latest runs, newest first."""
+
+
+class ShownRun(Record, frozen=True):
+    """`osmosis runs show`."""
+
+    run: RunView
+    functions: list[FunctionTotals]
+    """The functions' scores, added up."""
+    rollouts: list[RolloutSummary]
+    """Rollouts in the order of rows, attempts and policies."""
+    more: int
+    """Rollouts beyond `--limit`."""
+
+
+class ShownRow(Record, frozen=True):
+    """`osmosis runs show --row N`."""
+
+    run: RunView
+    functions: list[FunctionTotals]
+    """The functions' scores, added up."""
+    rollouts: list[RolloutDetail]
+    """The row's rollouts in the order of attempts and policies."""
+    more: int
+    """Rollouts of the row beyond `--limit`."""
+
+
+class ComparedFunction(Record, frozen=True):
+    """One function's scores of two runs on the rows that both have."""
+
+    a: FunctionStatistics
+    b: FunctionStatistics
+    difference: float
+    """Mean over rows of b − a."""
+    rows: int
+    """Rows compared."""
+    wins: int
+    """Rows where b is higher."""
+    losses: int
+    """Rows where a is higher."""
+    ties: int
+    """Rows where both are equal."""
+    standard_error: float | None
+    """Standard error of the difference, null for fewer than two rows."""
+    confidence_interval: tuple[float, float] | None
+    """95 % confidence interval of the difference, `[low, high]`; null for fewer than two rows."""
+    same_code: bool | None
+    """False if other code computed the scores of b, null if that isn't known."""
+    now_pass: int
+    """Rows that pass in b and not in a."""
+    now_fail: int
+    """Rows that pass in a and not in b."""
+    flips: list[FlippedRow]
+    """These rows."""
+
+
+class ComparedRuns(Record, frozen=True):
+    """`osmosis runs compare A B`."""
+
+    a: RunView
+    b: RunView
+    pass_threshold: float
+    """Mean score from which on a row passes."""
+    rows: SharedRows
+    functions: dict[str, ComparedFunction]
+    """The comparison by each function that has scored both."""
+    only_in_a: list[str]
+    """Functions that have scored a only."""
+    only_in_b: list[str]
+    """Functions that have scored b only."""
+    notes: list[str]
+    """What makes the comparison less than it seems."""
+
+
+class RescoredRun(Record, frozen=True):
+    """`osmosis runs rescore`."""
+
+    run_id: str
+    """Id of the run."""
+    rescored: int
+    """Rollouts that were scored."""
+    before: dict[str, float]
+    """Mean score by function, as it was before."""
+    functions: dict[str, FunctionTotals]
+    """The functions' scores now."""
+
+
+class WrittenExport(Record, frozen=True):
+    """`osmosis runs export -o FILE`."""
+
+    run_id: str
+    """Id of the run."""
+    format: str
+    """Name of the format."""
+    file: str
+    """Path of the file."""
+    written: int
+    """Rollouts written."""
+    rollouts: int
+    """Rollouts of the run."""
+
+
+class RemovedRuns(Record, frozen=True):
+    """`osmosis runs rm`."""
+
+    removed: list[str]
+    """Ids of the runs that were removed."""
+
+
+def encode_view(view: Record) -> bytes:
+    """A view as JSON on one line."""
+    return msgspec.json.encode(_complete(view))
+
+
+def shown_status(run: RunInfo) -> ShownStatus:
+    """A run's status; `killed` if its process is gone."""
+    return "killed" if run.status == "running" and not run.alive else run.status
+
+
+def run_view(run: RunInfo) -> RunView:
+    """Show a run."""
+    config, summary = run.config, run.summary or {}
+    return RunView(
+        id=run.id,
+        command=run.command,
+        status=shown_status(run),
+        created_at=_iso(run.created_at),
+        finished_at=None if run.finished_at is None else _iso(run.finished_at),
+        model=config.get("model"),
+        base_url=config.get("base_url"),
+        stand_in=bool(config.get("stand_in")),
+        baseline_model=config.get("baseline_model"),
+        dataset=config.get("dataset"),
+        n=config.get("n"),
+        planned=config.get("planned", summary.get("planned")),
+        rollouts=run.rollouts,
+        failed=run.failed,
+        functions=summary.get("functions") or {},
+        total_tokens=summary.get("total_tokens"),
+        cost_usd=summary.get("cost_usd"),
+    )
+
+
+def rollout_summary(scored: ScoredRollout) -> RolloutSummary:
+    """Show a rollout without its trajectory."""
+    return _rollout(RolloutSummary, scored, turns=scored.stored.turns, tool_calls=scored.stored.tool_calls)
+
+
+def rollout_detail(scored: ScoredRollout) -> RolloutDetail:
+    """Show a rollout that was read with its trajectory."""
+    rollout = scored.stored.rollout
+    return _rollout(
+        RolloutDetail,
+        scored,
+        messages=rollout.messages,
+        turns=rollout.turns,
+        tool_calls=rollout.tool_calls,
+        samples=rollout.samples,
+        row=scored.row,
+    )
+
+
+def comparison_view(comparison: RunComparison) -> ComparedRuns:
+    """Show the comparison of two runs."""
+    return ComparedRuns(
+        a=run_view(comparison.a),
+        b=run_view(comparison.b),
+        pass_threshold=comparison.pass_threshold,
+        rows=comparison.rows,
+        functions={function.function: _compared(function) for function in comparison.functions},
+        only_in_a=comparison.only_in_a,
+        only_in_b=comparison.only_in_b,
+        notes=comparison.notes,
+    )
+
+
+def _rollout(kind: type[R], scored: ScoredRollout, **more: object) -> R:
+    stored, rollout = scored.stored, scored.stored.rollout
+    return kind(
+        id=rollout.id,
+        row_index=rollout.row_index,
+        row_id=rollout.row_id,
+        run_index=rollout.run_index,
+        policy=rollout.policy,
+        finish_reason=rollout.finish_reason,
+        duration_ms=rollout.duration_ms,
+        failure=rollout.failure,
+        usage=rollout.usage,
+        cost_usd=rollout.cost_usd,
+        agent=rollout.agent,
+        requests=stored.requests,
+        attempt=stored.attempt,
+        started_at=_iso(stored.started_at),
+        finished_at=_iso(stored.finished_at),
+        scores=scored.scores,
+        **more,
+    )
+
+
+def _compared(function: FunctionComparison) -> ComparedFunction:
+    paired = function.paired
+    passing = sum(row.passes for row in function.flips)
+    return ComparedFunction(
+        a=function.a,
+        b=function.b,
+        difference=paired.mean_difference,
+        rows=paired.rows,
+        wins=paired.wins,
+        losses=paired.losses,
+        ties=paired.ties,
+        standard_error=paired.standard_error,
+        confidence_interval=paired.confidence_interval,
+        same_code=function.same_code,
+        now_pass=passing,
+        now_fail=len(function.flips) - passing,
+        flips=function.flips,
+    )
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _complete(value: object) -> object:
+    """Records as dicts that have every field, also those that hold their default."""
+    if isinstance(value, FunctionStatistics):
+        return msgspec.to_builtins(value)
+    if isinstance(value, msgspec.Struct):
+        return {name: _complete(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {name: _complete(item) for name, item in value.items()}
+    return [_complete(item) for item in value] if isinstance(value, (list, tuple)) else value
