@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import select
 import signal
 import sys
 from contextlib import suppress
 
 import psutil
 
-__all__ = ["adopt_orphans", "end_descendants", "end_processes", "end_strays"]
+__all__ = ["adopt_orphans", "end_descendants", "end_group", "end_processes", "end_strays", "end_with"]
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -33,6 +35,39 @@ def end_strays() -> None:
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             _kill(child.children(recursive=True))
+
+
+def end_group() -> None:
+    """Kill everything this process started, and itself."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        # Without children there is nobody who may have left the group, and looking for them takes a while.
+        os.killpg(0, signal.SIGKILL)
+    end_processes(os.getpid())
+
+
+def end_with(lifeline: int) -> int | None:
+    """Have the kernel kill this process's group when another process ends: also while user code holds the interpreter.
+
+    Elsewhere than on Linux, EOF on a socket and events that can't be sent tell of it.
+
+    Args:
+        lifeline: The file descriptor of a pipe's end whose other end that process holds open.
+
+    Returns:
+        A file descriptor whose closing takes it back, None where there is nothing to take back.
+    """
+    if sys.platform != "linux":
+        return None
+    # Opened anew, because the owner of its signal belongs to an opened file.
+    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([own], [], [], 0)[0]:
+        end_group()
+    return own
 
 
 def adopt_orphans() -> None:

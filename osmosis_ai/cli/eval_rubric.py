@@ -297,7 +297,7 @@ class _Evaluation:
             yield unlabelled(config_judge(self._plan.rubric))
             return
         from osmosis_ai.config import LimitsConfig
-        from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
+        from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
         from osmosis_ai.runtime.run.rubric_functions import function_judge
 
         options = self._plan.config.records

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from osmosis_ai.cli.console import Output
 from osmosis_ai.records import Rollout, Score
-from osmosis_ai.runtime.pool.pool import InFlight
+from osmosis_ai.runtime.pool.base import InFlight
 
 __all__ = ["DatasetCheckProgress", "RunProgress"]
 

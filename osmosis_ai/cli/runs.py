@@ -23,7 +23,7 @@ from osmosis_ai.text import counted
 if TYPE_CHECKING:
     from osmosis_ai.masking import Masker
     from osmosis_ai.records import FunctionRef
-    from osmosis_ai.runtime.pool.pool import PoolOptions
+    from osmosis_ai.runtime.pool.base import PoolOptions
     from osmosis_ai.runtime.protocol import WorkerSpec
     from osmosis_ai.store import RunInfo, RunStore
 
@@ -298,7 +298,7 @@ def rescore(
     with _session(context, root, json) as session:
         from osmosis_ai.config import LimitsConfig
         from osmosis_ai.runtime.logs import new_log
-        from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
+        from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
         from osmosis_ai.runtime.run.prepare import scorer_spec
 
         info = session.store.find_run(run)
@@ -356,7 +356,7 @@ def remove(
 
 async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
     from osmosis_ai.cli.runs_output import RescoreProgress, print_rescored, print_view
-    from osmosis_ai.runtime.pool.pool import open_pool
+    from osmosis_ai.runtime.pool.backends import open_pool
     from osmosis_ai.runtime.run.scoring import rescore as score_again
     from osmosis_ai.store.views import RescoredRun
 

@@ -26,7 +26,7 @@ from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, DEBUG_DIR_VARIABLE, 
 from osmosis_ai.rollout.server.serve import address_of, choose_api_key, make_server, open_socket
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
 from osmosis_ai.runtime.logs import new_log
-from osmosis_ai.runtime.pool.pool import PoolOptions, default_workers
+from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
 from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.prepare import agent_spec, find_agent
 from osmosis_ai.serve.config import ServeConfig

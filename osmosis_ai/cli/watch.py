@@ -28,7 +28,7 @@ from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, Star
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Record, Rollout
 from osmosis_ai.reward_rubric.resolve import rubric_files
-from osmosis_ai.runtime.pool.pool import Pool
+from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.prepare import find_agent, find_dataset, prepare

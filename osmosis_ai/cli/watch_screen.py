@@ -12,7 +12,7 @@ from rich.text import Text
 
 from osmosis_ai.cli.console import Output
 from osmosis_ai.records import Record, Rollout
-from osmosis_ai.runtime.pool.pool import Pool
+from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.results import Flip

@@ -58,17 +58,32 @@ class WorkerSpec(Record, frozen=True):
     debug_dir: str | None = None
 
 
-class Boot(Record, frozen=True):
-    """What a worker process is told before its first job: what to load, and how its process is to run.
+class Places(Record, frozen=True):
+    """Where things are on a worker's machine, told by the backend that starts the worker there.
 
-    `log` is the run's log file, `keys` are values that it must not show, `environ` are variables to set.
+    `root` is the repository, `store` the run store's file, `cache` the file of stored model replies, `log` the run's
+    log, `debug_dir` where an agent loop's `log_event` writes; None where there is none.
+    """
+
+    root: str
+    store: str | None = None
+    cache: str | None = None
+    log: str | None = None
+    debug_dir: str | None = None
+
+
+class Boot(Record, frozen=True):
+    """What a worker process is told before its first job: what to load, where that is, and how to run.
+
+    `spec` has no path of the machine that made it, see `places.detach`. `keys` are values that the log must not show;
+    `environ` are variables to set, or to remove where the value is None.
     """
 
     spec: WorkerSpec
-    log: str | None = None
+    places: Places
     debug: bool = False
     keys: list[str] = []
-    environ: dict[str, str] = {}
+    environ: dict[str, str | None] = {}
 
 
 # From the run to a worker: jobs, and orders about them.

@@ -16,8 +16,9 @@ from osmosis_ai.errors import OsmosisRolloutError, StartError
 from osmosis_ai.records import Failure, Tool
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import error_response
+from osmosis_ai.runtime.pool.backends import open_pool
+from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.group import JobFailedError
-from osmosis_ai.runtime.pool.pool import PoolOptions, ProcessPool
 from osmosis_ai.runtime.protocol import Inspected, Ready, WorkerSpec
 from osmosis_ai.runtime.watch.changes import (
     FileHashes,
@@ -45,8 +46,8 @@ class _Workers:
 
     def __init__(self) -> None:
         self.name = BUILT_IN
-        self.runs: ProcessPool
-        self.asks: ProcessPool | None = None
+        self.runs: Pool
+        self.asks: Pool | None = None
         self.opened = anyio.Event()
         self.closed = anyio.Event()
         self.error: StartError | None = None
@@ -58,11 +59,11 @@ class _Workers:
         """Hold them until they are released and have nothing left to do."""
         try:
             async with AsyncExitStack() as stack:
-                self.runs = await stack.enter_async_context(ProcessPool.open(spec, options))
+                self.runs = await stack.enter_async_context(open_pool(spec, options))
                 self.name = self.runs.loaded.agent or BUILT_IN
                 if spec.agent is not None:
                     asking = msgspec.structs.replace(options, workers=1, isolation="session")
-                    self.asks = await stack.enter_async_context(ProcessPool.open(spec, asking))
+                    self.asks = await stack.enter_async_context(open_pool(spec, asking))
                 self.opened.set()
                 await self._idle.wait()
         except StartError as error:

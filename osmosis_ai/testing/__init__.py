@@ -20,8 +20,10 @@ if TYPE_CHECKING:
         tool_call,
         tool_calls,
     )
+    from osmosis_ai.testing.pool import FakePool
 
 __all__ = [
+    "FakePool",
     "Gate",
     "Reply",
     "Request",
@@ -40,6 +42,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use: running `python -m osmosis_ai.testing.endpoint` must not import that module twice.
+    if name == "FakePool":
+        from osmosis_ai.testing.pool import FakePool
+
+        return FakePool
     if name in __all__:
         from osmosis_ai.testing import endpoint
 

@@ -10,7 +10,7 @@ from time import monotonic
 from osmosis_ai.data.dataset import RowProblem, open_dataset
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import FunctionRef, Row, Score
-from osmosis_ai.runtime.pool.pool import Pool
+from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.validate.check import Subject

@@ -16,8 +16,9 @@ from osmosis_ai.discovery.scan import Component
 from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import FunctionRef, Record, Tool
+from osmosis_ai.runtime.pool.backends import open_pool
+from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.group import JobFailedError
-from osmosis_ai.runtime.pool.pool import Pool, PoolOptions, ProcessPool, open_pool
 from osmosis_ai.runtime.protocol import LoopFinding, Ready, WorkerSpec
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.validate import Finding, finding
@@ -86,7 +87,7 @@ async def validate_agent(source: AgentSource, options: ValidationOptions) -> Val
     tools: list[Tool] = []
     name = source.attribute
     try:
-        async with ProcessPool.open(spec, PoolOptions(workers=1, load_seconds=options.load_seconds)) as pool:
+        async with open_pool(spec, PoolOptions(workers=1, load_seconds=options.load_seconds)) as pool:
             inspected = await pool.inspect()
         tools, name = inspected.tools, inspected.name or name
         found = inspected.findings

@@ -6,6 +6,7 @@ program may use for purposes of its own, and whose children import that program'
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["open_line", "start"]
+__all__ = ["changed_environment", "open_line", "start"]
 
 # `python -c` puts the working directory first on the path, and PYTHONPATH may name it: what a repository has there
 # (`mcp/`, `types.py`) must not be imported in a library's place.
@@ -38,6 +39,7 @@ class _Server:
     """A running fork server. It ends when this process does, or lets go of its ends of the two."""
 
     def __init__(self, preload: Sequence[str]) -> None:
+        self.environ = dict(os.environ)
         self.line, line = socket.socketpair()
         lifeline, self.lifeline = os.pipe()
         try:
@@ -123,8 +125,18 @@ def open_line() -> tuple[socket.socket, socket.socket]:
     return requests, reports
 
 
-def _forget() -> None:
-    """This process is a fork of one with a fork server: that isn't ours, and must not be kept alive by us."""
+def changed_environment() -> dict[str, str | None]:
+    """The variables that are not as they were when the fork server started; None for those that are gone."""
+    before = os.environ if _server is None else _server.environ
+    changed = {
+        name: os.environ.get(name) for name in {**before, **os.environ} if before.get(name) != os.environ.get(name)
+    }
+    # Others than text can't be sent.
+    return {name: value for name, value in changed.items() if _is_text(f"{name}{value}")}
+
+
+def _let_go() -> None:
+    """This process ends, or is a fork of the one with the fork server and must not keep that alive."""
     global _lock, _server
     _lock = threading.Lock()
     if _server is not None:
@@ -132,7 +144,12 @@ def _forget() -> None:
         _server = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_let_go)
+atexit.register(_let_go)
+
+
+def _is_text(value: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _interpreter_flags() -> list[str]:

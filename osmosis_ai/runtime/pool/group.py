@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import anyio
 import anyio.abc
+import msgspec
 
 from osmosis_ai.errors import OsmosisError, StartError
 from osmosis_ai.records import Failure
@@ -62,8 +63,8 @@ class WorkerGroup:
         load_limit: Seconds a worker may take to load the repository.
 
     Attributes:
-        sources: The repository's files that workers have imported, with a hash of their content.
-        mixed: Whether workers have found different content in the same file, because it changed in between.
+        loaded: What the first worker has found, with the files that others have imported; None before.
+        mixed: True if workers have found different content in the same file, because it changed in between.
     """
 
     def __init__(
@@ -86,11 +87,11 @@ class WorkerGroup:
         self._share = share
         self._workers: list[WorkerHandle] = []
         self._changed = anyio.Event()
-        self.sources: dict[str, str] = {}
+        self.loaded: protocol.Ready | None = None
         self.mixed = False
         self._starting = 0
         self._failed_starts = 0
-        self._hopeful = size
+        self._may_become_ready = size
         self._was_ready = False
         self._start_error: StartError | None = None
         self._solo = asyncio.Semaphore(max(size, alone, 2))
@@ -115,15 +116,13 @@ class WorkerGroup:
                     await self._spawner.aclose()
                 group.cancel_scope.cancel()
 
-    async def ready(self) -> protocol.Ready:
-        """What the first worker found when it loaded the repository.
+    async def ready(self) -> None:
+        """Wait until a worker has loaded the repository.
 
         Raises:
             StartError: It can't be loaded.
         """
-        worker = await self._pick()
-        assert worker.ready is not None
-        return worker.ready
+        await self._pick()
 
     async def run(
         self, job: Job, kind: type[DoneT], listen: Callable[[Progress], None], restart: Callable[[], None]
@@ -207,7 +206,7 @@ class WorkerGroup:
         with anyio.CancelScope(shield=True):
             self._starting += 1
             try:
-                worker = WorkerHandle(await self._spawner.spawn(), self._note_sources)
+                worker = WorkerHandle(await self._spawner.spawn(), self._note_loaded)
             except OSError as error:
                 raise StartError(f"a worker process can't be started: {error or type(error).__name__}") from error
             finally:
@@ -245,18 +244,28 @@ class WorkerGroup:
     async def _start_failed(self, error: StartError) -> None:
         """Give up when no worker could ever be started, or when several in a row can't any more."""
         self._failed_starts += 1
-        self._hopeful -= 1
-        hopeless = self._failed_starts >= MAX_FAILED_STARTS if self._was_ready else self._hopeful == 0
+        self._may_become_ready -= 1
+        hopeless = self._failed_starts >= MAX_FAILED_STARTS if self._was_ready else self._may_become_ready == 0
         if hopeless:
             self._start_error = error
             self._notify()
         while not self._was_ready and self._start_error is None:
             await self._changed.wait()
 
-    def _note_sources(self, sources: dict[str, str]) -> None:
-        for path, content in sources.items():
-            if self.sources.setdefault(path, content) != content:
-                self.mixed = True
+    def _note_loaded(self, found: protocol.Ready | protocol.Imported) -> None:
+        if isinstance(found, protocol.Imported):
+            tools = functions = found.sources
+        else:
+            tools, functions = found.tool_sources, found.function_sources
+            self.loaded = self.loaded or found
+        assert self.loaded is not None
+        known = self.loaded.tool_sources | self.loaded.function_sources
+        self.mixed |= any(known.get(path, content) != content for path, content in (tools | functions).items())
+        self.loaded = msgspec.structs.replace(
+            self.loaded,
+            tool_sources=tools | self.loaded.tool_sources,
+            function_sources=functions | self.loaded.function_sources,
+        )
 
     async def _attend(self, worker: WorkerHandle) -> None:
         try:

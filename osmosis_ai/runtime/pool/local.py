@@ -3,25 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import anyio
+import msgspec
 import psutil
 
+from osmosis_ai.runtime.places import detach
+from osmosis_ai.runtime.pool import forkserver
+from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.channel import LOAD_SECONDS
 from osmosis_ai.runtime.pool.forks import ChildProcess, ForkLine
-from osmosis_ai.runtime.pool.forkserver import open_line
-from osmosis_ai.runtime.protocol import Boot, Event, Order, decode_event, pack, read_frame
+from osmosis_ai.runtime.pool.group import WorkerGroup
+from osmosis_ai.runtime.pool.pool import open_groups
+from osmosis_ai.runtime.protocol import Boot, Event, Order, WorkerSpec, decode_event, pack, read_frame
 from osmosis_ai.runtime.worker.forking import TEMPLATE, WORKER
 from osmosis_ai.tasks import task_group
 
-__all__ = ["ForkServerSpawner", "LocalChannel", "TemplateSpawner"]
+__all__ = ["ForkServerSpawner", "LocalChannel", "TemplateSpawner", "open_local"]
+
+FREEZE_GRACE_SECONDS = 5.0
 
 DRAIN_SECONDS = 0.5
 EVENT_BUFFER = 1 << 20
+
+
+@asynccontextmanager
+async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
+    """Load the repository into processes: some hold its tools or its agent loop, others its functions.
+
+    Raises:
+        StartError: Something can't be loaded.
+    """
+    alone = spec.batch_size if options.isolation == "rollout" else 0
+    # As many for the tools, as many for the functions.
+    memory = options.worker_memory or _fair_share(alone + 2 * options.workers)
+
+    forkserver.start()
+    environ = {**forkserver.changed_environment(), **options.environ}
+
+    def boot(part: WorkerSpec) -> Boot:
+        named, places = detach(part)
+        places = msgspec.structs.replace(places, log=options.log)
+        return Boot(named, places, options.debug, options.keys, environ)
+
+    share = math.ceil(spec.batch_size / options.workers)
+    tools = msgspec.structs.replace(spec, functions=[], store=None, batch_size=share)
+    functions = msgspec.structs.replace(spec, mcp=None, agent=None, policies={})
+    # Of an agent loop's code all that is bounded is the whole rollout.
+    longest_call = spec.limits.timeout if spec.agent else min(spec.limits.tool_timeout, spec.limits.timeout)
+    longest_call += FREEZE_GRACE_SECONDS
+    longest_score = spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
+    load = options.load_seconds
+    agents = scorers = None
+    has_agent = spec.mcp is not None or spec.agent is not None
+    if has_agent and options.isolation == "rollout":
+        spawner = TemplateSpawner(boot(tools))
+        agents = WorkerGroup(spawner, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)
+    elif has_agent:
+        workers = ForkServerSpawner(boot(tools))
+        agents = WorkerGroup(workers, options.workers, memory, longest_call, share, load_limit=load)
+    if spec.functions:
+        workers = ForkServerSpawner(boot(functions))
+        scorers = WorkerGroup(workers, options.workers, memory, longest_score, share, load_limit=load)
+    async with open_groups(spec, agents, scorers) as pool:
+        yield pool
 
 
 class LocalChannel:
@@ -207,8 +257,13 @@ class _Template:
         await self._server.aclose()
 
 
+def _fair_share(workers: int) -> int:
+    """Bytes for each worker when all of them together may take four fifths of the memory that is free now."""
+    return int(psutil.virtual_memory().available * 0.8 / workers)
+
+
 def _fork_server() -> ForkLine:
-    return ForkLine(*open_line(), "the fork server was lost")
+    return ForkLine(*forkserver.open_line(), "the fork server was lost")
 
 
 def _signal_name(number: int) -> str:

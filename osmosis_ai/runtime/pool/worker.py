@@ -51,12 +51,12 @@ class WorkerHandle:
 
     Args:
         channel: The worker.
-        imported: Takes the files that user code has imported, at the start and later.
+        found: Takes what the worker has loaded, at the start and later.
     """
 
-    def __init__(self, channel: Channel, imported: Callable[[dict[str, str]], None]) -> None:
+    def __init__(self, channel: Channel, found: Callable[[protocol.Ready | protocol.Imported], None]) -> None:
         self._channel = channel
-        self._imported = imported
+        self._found = found
         self.ready: protocol.Ready | None = None
         self.taken = 0
         self.stopping = False
@@ -161,12 +161,12 @@ class WorkerHandle:
                 assignment.done.set_result(event)
         elif isinstance(event, protocol.Ready):
             self.ready = event
-            self._imported(event.tool_sources | event.function_sources)
+            self._found(event)
             self.settled.set()
         elif isinstance(event, protocol.NotReady):
             self._not_ready = event
         elif isinstance(event, protocol.Imported):
-            self._imported(event.sources)
+            self._found(event)
         elif isinstance(event, protocol.Retiring):
             self.leaving.set()
         elif isinstance(event, protocol.Dying):

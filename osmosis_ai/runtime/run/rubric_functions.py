@@ -14,7 +14,8 @@ from osmosis_ai.masking import Masker
 from osmosis_ai.records import Failure, FunctionRef, Row
 from osmosis_ai.reward_rubric.data import RubricRecord
 from osmosis_ai.reward_rubric.evaluation import Answer, Judge
-from osmosis_ai.runtime.pool.pool import PoolOptions, open_pool
+from osmosis_ai.runtime.pool.backends import open_pool
+from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore

@@ -10,7 +10,7 @@ import anyio
 
 from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.records import Outcome, Rollout
-from osmosis_ai.runtime.pool.pool import Pool
+from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.protocol import Progress, RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.scoring import MAX_BATCH, Scoring, ScoringListener, judges_usd

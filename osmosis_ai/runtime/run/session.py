@@ -28,7 +28,8 @@ from osmosis_ai.options import secret_values
 from osmosis_ai.records import Outcome, Rollout
 from osmosis_ai.reward_rubric.redirect import judge_variables
 from osmosis_ai.runtime.logs import new_log
-from osmosis_ai.runtime.pool.pool import PoolOptions, SteppingPool, default_workers, open_pool
+from osmosis_ai.runtime.pool.backends import open_pool
+from osmosis_ai.runtime.pool.base import Pool, PoolOptions, default_workers
 from osmosis_ai.runtime.protocol import CallDone, Progress, RolloutJob
 from osmosis_ai.runtime.protocol import TurnDone as WorkerTurnDone
 from osmosis_ai.runtime.run import events
@@ -170,7 +171,7 @@ class RunSession:
         listener: Listener | None,
     ) -> None:
         self.plan: RunPlan = prepared.plan
-        self.pool: SteppingPool
+        self.pool: Pool
         self.store = store
         self.scratch = scratch
         self.masker = masker

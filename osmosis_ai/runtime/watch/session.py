@@ -22,10 +22,11 @@ from osmosis_ai.data.dataset import Dataset, DatasetSummary
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.scan import Problem
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
-from osmosis_ai.records import Outcome, Record, Rollout, Score
+from osmosis_ai.records import JsonObject, Outcome, Record, Rollout, Score
 from osmosis_ai.reward_rubric.resolve import rubric_files
-from osmosis_ai.runtime.pool.pool import InFlight, Pool, PoolOptions, open_pool
-from osmosis_ai.runtime.protocol import Progress, Ready, RolloutJob, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.pool.backends import open_pool
+from osmosis_ai.runtime.pool.base import InFlight, Pool, PoolOptions
+from osmosis_ai.runtime.protocol import Inspected, Progress, Ready, Resume, RolloutJob, ScoreJob, ToolsDone, WorkerSpec
 from osmosis_ai.runtime.run.judges import check_judges
 from osmosis_ai.runtime.run.plan import POLICY, RunPlan
 from osmosis_ai.runtime.run.prepare import Prepared, prepare
@@ -183,6 +184,18 @@ class _TwoPools:
 
     async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
         return await self._agents.rollout(job, listen)
+
+    def resume(self, order: Resume) -> None:
+        self._agents.resume(order)
+
+    async def serve(self, request: JsonObject) -> JsonObject:
+        return await self._agents.serve(request)
+
+    async def tools(self, request: JsonObject) -> ToolsDone:
+        return await self._agents.tools(request)
+
+    async def inspect(self) -> Inspected:
+        return await self._agents.inspect()
 
     async def score(self, job: ScoreJob) -> list[list[Score]]:
         assert self._scorers is not None

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from osmosis_ai.process_tree import adopt_orphans, end_descendants, end_processes
+from osmosis_ai.process_tree import adopt_orphans, end_descendants, end_processes, end_with
 from osmosis_ai.runtime.protocol import Exited, Forked, ForkReport, pack
 
 __all__ = ["LINE", "TEMPLATE", "WORKER", "Forker", "main"]
@@ -182,10 +182,14 @@ def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.argv[:] = ["osmosis"]
     adopt_orphans()
+    # While it imports it doesn't see its line end; afterwards there may be more to end than itself.
+    armed = end_with(lifeline)
     for name in (*preload, PRELOAD):
         importlib.import_module(name)
     from osmosis_ai.runtime.worker.main import template_main, worker_main
 
+    if armed is not None:
+        os.close(armed)
     requests = socket.socket(fileno=line)
     os.set_inheritable(line, False)
     os.set_inheritable(lifeline, False)

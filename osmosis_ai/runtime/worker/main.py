@@ -7,34 +7,29 @@ has left the process before user code can take it down.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import select
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-
-import anyio
 
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.errors import StartError
 from osmosis_ai.masking import Masker
 from osmosis_ai.models import import_model
-from osmosis_ai.process_tree import end_processes
+from osmosis_ai.process_tree import end_group, end_with
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file
+from osmosis_ai.runtime.places import attach
 from osmosis_ai.runtime.protocol import Boot, Event, Job, Order, pack, read_frame, receive_frame
 from osmosis_ai.runtime.worker.forking import WORKER, Forker
+from osmosis_ai.runtime.worker.orders import follow_orders
 from osmosis_ai.runtime.worker.watchdog import JobTasks, Watchdog
 from osmosis_ai.runtime.worker.worker import (
     LoadedRepository,
     Worker,
     current_job,
     job_label,
-    label_of,
     labels_of,
     load_repository,
 )
@@ -69,49 +64,20 @@ class Outbox:
         self._sock.close()
 
 
-def end_group() -> None:
-    """Kill everything this process started, and itself."""
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        # Without children there is nobody who may have left the group, and looking for them takes a while.
-        os.killpg(0, signal.SIGKILL)
-    end_processes(os.getpid())
-
-
-def end_with_run(lifeline: int) -> None:
-    """Have the kernel kill this process's group when the run is gone: also while user code holds the interpreter.
-
-    Elsewhere than on Linux, EOF on the job socket and events that can't be sent tell of it.
-
-    Args:
-        lifeline: The file descriptor of a pipe's end whose other end the run holds open.
-    """
-    if sys.platform != "linux":
-        return
-    # Opened anew, because the owner of its signal belongs to an opened file.
-    own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
-    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([own], [], [], 0)[0]:
-        end_group()
-
-
 def worker_main(jobs: socket.socket, events: socket.socket, lifeline: int) -> None:
     """Run a worker in this process, the leader of a group of its own, until it is told to stop.
 
     Args:
         jobs: Where an encoded Boot and then jobs come from; its end means that the run is gone.
         events: Where events go.
-        lifeline: See `end_with_run`.
+        lifeline: See `process_tree.end_with`.
     """
-    end_with_run(lifeline)
+    end_with(lifeline)
     outbox = Outbox(events)
     boot = _boot(jobs)
     output = capture_output(log_writer(boot), worker_label)
     try:
-        loaded = load_repository(boot.spec)
+        loaded = load_repository(attach(boot.spec, boot.places))
     except StartError as error:
         output.close()
         outbox.send(protocol.NotReady(type(error).__name__, str(error)))
@@ -125,9 +91,9 @@ def template_main(requests: socket.socket, reports: socket.socket, lifeline: int
     Args:
         requests: Where an encoded Boot comes from, and then requests for workers.
         reports: Where Forked and Exited go.
-        lifeline: See `end_with_run`.
+        lifeline: See `process_tree.end_with`.
     """
-    end_with_run(lifeline)
+    end_with(lifeline)
     boot = _boot(requests)
     writer = log_writer(boot)
     failure: protocol.NotReady | None = None
@@ -135,14 +101,14 @@ def template_main(requests: socket.socket, reports: socket.socket, lifeline: int
     # No thread may run where a fork is to come, so what is printed meanwhile waits in a file.
     with output_in_file(writer):
         try:
-            loaded = load_repository(boot.spec)
+            loaded = load_repository(attach(boot.spec, boot.places))
             for model in boot.spec.policies.values():
                 import_model(model)
         except StartError as error:
             failure = protocol.NotReady(type(error).__name__, str(error))
 
     def run_worker(jobs: socket.socket, events: socket.socket) -> None:
-        end_with_run(lifeline)
+        end_with(lifeline)
         outbox = Outbox(events)
         output = capture_output(writer, worker_label)
         if failure is not None:
@@ -159,7 +125,11 @@ def _boot(sock: socket.socket) -> Boot:
     except (EOFError, ConnectionError):
         end_group()
         raise
-    os.environ.update(boot.environ)
+    for name, value in boot.environ.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     return boot
 
 
@@ -167,7 +137,7 @@ def log_writer(boot: Boot) -> LogWriter:
     """The run's log, and with `--debug` the terminal."""
     masker = Masker.from_environment(os.environ, boot.keys)
     live = os.dup(2) if boot.debug else None
-    return LogWriter(Path(boot.log) if boot.log else None, masker.text, live)
+    return LogWriter(Path(boot.places.log) if boot.places.log else None, masker.text, live)
 
 
 def worker_label() -> str:
@@ -227,22 +197,7 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
             orphaned=end_group,
         )
         watchdog.start()
-        async with anyio.create_task_group() as group:
-            while True:
-                order = await _next_order(reader)
-                if isinstance(order, protocol.Stop):
-                    break
-                if isinstance(order, protocol.Cancel):
-                    worker.cancel(order.id)
-                    continue
-                if isinstance(order, protocol.Resume):
-                    worker.resume(order)
-                    continue
-                # Set before the task is made, so that the task and all it starts are known to be the job's.
-                current_job.set(order.id)
-                job_label.set(label_of(order))
-                group.start_soon(run, order)
-            group.cancel_scope.cancel()
+        await follow_orders(worker, lambda: _next_order(reader), run)
         watchdog.stop()
     writer.close()
 

@@ -1,0 +1,36 @@
+"""Where workers can run. Another place for them is one file and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from osmosis_ai.runtime.pool.base import Pool, PoolOptions
+from osmosis_ai.runtime.pool.inline import open_inline
+from osmosis_ai.runtime.pool.local import open_local
+from osmosis_ai.runtime.protocol import WorkerSpec
+
+__all__ = ["BACKENDS", "open_pool"]
+
+Opener = Callable[[WorkerSpec, PoolOptions], AbstractAsyncContextManager[Pool]]
+
+BACKENDS: dict[str, Opener] = {
+    "inline": open_inline,
+    "local": open_local,
+}
+"""Each loads a repository and gives its workers as a pool; raises StartError when something can't be loaded."""
+
+
+@asynccontextmanager
+async def open_pool(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
+    """Load the repository into workers, or into this process.
+
+    Args:
+        spec: What to load.
+        options: Where workers run, how many, and what they may use.
+
+    Raises:
+        StartError: Something can't be loaded; the message names the user's file and line.
+    """
+    async with BACKENDS[options.backend](spec, options) as pool:
+        yield pool

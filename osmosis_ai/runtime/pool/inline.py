@@ -1,0 +1,98 @@
+"""One worker in this process, on this event loop, for debugging: `breakpoint()` works in a tool."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+
+from osmosis_ai.errors import StartError
+from osmosis_ai.runtime.pool.base import Pool, PoolOptions
+from osmosis_ai.runtime.pool.group import WorkerGroup
+from osmosis_ai.runtime.pool.pool import open_groups
+from osmosis_ai.runtime.protocol import Event, NotReady, Order, Retiring, WorkerSpec
+from osmosis_ai.runtime.worker.orders import follow_orders
+from osmosis_ai.runtime.worker.worker import Worker, load_repository
+
+__all__ = ["open_inline"]
+
+
+@asynccontextmanager
+async def open_inline(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
+    """Load the repository into this process. What user code prints goes to stderr meanwhile.
+
+    Raises:
+        StartError: Something can't be loaded.
+    """
+    os.environ.update(options.environ)
+    group = WorkerGroup(_InlineSpawner(spec), 1, sys.maxsize, math.inf, spec.batch_size, load_limit=math.inf)
+    async with open_groups(spec, group, group) as pool:
+        yield pool
+
+
+class _InlineSpawner:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+
+    async def spawn(self) -> _InlineChannel:
+        return _InlineChannel(self._spec)
+
+    def stop(self) -> None:
+        """Nothing is being started."""
+
+    async def aclose(self) -> None:
+        """Nothing was needed."""
+
+
+class _InlineChannel:
+    """A worker that runs in the task which reads its events."""
+
+    ending = "stopped"
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._orders: asyncio.Queue[Order] = asyncio.Queue()
+        self._scope = anyio.CancelScope()
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self, take: Callable[[Event], None]) -> None:
+        def emit(event: Event) -> None:
+            # What holds a thread of this process holds it in any other worker here just as well.
+            if not isinstance(event, Retiring):
+                take(event)
+
+        with self._scope, _output_to_stderr():
+            try:
+                async with Worker.open(load_repository(self._spec), emit) as worker:
+                    await follow_orders(worker, self._orders.get, worker.run)
+            except StartError as error:
+                take(NotReady(type(error).__name__, str(error)))
+
+    def send(self, order: Order) -> None:
+        self._orders.put_nowait(order)
+
+    def kill(self) -> None:
+        self._loop.call_soon_threadsafe(self._scope.cancel)
+
+    def memory(self) -> int:
+        return 0
+
+
+@contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """User code's output must not mix with results on stdout, neither from Python nor from below."""
+    sys.stdout.flush()
+    stdout, saved = sys.stdout, os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    try:
+        yield
+    finally:
+        sys.stdout = stdout
+        os.dup2(saved, 1)
+        os.close(saved)
