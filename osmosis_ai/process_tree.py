@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import psutil
 
-__all__ = ["adopt_orphans", "end_descendants", "end_group", "end_processes", "end_strays", "end_with"]
+__all__ = ["adopt_orphans", "end_descendants", "end_group", "end_processes", "end_with"]
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -28,13 +28,6 @@ def end_descendants(pid: int) -> None:
     """Kill what a process has started, and what that has."""
     with suppress(psutil.Error):
         _kill(psutil.Process(pid).children(recursive=True))
-
-
-def end_strays() -> None:
-    """Kill what this process's children (the fork server) still have below them, when no worker is needed any more."""
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            _kill(child.children(recursive=True))
 
 
 def end_group() -> None:

@@ -54,6 +54,14 @@ class Row(Record, frozen=True):
     extra: dict[str, Any] = {}
 
 
+def opening_messages(row: Row) -> list[Message]:
+    """The conversation before the first model call."""
+    return [
+        {"role": "system", "content": row.system_prompt},
+        {"role": "user", "content": row.user_prompt},
+    ]
+
+
 class Failure(Record, frozen=True):
     """Why something failed and where that came from.
 

@@ -117,7 +117,7 @@ def eval_rubric(given: Given) -> None:
     for option in ("rubric", "data"):
         if not given.get(option):
             raise UsageError(f"--{option} is missing; see osmosis eval-rubric --help")
-    with command_session(quiet=config.output.quiet, workers=True) as session:
+    with command_session(quiet=config.output.quiet) as session:
         # Judges are asked from this process.
         os.environ.update(session.environ | judge_variables(config.judge.judge_model, config.judge.judge_base_url))
         plan = _prepare(config, session.cwd)

@@ -69,7 +69,7 @@ def interact(given: Given, row: int | None) -> int:
         row: The first row, None for the first of the dataset.
     """
     output = output_options(given)
-    with command_session(workers=True, store_error=ExitCode.FAILED) as session:
+    with command_session(store_error=ExitCode.FAILED) as session:
         config, results = begin_command(session, given, "test", output)
         check_interactive(config, output)
         if config.workers.workers is None:

@@ -37,7 +37,7 @@ def run_command(given: Given, command: Command) -> int:
         command: `test` or `eval`.
     """
     output = output_options(given)
-    with command_session(quiet=output.quiet, workers=True, store_error=ExitCode.FAILED) as session:
+    with command_session(quiet=output.quiet, store_error=ExitCode.FAILED) as session:
         config, results = begin_command(session, given, command, output)
         calm_collector()
         return asyncio.run(_Run(session, config, output, results).run())

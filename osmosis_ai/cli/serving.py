@@ -46,7 +46,7 @@ def serve_agent(given: Given) -> int:
     Args:
         given: The options that were typed.
     """
-    with command_session(workers=True) as session:
+    with command_session() as session:
         config = effective_config(ServeConfig, given, session.cwd).config
         server = config.server
         if server.local and server.api_key is not None:

@@ -63,13 +63,12 @@ class CommandSession:
 
 @contextmanager
 def command_session(
-    *, quiet: bool = False, workers: bool = False, store_error: ExitCode = ExitCode.COULD_NOT_START
+    *, quiet: bool = False, store_error: ExitCode = ExitCode.COULD_NOT_START
 ) -> Iterator[CommandSession]:
     """Show the errors of a command's block, and end with the exit code they stand for.
 
     Args:
         quiet: Say nothing but results and errors.
-        workers: Worker processes may be started: what they leave behind is ended.
         store_error: The exit code of a run store that fails: for a run, after it has started.
 
     Raises:
@@ -89,11 +88,6 @@ def command_session(
     except KeyboardInterrupt as error:
         session.output.warn("interrupted")
         raise typer.Exit(ExitCode.INTERRUPTED) from error
-    finally:
-        if workers:
-            from osmosis_ai.process_tree import end_strays
-
-            end_strays()
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def validate(
     form = "json" if json else form
     if form not in FORMATS:
         raise UsageError(f"--format {form}: one of {', '.join(FORMATS)}")
-    with command_session(workers=not static) as session:
+    with command_session() as session:
         # Not resolve(): findings name what the user has named.
         root = Path(os.path.abspath(session.cwd / repo))  # noqa: PTH100
         if not root.is_dir():

@@ -86,7 +86,7 @@ def watch_command(given: Given, command: Command) -> int:
         command: `test` or `eval`.
     """
     output = output_options(given)
-    with command_session(quiet=output.quiet, workers=True) as session:
+    with command_session(quiet=output.quiet) as session:
         watcher: _Watcher | None = None
         while watcher is None or watcher.restarts:
             # All of it anew: .env, pyproject.toml and configs decide what is run.

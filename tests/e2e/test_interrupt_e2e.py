@@ -102,7 +102,7 @@ def test_ctrl_c_while_the_command_is_still_starting(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo")
     with running("test", "--model", "offline/planner", cwd=root) as command:
         # Both the command and the fork server are busy importing now.
-        command.until(lambda: any("worker.forking" in " ".join(process.cmdline()) for process in command.descendants()))
+        command.until(lambda: any("fork_server" in " ".join(found.cmdline()) for found in command.descendants()))
         command.interrupt()
         done = command.wait()
         assert (done.code, done.stdout) == (130, "")

@@ -10,13 +10,13 @@ from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.records import FunctionRef
 from osmosis_ai.runtime.places import attach, detach
-from osmosis_ai.runtime.protocol import Limits, Places, WorkerSpec, encode
+from osmosis_ai.runtime.protocol import LimitsConfig, Places, WorkerSpec, encode
 
 
 def make_spec(root: Path) -> WorkerSpec:
     return WorkerSpec(
         str(root),
-        Limits(),
+        LimitsConfig(),
         mcp=McpSource("directory", str(root / "mcp" / "main.py")),
         functions=[FunctionRef("reward_fn.a:b", "reward_fn.a", "b", str(root), file="reward_fn/a.py")],
         store=str(root / ".osmosis" / "runs.db"),

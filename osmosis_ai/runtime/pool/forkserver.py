@@ -29,7 +29,7 @@ sys.path.sort(key=os.getcwd().__eq__)
 line, lifeline, package, *preload = sys.argv[1:]
 if package not in sys.path:
     sys.path.append(package)
-from osmosis_ai.runtime.worker.forking import main
+from osmosis_ai.runtime.worker.fork_server import main
 main(int(line), int(lifeline), preload)
 """
 PACKAGE = str(Path(__file__).parents[3])

@@ -7,7 +7,17 @@ from typing import Any
 
 import msgspec
 
-from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Rollout, Row, ToolCall, Turn, Usage
+from osmosis_ai.records import (
+    AgentReport,
+    Failure,
+    FinishReason,
+    Message,
+    Rollout,
+    ToolCall,
+    Turn,
+    Usage,
+    opening_messages,
+)
 from osmosis_ai.runtime.protocol import (
     Acting,
     Asked,
@@ -22,15 +32,7 @@ from osmosis_ai.runtime.protocol import (
 )
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 
-__all__ = ["TrajectoryBuilder", "opening_messages", "total_cost", "total_usage"]
-
-
-def opening_messages(row: Row) -> list[Message]:
-    """The conversation before the first model call."""
-    return [
-        {"role": "system", "content": row.system_prompt},
-        {"role": "user", "content": row.user_prompt},
-    ]
+__all__ = ["TrajectoryBuilder", "total_cost", "total_usage"]
 
 
 def total_usage(turns: list[Turn]) -> Usage:

@@ -14,7 +14,7 @@ import anyio
 import msgspec
 
 from osmosis_ai.config import LimitsConfig
-from osmosis_ai.records import Completion, FinishReason, JsonObject, JsonValue, Message, Tool
+from osmosis_ai.records import Completion, FinishReason, JsonObject, JsonValue, Message, Tool, opening_messages
 from osmosis_ai.rollout.core.base import (
     ChatClient,
     CompletionsResult,
@@ -23,7 +23,6 @@ from osmosis_ai.rollout.core.base import (
     RolloutResult,
 )
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest
-from osmosis_ai.runtime.pool.trajectory import opening_messages
 from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 from osmosis_ai.runtime.worker.stepping import Stepper

@@ -44,6 +44,7 @@ from osmosis_ai.records import (
     Score,
     Tool,
     ToolCall,
+    opening_messages,
 )
 from osmosis_ai.rollout.client import encode
 from osmosis_ai.rollout.core.base import (
@@ -55,7 +56,6 @@ from osmosis_ai.rollout.core.base import (
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.outcome import LoopOutcome, describe_raised, outcome_of, plain_messages, tool_dicts, tools_of
 from osmosis_ai.rollout.validator import validate_agent_loop
-from osmosis_ai.runtime.pool.trajectory import opening_messages
 from osmosis_ai.runtime.protocol import (
     Acting,
     Asked,

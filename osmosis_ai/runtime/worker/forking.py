@@ -6,7 +6,6 @@ Each stays single-threaded, because a fork takes along only the thread that fork
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import select
 import signal
@@ -17,10 +16,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from osmosis_ai.process_tree import adopt_orphans, end_descendants, end_processes, end_with
+from osmosis_ai.process_tree import end_descendants, end_processes
 from osmosis_ai.runtime.protocol import Exited, Forked, ForkReport, pack
 
-__all__ = ["LINE", "TEMPLATE", "WORKER", "Forker", "main"]
+__all__ = ["LINE", "TEMPLATE", "WORKER", "Forker"]
 
 WORKER = b"w"
 """A request to fork a worker. The two sockets that come with it are the worker's: for jobs and for events."""
@@ -30,8 +29,6 @@ TEMPLATE = b"t"
 
 LINE = b"l"
 """A request to take requests from another socket too, the first that comes with it, and report to the second."""
-
-PRELOAD = "osmosis_ai.runtime.worker.preload"
 
 
 class Forker:
@@ -169,36 +166,3 @@ class Forker:
         if len(self._lines) == 1:
             # What is left below this process now, workers that are gone have left behind.
             end_descendants(os.getpid())
-
-
-def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
-    """Be the fork server of a process: import what workers need, then fork them until that process is gone.
-
-    Args:
-        line: The file descriptor of a socket on which `LINE` is asked for.
-        lifeline: The file descriptor of a pipe's end; the other end closes when that process is gone.
-        preload: Modules to import besides.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.argv[:] = ["osmosis"]
-    adopt_orphans()
-    # While it imports it doesn't see its line end; afterwards there may be more to end than itself.
-    armed = end_with(lifeline)
-    for name in (*preload, PRELOAD):
-        importlib.import_module(name)
-    from osmosis_ai.runtime.worker.main import template_main, worker_main
-
-    if armed is not None:
-        os.close(armed)
-    requests = socket.socket(fileno=line)
-    os.set_inheritable(line, False)
-    os.set_inheritable(lifeline, False)
-    forker = Forker(
-        requests,
-        requests,
-        {
-            WORKER: lambda jobs, events: worker_main(jobs, events, lifeline),
-            TEMPLATE: lambda control, reports: template_main(control, reports, lifeline),
-        },
-    )
-    forker.serve()

@@ -15,7 +15,7 @@ from osmosis_ai.errors import StartError
 from osmosis_ai.records import ModelSpec, Row
 from osmosis_ai.runtime.pool.backends import BACKENDS, open_pool
 from osmosis_ai.runtime.pool.base import PoolOptions
-from osmosis_ai.runtime.protocol import Limits, WorkerSpec
+from osmosis_ai.runtime.protocol import LimitsConfig, WorkerSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +46,7 @@ def write_agent(root: Path, text: str = AGENT) -> WorkerSpec:
     (root / "naming.py").write_text(text, encoding="utf-8")
     policies = {"policy": ModelSpec("offline/oracle", "offline", "offline/oracle")}
     source = AgentSource("naming", "agent", str(root), "naming.py")
-    return WorkerSpec(str(root), Limits(), agent=source, policies=policies, batch_size=2)
+    return WorkerSpec(str(root), LimitsConfig(), agent=source, policies=policies, batch_size=2)
 
 
 async def test_workers_have_the_environment_of_now(tmp_path: Path) -> None:

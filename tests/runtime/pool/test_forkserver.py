@@ -350,4 +350,4 @@ def _work_in_child(boot: protocol.Boot) -> tuple[bool, int]:
 
 
 def fork_servers(process: psutil.Process) -> list[psutil.Process]:
-    return [child for child in process.children() if "worker.forking" in " ".join(child.cmdline())]
+    return [child for child in process.children() if "worker.fork_server" in " ".join(child.cmdline())]

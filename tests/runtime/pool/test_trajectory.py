@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from osmosis_ai.records import Failure, Row, ToolCall, Turn, Usage
-from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder, opening_messages, total_cost, total_usage
+from osmosis_ai.records import Failure, Row, ToolCall, Turn, Usage, opening_messages
+from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder, total_cost, total_usage
 from osmosis_ai.runtime.protocol import CallDone, Paused, RolloutDone, RolloutJob, SampleDone, TurnDone
 
 ROW = Row(3, "row", "Be good.", "Add.", "7", {"level": 1})

@@ -10,9 +10,11 @@ import anyio
 import msgspec
 import pytest
 
-from osmosis_ai.records import Failure, FunctionRef, ModelSpec, Outcome, Rollout, Score
-from osmosis_ai.runtime.protocol import Limits, RolloutJob
-from osmosis_ai.runtime.run.run import Run, RunPlan
+from osmosis_ai.config import LimitsConfig, RunConfig, ScoringConfig, WorkersConfig
+from osmosis_ai.records import Failure, FunctionRef, ModelSpec, Outcome, Record, Rollout, Score
+from osmosis_ai.runtime.protocol import RolloutJob
+from osmosis_ai.runtime.run.plan import RunPlan
+from osmosis_ai.runtime.run.run import Run
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store import RunStore
 from osmosis_ai.testing import FakePool
@@ -26,6 +28,9 @@ class Heard:
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []
         self.scores: list[list[Score]] = []
+
+    def rollout_started(self, job: RolloutJob) -> None:
+        return None
 
     def rollout_done(self, rollout: Rollout) -> None:
         self.rollouts.append(rollout)
@@ -47,21 +52,23 @@ def plan(tmp_path: Path) -> RunPlan:
     rows = [{"system_prompt": "s", "user_prompt": f"{index}?", "ground_truth": str(index)} for index in range(4)]
     dataset.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return RunPlan(
-        "test",
+        RunConfig(workers=WorkersConfig(batch_size=2), command="test"),
         str(tmp_path),
         str(dataset),
-        len(rows),
         {"policy": ModelSpec("offline/oracle", "offline", "offline/oracle")},
         [FunctionRef("reward", "rewards", "reward", str(tmp_path))],
-        Limits(),
-        batch_size=2,
+        len(rows),
     )
+
+
+def changed(plan: RunPlan, **groups: Record) -> RunPlan:
+    return msgspec.structs.replace(plan, config=msgspec.structs.replace(plan.config, **groups))
 
 
 async def execute(plan: RunPlan, pool: FakePool, store: RunStore, heard: Heard, run_id: str | None = None) -> Run:
     """Run a plan, or what a run has left of it."""
     completed = store.completed_keys(run_id) if run_id is not None else None
-    run_id = run_id or await store.create_run(plan.command, identity={}, config={})
+    run_id = run_id or await store.create_run(plan.config.command, identity={}, config={})
     run = Run(run_id, plan, pool, store, heard, completed=completed)
     with anyio.fail_after(30):
         await run.execute()
@@ -74,7 +81,7 @@ def outcomes(store: RunStore, run: Run) -> list[Outcome]:
 
 async def test_every_row_is_run_stored_and_scored(plan: RunPlan, store: RunStore) -> None:
     pool, heard = FakePool(score=lambda function, row_index: row_index / 4), Heard()
-    run = await execute(msgspec.structs.replace(plan, n=2), pool, store, heard)
+    run = await execute(changed(plan, scoring=ScoringConfig(n=2)), pool, store, heard)
     stored = outcomes(store, run)
     assert [(one.row_index, one.run_index, one.reward) for one in stored] == [
         (row, number, row / 4) for row in range(4) for number in range(2)
@@ -112,7 +119,7 @@ async def test_a_stopped_run_is_resumed_with_what_is_left(plan: RunPlan, store: 
         return "done"
 
     pool = FakePool(reply=reply)
-    run_id = await store.create_run(plan.command, identity={}, config={})
+    run_id = await store.create_run(plan.config.command, identity={}, config={})
     first = Run(run_id, plan, pool, store, Heard())
     await first.execute()
     assert [job.row.index for job in pool.rollouts] == [0, 1]
@@ -135,7 +142,7 @@ async def test_a_cancelled_run_leaves_no_record_of_what_ran(plan: RunPlan, store
         raise AssertionError
 
     pool = FakePool(reply=reply)
-    run = Run(await store.create_run(plan.command, identity={}, config={}), plan, pool, store, Heard())
+    run = Run(await store.create_run(plan.config.command, identity={}, config={}), plan, pool, store, Heard())
     await run.execute()
     assert {one.row_index for one in outcomes(store, run)} <= {0, 1}
     assert pool.oldest() is None
@@ -143,7 +150,7 @@ async def test_a_cancelled_run_leaves_no_record_of_what_ran(plan: RunPlan, store
 
 async def test_no_rollout_starts_over_budget(plan: RunPlan, store: RunStore) -> None:
     pool = FakePool(cost_usd=0.4)
-    capped = msgspec.structs.replace(plan, max_cost=1.0, batch_size=1)
+    capped = changed(plan, limits=LimitsConfig(max_cost=1.0), workers=WorkersConfig(batch_size=1))
     run = await execute(capped, pool, store, Heard())
     assert (len(pool.rollouts), run.out_of_budget) == (3, True)
     assert run.spent_usd == pytest.approx(1.2)
