@@ -137,8 +137,8 @@ class Trials:
         return BATCH if quick else 1
 
     async def _try(self, tried: Sequence[Probe], names: list[str]) -> None:
-        twice = [(probe.row, conversation(probe, self._tool)) for probe in tried for _ in range(2)]
-        scores = await score_conversations(self._pool, self._scratch, twice, names)
+        said = [(probe.row, conversation(probe, self._tool)) for probe in tried]
+        scores = await score_conversations(self._pool, self._scratch, said, names, times=2)
         for number, probe in enumerate(tried):
             again = {score.function: score for score in scores[2 * number + 1]}
             for first in scores[2 * number]:

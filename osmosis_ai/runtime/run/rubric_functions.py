@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -16,7 +17,7 @@ from osmosis_ai.reward_rubric.data import RubricRecord
 from osmosis_ai.reward_rubric.evaluation import Answer, Judge
 from osmosis_ai.runtime.pool.backends import open_pool
 from osmosis_ai.runtime.pool.base import PoolOptions
-from osmosis_ai.runtime.protocol import WorkerSpec
+from osmosis_ai.runtime.run.prepare import scorer_spec
 from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore
 
@@ -38,16 +39,9 @@ async def function_judge(ref: FunctionRef, limits: LimitsConfig, options: PoolOp
     Raises:
         StartError: The function can't be loaded.
     """
-    spec = WorkerSpec(
-        root=ref.root,
-        limits=limits,
-        functions=[ref],
-        required=frozenset({ref.name}),
-        batch_size=options.workers,
-    )
     async with (
         ScratchStore.open(Masker.from_environment(os.environ, options.keys)) as scratch,
-        open_pool(msgspec.structs.replace(spec, store=str(scratch.path)), options) as pool,
+        open_pool(scorer_spec(Path(ref.root), [ref], limits, store=scratch.path, required=True), options) as pool,
     ):
 
         async def judge(record: RubricRecord) -> Answer:

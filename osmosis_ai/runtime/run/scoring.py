@@ -186,7 +186,12 @@ async def rescore(
 
 
 async def score_conversations(
-    pool: Pool, scratch: ScratchStore, conversations: Sequence[tuple[Row, list[Message]]], functions: list[str]
+    pool: Pool,
+    scratch: ScratchStore,
+    conversations: Sequence[tuple[Row, list[Message]]],
+    functions: list[str],
+    *,
+    times: int = 1,
 ) -> list[list[Score]]:
     """Score conversations that are part of no run.
 
@@ -195,12 +200,14 @@ async def score_conversations(
         scratch: Where the conversations go.
         conversations: Each with the row that it is about.
         functions: Which functions score.
+        times: How often each conversation is scored, at once.
 
     Returns:
-        The scores of each conversation, in the functions' order.
+        The scores of each conversation, in the functions' order; with `times`, so many lists for each.
     """
-    keys = await scratch.save(conversations)
-    return await pool.score(ScoreJob(uuid4().hex, keys, [row.index for row, _ in conversations], functions))
+    keys = [key for key in await scratch.save(conversations) for _ in range(times)]
+    rows = [row.index for row, _ in conversations for _ in range(times)]
+    return await pool.score(ScoreJob(uuid4().hex, keys, rows, functions))
 
 
 def to_be_scored(rollout: Rollout, *, partial: bool) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -29,14 +29,14 @@ from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
 from osmosis_ai.reward_rubric.tracing import trace_judge_calls
 from osmosis_ai.runtime.worker.series import Overdue, run_series
 
-__all__ = ["Form", "Scorer", "load_scorer", "scoring_form"]
+__all__ = ["Scorer", "load_scorer"]
 
-Form: TypeAlias = Literal["simple", "full"]
-
-_FORMS: dict[str, tuple[Form, tuple[str, ...]]] = {
-    "solution_str": ("simple", ("solution_str", "ground_truth", "extra_info", "data_source")),
-    "messages": ("full", ("messages", "ground_truth", "metadata", "data_source")),
+_FORMS = {
+    "solution_str": ("solution_str", "ground_truth", "extra_info", "data_source"),
+    "messages": ("messages", "ground_truth", "metadata", "data_source"),
 }
+"""The arguments of the simple and the full form, by the name of the first one."""
+
 _TWO_FORMS = (
     "the simple form is (solution_str, ground_truth, extra_info), the full form (messages, ground_truth, metadata)"
 )
@@ -58,14 +58,13 @@ class Scorer:
 
     def __init__(self, ref: FunctionRef, function: Callable[..., Any]) -> None:
         self.ref = ref
-        self.form = scoring_form(function)
         self._function = function
         self._root = Path(ref.root)
         self.on_loop = _is_coroutine_function(function)
         bound = function.keywords if isinstance(function, functools.partial) else {}
-        signature = inspect.signature(function)
-        _, offered = _FORMS[next(iter(signature.parameters))]
-        parameters = [p for name, p in signature.parameters.items() if name not in bound]
+        every = _parameters(function)
+        offered = _FORMS[every[0].name]
+        parameters = [p for p in every if p.name not in bound]
         self._required = {p.name for p in parameters if _is_required(p)}
         for parameter in parameters:
             if _is_required(parameter) and parameter.name not in offered:
@@ -331,15 +330,8 @@ def _rubric_scorer(ref: FunctionRef) -> Scorer:
     return Scorer(ref, RubricEntry(rubric))
 
 
-def scoring_form(function: Callable[..., Any]) -> Form:
-    """Tell a function's form by the name of its first parameter: `solution_str` is simple, `messages` is full.
-
-    Args:
-        function: Anything callable.
-
-    Raises:
-        FunctionError: It is neither, or its signature can't be read; the message says which two forms there are.
-    """
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """A function's parameters; raises FunctionError when they can't be read or have neither of the two forms."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -349,7 +341,7 @@ def scoring_form(function: Callable[..., Any]) -> Form:
     first = parameters[0]
     if first.name not in _FORMS or first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD):
         raise FunctionError(f"its first parameter is `{first}`; {_TWO_FORMS}")
-    return _FORMS[first.name][0]
+    return parameters
 
 
 def _load_module(ref: FunctionRef) -> ModuleType:
@@ -402,7 +394,7 @@ def _usable_names(module: ModuleType) -> list[str]:
         if name.startswith("_") or not callable(value):
             continue
         try:
-            scoring_form(value)
+            _parameters(value)
         except FunctionError:
             continue
         names.append(name)

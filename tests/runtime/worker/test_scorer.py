@@ -22,7 +22,7 @@ import osmosis_ai
 from osmosis_ai import osmosis_reward, osmosis_rubric
 from osmosis_ai.errors import FunctionError
 from osmosis_ai.records import Failure, FunctionRef, Message, Score, ScoringInput
-from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer, scoring_form
+from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
 
 MESSAGES: list[Message] = [
     {"role": "system", "content": "Answer."},
@@ -716,11 +716,6 @@ def test_a_function_that_cancels_its_own_task_fails_alone() -> None:
 # Loading
 
 
-def test_the_form_is_told_by_the_first_parameter() -> None:
-    assert scoring_form(lambda solution_str: 1.0) == "simple"
-    assert scoring_form(lambda messages, **kwargs: 1.0) == "full"
-
-
 @pytest.mark.parametrize(
     ("function", "found"),
     [
@@ -736,7 +731,7 @@ def test_another_first_parameter_is_an_error_that_says_which_forms_there_are(
     function: Callable[..., Any], found: str
 ) -> None:
     with pytest.raises(FunctionError, match=found) as caught:
-        scoring_form(function)
+        Scorer(ref(), function)
     assert "(solution_str, ground_truth, extra_info)" in str(caught.value)
     assert "(messages, ground_truth, metadata)" in str(caught.value)
 
@@ -756,7 +751,6 @@ def test_a_function_is_loaded_from_its_file_and_scores(repo: Path) -> None:
     )
     write(repo, "reward_fn/good_helper.py", "def same(a, b):\n    return float(b in a)\n")
     scorer = load(repo, "reward_fn.good:exact", file="reward_fn/good.py")
-    assert scorer.form == "simple"
     assert anyio.run(scorer.score, trajectory(), 30).value == 1.0
 
 

@@ -1,0 +1,145 @@
+"""Scoring by keys in the store, with real workers: live and stored rollouts, conversations of no run, and faults."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from osmosis_ai.config import LimitsConfig
+from osmosis_ai.errors import StoreError
+from osmosis_ai.masking import MASK, Masker
+from osmosis_ai.records import Failure, FunctionRef, Rollout, Row
+from osmosis_ai.runtime.pool.backends import open_pool
+from osmosis_ai.runtime.pool.base import Pool, PoolOptions
+from osmosis_ai.runtime.protocol import ScoreJob
+from osmosis_ai.runtime.run.prepare import scorer_spec
+from osmosis_ai.runtime.run.scoring import Scored, Scoring, rescore, score_conversations
+from osmosis_ai.store import RunStore
+from osmosis_ai.store.scratch import ScratchStore
+
+LENGTH = """
+def length(solution_str, ground_truth, extra_info):
+    return len(solution_str)
+"""
+FATAL = """
+import os
+
+def fatal(solution_str, ground_truth, extra_info):
+    if extra_info["row_index"] == 2:
+        os._exit(3)
+    return 1.0
+"""
+LATE = Failure("timeout", "the rollout took too long", "rollout")
+BROKEN = Failure("tool", "it broke", "exception")
+
+
+class Listener:
+    """Keeps what it hears: the values of each row, in the order of the functions."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, list[float | None]] = {}
+
+    def scores_done(self, scored: list[Scored]) -> None:
+        for rollout, scores in scored:
+            self.values[rollout.row_index] = [score.value for score in scores]
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    (tmp_path / "lengths.py").write_text(LENGTH, encoding="utf-8")
+    (tmp_path / "fatals.py").write_text(FATAL, encoding="utf-8")
+    return tmp_path
+
+
+def refs(repo: Path, *names: str) -> list[FunctionRef]:
+    return [FunctionRef(name, f"{name}s", name, str(repo), file=f"{name}s.py") for name in names]
+
+
+@asynccontextmanager
+async def workers(repo: Path, store: Path, *functions: str) -> AsyncIterator[Pool]:
+    spec = scorer_spec(repo, refs(repo, *functions), LimitsConfig(), store=store, required=True)
+    async with open_pool(spec, PoolOptions(workers=1)) as pool:
+        yield pool
+
+
+async def save(store: RunStore, run: str, index: int, failure: Failure | None = None) -> tuple[int, Rollout]:
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x" * index}]
+    rollout = Rollout(f"r{index}", index, f"row{index}", 0, "policy", messages, "stop", 1.0, failure)
+    return await store.save_rollout(run, rollout, Row(index, f"row{index}", "", "?", "42")), rollout
+
+
+def test_stored_rollouts_and_added_ones_are_scored_once(repo: Path) -> None:
+    async def test() -> None:
+        with RunStore.open(repo) as store:
+            run = await store.create_run("eval", identity={}, config={})
+            before = [(await save(store, run, index))[0] for index in range(40)]
+            async with workers(repo, store.path, "length") as pool:
+                listener = Listener()
+                scoring = Scoring(run, pool, store, listener, refs(repo, "length"), repo, partial=True, room=256)
+                stored = list(scoring.stored())
+                assert [unscored.key for unscored in stored] == before
+                async with anyio.create_task_group() as group:
+                    group.start_soon(scoring.run, iter(stored), 3)
+                    for index in range(40, 80):
+                        failure = {50: BROKEN, 60: LATE}.get(index)
+                        await scoring.add(*await save(store, run, index, failure))
+                    scoring.complete()
+                assert listener.values == {index: [] if index == 50 else [float(index)] for index in range(80)}
+                recorded = {o.row_index: [s.value for s in o.scores.values()] for o in store.outcomes(run)}
+                assert recorded == listener.values
+                again = Listener()
+                await rescore(run, pool, store, again, refs(repo, "length"), repo)
+                assert again.values == {}
+
+    asyncio.run(test())
+
+
+def test_a_function_that_ends_its_worker_costs_its_own_score_of_that_rollout(repo: Path) -> None:
+    async def test() -> None:
+        with RunStore.open(repo) as store:
+            run = await store.create_run("eval", identity={}, config={})
+            keys = [(await save(store, run, index))[0] for index in range(4)]
+            async with workers(repo, store.path, "fatal", "length") as pool:
+                scores = await pool.score(ScoreJob("job", keys, [0, 1, 2, 3], ["fatal", "length"]))
+        assert [[score.value for score in its] for its in scores] == [[1, 0], [1, 1], [None, 2], [1, 3]]
+        failure = scores[2][0].failure
+        assert failure is not None
+        assert (failure.origin, failure.kind, failure.file) == ("reward", "died", "fatals.py")
+
+    asyncio.run(test())
+
+
+def test_a_rollout_that_is_gone_is_an_error_and_costs_no_worker(repo: Path) -> None:
+    async def test() -> None:
+        with RunStore.open(repo) as store:
+            run = await store.create_run("eval", identity={}, config={})
+            key, _ = await save(store, run, 5)
+            async with workers(repo, store.path, "length") as pool:
+                for keys in ([77], [key, 77]):
+                    with pytest.raises(StoreError, match="a rollout was removed"):
+                        await pool.score(ScoreJob("gone", keys, [5 for _ in keys], ["length"]))
+                ((score,),) = await pool.score(ScoreJob("there", [key], [5], ["length"]))
+                assert score.value == 5
+
+    asyncio.run(test())
+
+
+def test_conversations_of_no_run_are_scored_from_a_store_that_goes(repo: Path) -> None:
+    async def test() -> Path:
+        async with (
+            ScratchStore.open(Masker(["sk-secret"])) as scratch,
+            workers(repo, scratch.path, "length") as pool,
+        ):
+            row = Row(0, "row", "", "?", "42")
+            said = [[{"role": "assistant", "content": text}] for text in ("", "abc", "sk-secret")]
+            scores = await score_conversations(pool, scratch, [(row, messages) for messages in said], ["length"])
+            assert [[score.value for score in its] for its in scores] == [[0], [3], [len(MASK)]]
+            return scratch.path
+
+    path = asyncio.run(test())
+    assert not path.parent.parent.exists()
