@@ -1,6 +1,6 @@
-"""JSON Schemas of what the commands write as JSON, made from the records that are written.
+"""Reference documents made from declarations: JSON Schemas of what commands write, and the table of options.
 
-`python -m osmosis_ai.schemas docs/schemas` writes a file for each entry of `SCHEMAS`.
+`python -m osmosis_ai.schemas docs` writes `schemas/NAME.schema.json` for each entry of `SCHEMAS`, and `options.md`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import get_origin
 
 import msgspec
 
+from osmosis_ai.config import RunConfig
 from osmosis_ai.exports.rollouts import ExportedRollout
+from osmosis_ai.options import declared_options
 from osmosis_ai.records import JsonObject
 from osmosis_ai.reward_rubric.evaluation import RubricResults
 from osmosis_ai.runtime.run.results import EvalResults, TestResults
 from osmosis_ai.store import views
 
-__all__ = ["SCHEMAS", "field_docs", "schema_of", "write_schemas"]
+__all__ = ["SCHEMAS", "field_docs", "options_page", "schema_of", "write_schemas"]
 
 SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "test": TestResults,
@@ -38,6 +40,18 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
 """The record that is the top of each schema, by the name of the file without its suffix."""
 
 
+OPTIONS_INTRODUCTION = """
+# Options of a run
+
+Every option of `osmosis test` and `osmosis eval`, by group. In Python it is a keyword of `RunConfig.of`, with `_` for
+`-` ([library.md](library.md)). Unless its row says otherwise, it may also stand in the environment (`--max-turns` as
+`OSMOSIS_MAX_TURNS`) and under `[tool.osmosis]` in the repository's `pyproject.toml` (`max-turns = 20`). The command
+line wins, then the environment, then the file. `osmosis config` shows the effective values and where each comes from.
+
+This page is made from the declarations in `osmosis_ai/config.py`: `python -m osmosis_ai.schemas docs`.
+"""
+
+
 def write_schemas(folder: Path) -> None:
     """Write every schema as `NAME.schema.json` into a folder.
 
@@ -48,6 +62,26 @@ def write_schemas(folder: Path) -> None:
     for name, record in SCHEMAS.items():
         data = msgspec.json.format(msgspec.json.encode(schema_of(record)), indent=2)
         (folder / f"{name}.schema.json").write_bytes(data + b"\n")
+
+
+def options_page() -> str:
+    """The page that lists every option of a run, as Markdown."""
+    lines = [OPTIONS_INTRODUCTION.strip()]
+    panel = ""
+    for option in declared_options(RunConfig):
+        if option.panel != panel:
+            panel = option.panel
+            lines += ["", f"## {panel}", "", "| option | default | meaning |", "|---|---|---|"]
+        names = [f"`{flag}`" for flag in option.flags]
+        if option.base is bool and option.option.lasting:
+            names.append(f"`--no-{option.flag.removeprefix('--')}`")
+        placeholder = "" if option.option.metavar is None else f" {option.option.metavar}".replace("|", "\\|")
+        names[-1] = f"{names[-1].removesuffix('`')}{placeholder}`"
+        only = "" if len(option.option.commands) > 1 else f" Only `osmosis {option.option.commands[0]}`."
+        sources = "" if option.option.lasting else " Command line only."
+        same = "" if option.option.identity is None else " Compared by `--resume`."
+        lines.append(f"| {', '.join(names)} | {option.default_text} | {option.option.help}{only}{sources}{same} |")
+    return "\n".join(lines) + "\n"
 
 
 def schema_of(record: type[msgspec.Struct]) -> JsonObject:
@@ -103,4 +137,6 @@ def _records(info: object) -> Iterator[type[msgspec.Struct]]:
 
 
 if __name__ == "__main__":
-    write_schemas(Path(sys.argv[1]))
+    docs = Path(sys.argv[1])
+    write_schemas(docs / "schemas")
+    (docs / "options.md").write_text(options_page(), encoding="utf-8")

@@ -41,7 +41,10 @@ import uvicorn
 from fastmcp import FastMCP
 
 from osmosis_ai.cli.app import app
+from osmosis_ai.cli.eval_rubric import EvalRubricConfig
+from osmosis_ai.options import declared_options
 from osmosis_ai.runtime.run.results import Cause
+from osmosis_ai.serve.config import ServeConfig
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
 ROOT = Path(__file__).parent.parent
@@ -345,8 +348,6 @@ def as_pattern(shown: str) -> re.Pattern[str]:
 
 
 OPTION_TABLES = {
-    "test": ["## osmosis test", "### Only osmosis test"],
-    "eval": ["## osmosis test", "## osmosis eval"],
     "validate": ["## osmosis validate"],
     "init": ["## osmosis init"],
     "eval-rubric": ["## osmosis eval-rubric"],
@@ -379,12 +380,21 @@ def test_every_option_is_documented_with_its_default(name: str) -> None:
     }
     real.pop("-h", None)
     assert sorted(documented) == sorted(real)
+    declared = {
+        flag: option.default
+        for config in (ServeConfig, EvalRubricConfig)
+        for option in declared_options(config)
+        for flag in option.flags
+        if name.startswith(("serve", "eval-rubric"))
+    }
+    declared |= {f"--no-{flag[2:]}": default for flag, default in declared.items() if default is False}
     for option, parameter in real.items():
         shown = documented[option]
-        if parameter.default is False:
+        default = declared.get(option, parameter.default)
+        if default is False:
             assert shown == "off", option
-        elif isinstance(parameter.default, int | float):
-            assert shown == f"`{parameter.default:.10g}`", option
+        elif isinstance(default, int | float):
+            assert shown == f"`{default:.10g}`", option
         else:
             assert shown != "off", option
 

@@ -7,13 +7,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from osmosis_ai.schemas import SCHEMAS, schema_of, write_schemas
+import osmosis_ai
+from osmosis_ai.schemas import SCHEMAS, options_page, schema_of, write_schemas
 
 PUBLISHED = Path(__file__).parents[1] / "docs" / "schemas"
 
 
 def test_the_published_schemas_are_current(tmp_path: Path) -> None:
-    """If not: `python -m osmosis_ai.schemas docs/schemas`."""
+    """If not: `python -m osmosis_ai.schemas docs`."""
     write_schemas(tmp_path)
     current = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
     assert {file.name: file.read_text(encoding="utf-8") for file in PUBLISHED.iterdir()} == current
@@ -30,3 +31,9 @@ def test_a_schema_is_valid_and_times_have_units(name: str) -> None:
                 assert "milliseconds" in described["description"], field
             if field.endswith("_usd"):
                 assert "US dollars" in described["description"], field
+
+
+def test_the_page_of_options_is_current() -> None:
+    """If not: `python -m osmosis_ai.schemas docs`."""
+    page = Path(osmosis_ai.__file__).parents[1] / "docs" / "options.md"
+    assert page.read_text(encoding="utf-8") == options_page()
