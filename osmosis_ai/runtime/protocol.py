@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,7 @@ from osmosis_ai.records import (
     Failure,
     FinishReason,
     FunctionRef,
+    JsonObject,
     Message,
     ModelSpec,
     Record,
@@ -123,7 +124,7 @@ class TrainerReply(Record, frozen=True):
     """What a trainer answered to a request. `asked` is a hash of that request, `reply` a CompletionsResult."""
 
     asked: str
-    reply: dict[str, Any]
+    reply: JsonObject
 
 
 class ServeJob(Record, frozen=True, tag=True):
@@ -134,7 +135,7 @@ class ServeJob(Record, frozen=True, tag=True):
     """
 
     id: str
-    request: dict[str, Any]
+    request: JsonObject
     replies: list[TrainerReply] = []
 
 
@@ -142,7 +143,7 @@ class ToolsJob(Record, frozen=True, tag=True):
     """Ask the agent loop for the tools of a RolloutRequest."""
 
     id: str
-    request: dict[str, Any]
+    request: JsonObject
 
 
 class InspectJob(Record, frozen=True, tag=True):
@@ -307,14 +308,14 @@ class ServeDone(Record, frozen=True, tag=True):
     """A trainer's rollout ended; `response` is the RolloutResponse."""
 
     job: str
-    response: dict[str, Any]
+    response: JsonObject
 
 
 class ToolsDone(Record, frozen=True, tag=True):
     """The tools for a request, or why the loop can't give them."""
 
     job: str
-    tools: list[dict[str, Any]] = []
+    tools: list[Tool] = []
     error: str | None = None
 
 
@@ -332,7 +333,7 @@ class Inspected(Record, frozen=True, tag=True):
 
     job: str
     name: str | None
-    tools: list[dict[str, Any]] = []
+    tools: list[Tool] = []
     findings: list[LoopFinding] = []
 
 

@@ -91,10 +91,10 @@ class WorkerGroup:
         self.mixed = False
         self._starting = 0
         self._failed_starts = 0
-        self._may_become_ready = size
+        self._first_starts_left = size
         self._was_ready = False
         self._start_error: StartError | None = None
-        self._solo = asyncio.Semaphore(max(size, alone, 2))
+        self._alone_slots = asyncio.Semaphore(max(size, alone, 2))
         self._group: anyio.abc.TaskGroup
         self._closing = False
 
@@ -185,8 +185,8 @@ class WorkerGroup:
             worker.kill(died("stopped"))
 
     async def _run_alone(self, job: Job, listen: Callable[[Progress], None]) -> Done:
-        async with self._solo:
-            worker = self._kept_ahead() or await self._hire()
+        async with self._alone_slots:
+            worker = self._kept_ahead() or await self._start_worker()
             # Nobody else's: it takes this one job.
             worker.leaving.set()
             try:
@@ -201,7 +201,7 @@ class WorkerGroup:
             return None
         return next((worker for worker in self._workers if not worker.leaving.is_set()), None)
 
-    async def _hire(self) -> WorkerHandle:
+    async def _start_worker(self) -> WorkerHandle:
         # A worker that was started without anybody attending to it would outlive the run.
         with anyio.CancelScope(shield=True):
             self._starting += 1
@@ -231,7 +231,7 @@ class WorkerGroup:
         """Keep one worker alive: when it is lost or retires, start the next."""
         while not self._closing and self._start_error is None:
             try:
-                worker = await self._hire()
+                worker = await self._start_worker()
                 await worker.loaded(self._load_limit)
             except StartError as error:
                 await self._start_failed(error)
@@ -244,8 +244,8 @@ class WorkerGroup:
     async def _start_failed(self, error: StartError) -> None:
         """Give up when no worker could ever be started, or when several in a row can't any more."""
         self._failed_starts += 1
-        self._may_become_ready -= 1
-        hopeless = self._failed_starts >= MAX_FAILED_STARTS if self._was_ready else self._may_become_ready == 0
+        self._first_starts_left -= 1
+        hopeless = self._failed_starts >= MAX_FAILED_STARTS if self._was_ready else self._first_starts_left == 0
         if hopeless:
             self._start_error = error
             self._notify()

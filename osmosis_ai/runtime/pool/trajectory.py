@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any
 
 import msgspec
 
@@ -11,6 +10,7 @@ from osmosis_ai.records import (
     AgentReport,
     Failure,
     FinishReason,
+    JsonObject,
     Message,
     Rollout,
     ToolCall,
@@ -68,7 +68,7 @@ class TrajectoryBuilder:
         """Forget what was done: the rollout begins anew in another worker."""
         self._messages = opening_messages(self.job.row)
         self._results: dict[str, Message] = {}
-        self._open_calls: dict[str, dict[str, Any]] = {}
+        self._open_calls: dict[str, JsonObject] = {}
         self._asked = 0.0
         self._paused: float | None = None
         self._turns: list[Turn] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
 
 import anyio
 
@@ -14,7 +13,7 @@ __all__ = ["follow_orders"]
 
 
 async def follow_orders(
-    worker: Worker, next_order: Callable[[], Awaitable[Order]], run: Callable[[Job], Coroutine[Any, Any, None]]
+    worker: Worker, next_order: Callable[[], Awaitable[Order]], run: Callable[[Job], Coroutine[object, None, None]]
 ) -> None:
     """Run jobs concurrently until told to stop; jobs that still run then are cancelled.
 
