@@ -362,6 +362,7 @@ OPTION_TABLES = {
     "serve": ["## osmosis serve"],
 }
 """The tables in docs/cli.md that a command's options are in, by the headings above them."""
+DECLARED = {"serve": ServeConfig, "eval-rubric": EvalRubricConfig}
 
 
 @pytest.mark.parametrize("name", OPTION_TABLES)
@@ -382,10 +383,8 @@ def test_every_option_is_documented_with_its_default(name: str) -> None:
     assert sorted(documented) == sorted(real)
     declared = {
         flag: option.default
-        for config in (ServeConfig, EvalRubricConfig)
-        for option in declared_options(config)
+        for option in (declared_options(DECLARED[name]) if name in DECLARED else ())
         for flag in option.flags
-        if name.startswith(("serve", "eval-rubric"))
     }
     declared |= {f"--no-{flag[2:]}": default for flag, default in declared.items() if default is False}
     for option, parameter in real.items():
