@@ -7,7 +7,7 @@ BIN = $(VENV)/bin
 .PHONY: demo test check test-lowest benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
-	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/planner
+	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
 
 # Most tests start the command, and one that has to compile its modules each time takes a third longer.
 test: $(VENV)/.dev  ## the test suite; one test: make test TESTS=tests/test_dataset.py

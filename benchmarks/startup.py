@@ -24,12 +24,12 @@ def measure(osmosis: str, repo: Path, runs: int) -> None:
         runs: How many warm runs.
     """
     python = sys.executable
-    one_row = [osmosis, "test", "--limit", "1", "--model", "offline/planner", "--quiet"]
+    one_row = [osmosis, "test", "--limit", "1", "--model", "offline/oracle", "--quiet"]
     commands = {
         "python -c pass": [python, "-c", "pass"],
         "osmosis --help": [osmosis, "--help"],
         f'python -c "{FASTMCP}"': [python, "-c", FASTMCP],
-        "osmosis test, one row, offline/planner": one_row,
+        "osmosis test, one row, offline/oracle": one_row,
     }
 
     def wall(name: str, **env: str) -> float:
@@ -55,7 +55,7 @@ def measure(osmosis: str, repo: Path, runs: int) -> None:
     print(f"\nstart-up: median of {runs} warm runs; cold is one run without compiled bytecode, as right after install")
     for name, seconds in warm.items():
         print(f"  {name:<62} {_ms(median(seconds)):>9}   cold {_ms(cold[name]):>9}")
-    imported, row = warm[f'python -c "{FASTMCP}"'], warm["osmosis test, one row, offline/planner"]
+    imported, row = warm[f'python -c "{FASTMCP}"'], warm["osmosis test, one row, offline/oracle"]
     ratio = median(a / b for a, b in zip(row, imported, strict=True))
     print(f"  one row / fastmcp import {ratio:.2f} (target at most {TARGETS['one row']}); ", end="")
     print(f"targets: help {_ms(TARGETS['help'])}, decorator {_ms(TARGETS['decorator'])}")

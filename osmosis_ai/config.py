@@ -80,9 +80,10 @@ class ModelConfig(Record, frozen=True):
     model: Annotated[
         str | None,
         Option(
-            "provider/model as LiteLLM knows it, a name served at --base-url, or an offline model.",
+            "provider/model as LiteLLM knows it, a name served at --base-url, or an offline model: "
+            "offline/oracle, offline/smoke, offline/empty.",
             metavar="NAME",
-            default="openai/gpt-5-mini with an OpenAI key, else an offline model",
+            default="openai/gpt-5-mini with an OpenAI key, else offline/oracle",
             identity="model",
         ),
     ] = None

@@ -35,6 +35,7 @@ FailureKind: TypeAlias = Literal[
     "rollout",
     "schema",
     "session",
+    "solution",
     "start",
     "timeout",
     "unknown_model",
@@ -71,6 +72,7 @@ FAILURE_KINDS: dict[FailureKind, KindOfFailure] = {
     "unknown_model": KindOfFailure(("model",), "the provider doesn't know the model"),
     "bad_request": KindOfFailure(("model",), "the endpoint refuses the request"),
     "bad_reply": KindOfFailure(("model",), "the reply is no chat completion"),
+    "solution": KindOfFailure(("model",), "a row's solution refers to what no result of its calls has"),
     # A tool call
     "unknown_tool": KindOfFailure(("tool",), "there is no tool of that name"),
     "bad_json": KindOfFailure(("tool",), "the arguments are no JSON object"),

@@ -39,11 +39,24 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of every record: immutable, and encoded without the fields that hold their default."""
 
 
+class SolutionCall(Record, frozen=True):
+    """One tool call of a reference solution. Arguments may refer to earlier results; see `data.solution`."""
+
+    tool: str
+    arguments: dict[str, Any] = {}
+
+
+SolutionStep: TypeAlias = list[SolutionCall] | str
+"""One step of a reference solution: tool calls that are made together, or the text of the answer."""
+
+
 class Row(Record, frozen=True):
     """One dataset row.
 
     `index` is the absolute position in the file; `id` identifies the row by its content and its occurrence number
-    among equal rows, and stays the same when rows around it move. `extra` holds every other column.
+    among equal rows, and stays the same when rows around it move. `extra` holds every other column. `ground_truth` and
+    `solution` are for scoring and for `offline/oracle`: nothing that a rollout's tools see holds them, and no scorer or
+    agent loop is given the solution.
     """
 
     index: int
@@ -52,6 +65,7 @@ class Row(Record, frozen=True):
     user_prompt: str
     ground_truth: str | None = None
     extra: dict[str, Any] = {}
+    solution: list[SolutionStep] | None = None
 
 
 def opening_messages(row: Row) -> list[Message]:
@@ -325,17 +339,19 @@ class FunctionRef(Record, frozen=True):
 class ModelSpec(Record, frozen=True):
     """Which model, where, and how to ask it.
 
-    `name` is what reports show, `model` is what is sent. `engine` chooses the implementation. `api_key` never leaves
-    the processes of a run: it is not stored, logged or shown.
+    `name` is what reports show, `model` is what is sent. `engine` is the name of one of `models.engines`. `api_key`
+    never leaves the processes of a run: it is not stored, logged or shown. `stand_in` is true of offline models: their
+    scores say nothing about a model.
     """
 
     name: str
-    engine: Literal["litellm", "openai_compatible", "offline"]
+    engine: str
     model: str
     base_url: str | None = None
     api_key: str | None = None
     params: dict[str, Any] = {}
     request_timeout: float = 300.0
+    stand_in: bool = False
 
     def __repr__(self) -> str:
         return f"ModelSpec(name={self.name!r}, engine={self.engine!r}, base_url={self.base_url!r})"

@@ -1,4 +1,4 @@
-"""The example repository: its server as it is run, its rows, its functions, and the planner on all of it."""
+"""The example repository: its server as it is run, its rows and their solutions, and its functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import pytest
 from fastmcp import Client
 from fastmcp.client.transports import StdioTransport
 
-from osmosis_ai.models.planner import PlannerModel
+from osmosis_ai.data.dataset import open_dataset
+from osmosis_ai.models.offline.oracle import OracleModel
+from osmosis_ai.records import Row
 
 REPO = Path(__file__).parents[1] / "examples" / "calculator"
 ROWS = [json.loads(line) for line in (REPO / "test_data.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -69,8 +71,8 @@ def expression_of(prompt: str) -> ast.Expression:
     return ast.parse(text, mode="eval")
 
 
-async def play(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The planner's trajectories over rows, against `python mcp/main.py`."""
+async def play(rows: list[Row]) -> list[list[dict[str, Any]]]:
+    """The trajectories of the rows' solutions, against `python mcp/main.py`."""
     server = StdioTransport(sys.executable, ["main.py"], cwd=str(REPO / "mcp"))
     async with Client(server) as client:
         tools, schemas = [], {}
@@ -82,11 +84,11 @@ async def play(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         trajectories = []
         for row in rows:
             messages = [
-                {"role": "system", "content": row["system_prompt"]},
-                {"role": "user", "content": row["user_prompt"]},
+                {"role": "system", "content": row.system_prompt},
+                {"role": "user", "content": row.user_prompt},
             ]
             for _ in range(10):
-                completion = await PlannerModel().complete(messages, tools, {})
+                completion = await OracleModel(row).complete(messages, tools, {})
                 messages.append(completion.message)
                 if "tool_calls" not in completion.message:
                     break
@@ -96,7 +98,7 @@ async def play(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
                     result = await client.call_tool(name, arguments, raise_on_error=False)
                     text = "".join(block.text for block in result.content)
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": text})
-            assert "tool_calls" not in messages[-1], "the planner finishes within the default number of turns"
+            assert "tool_calls" not in messages[-1], "it takes no more than the default number of turns"
             trajectories.append(messages)
         return trajectories
 
@@ -107,7 +109,7 @@ def test_rows_are_enough_and_of_both_kinds() -> None:
     assert len(WORDS) >= 12
     assert len({row["user_prompt"] for row in ROWS}) == len(ROWS)
     for row in ROWS:
-        assert set(row) == {"system_prompt", "user_prompt", "ground_truth", "kind", "difficulty"}
+        assert set(row) == {"system_prompt", "user_prompt", "ground_truth", "solution", "kind", "difficulty"}
         assert "####" in row["system_prompt"]
         float(row["ground_truth"])
 
@@ -117,24 +119,19 @@ def test_ground_truth_of_expressions(row: dict[str, str]) -> None:
     assert exact(expression_of(row["user_prompt"])) == Fraction(row["ground_truth"])
 
 
-def test_planner_solves_the_expressions_through_tool_calls() -> None:
+def test_every_solution_earns_the_full_reward_through_its_tool_calls() -> None:
     reward = load(REPO / "reward_fn" / "compute_reward.py")
-    trajectories = anyio.run(play, EXPRESSIONS)
-    solved = 0
-    for row, messages in zip(EXPRESSIONS, trajectories, strict=True):
+    rows = list(open_dataset(REPO / "test_data.jsonl").rows())
+    for row, messages in zip(rows, anyio.run(play, rows), strict=True):
+        answer = messages[-1]["content"]
+        assert reward.numbers_match_reward(answer, row.ground_truth) == 1.0, row.user_prompt
+        assert reward.answer_format_reward(answer, row.ground_truth) == 1.0, row.user_prompt
         calls = [call for message in messages for call in message.get("tool_calls", [])]
-        steps = [node for node in ast.walk(expression_of(row["user_prompt"])) if isinstance(node, ast.BinOp)]
-        # Every step of the expression is a call of its own: nothing was worked out without the tools.
-        through_tools = len(calls) == len(steps)
-        solved += through_tools and reward.numbers_match_reward(messages[-1]["content"], row["ground_truth"]) == 1.0
-    assert solved / len(EXPRESSIONS) >= 0.9
-
-
-def test_planner_tries_the_word_problems_and_always_answers() -> None:
-    reward = load(REPO / "reward_fn" / "compute_reward.py")
-    for messages in anyio.run(play, WORDS):
-        assert any("tool_calls" in message for message in messages)
-        assert reward.answer_format_reward(messages[-1]["content"], "") == 1.0
+        assert calls, row.user_prompt
+        if row.extra["kind"] == "expression":
+            # Every step of the expression is a call of its own: nothing was worked out without the tools.
+            steps = [node for node in ast.walk(expression_of(row.user_prompt)) if isinstance(node, ast.BinOp)]
+            assert len(calls) == len(steps), row.user_prompt
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from osmosis_ai.models.engines import ENGINES, engine_for
 from osmosis_ai.runtime.pool import forkserver
 
 __all__ = ["preloads", "start_early"]
 
-LITELLM = "osmosis_ai.runtime.worker.preload_litellm"
-ENDPOINTS = "osmosis_ai.models.endpoint"
 NO_RUNS = (["rubric"], ["submit"], ["list"], ["info"], ["stop"])
 """Subcommands of `eval`."""
 
@@ -42,16 +41,11 @@ def preloads(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
         name, sign, value = argument.partition("=")
         if name.startswith("--"):
             options[name] = value if sign else " ".join(arguments[index + 1 : index + 2])
-    policy = options.get("--model") or environ.get("OSMOSIS_MODEL") or environ.get("OPENAI_API_KEY", "")
-    baseline = options.get("--baseline-model", "")
-    endpoints = options.keys() & {"--base-url", "--baseline-base-url"}
-    litellm = (
-        "--rubric" in options
-        or ("--base-url" not in options and _is_online(policy))
-        or ("--baseline-base-url" not in options and _is_online(baseline))
-    )
-    return [LITELLM] * litellm + [ENDPOINTS] * bool(endpoints)
-
-
-def _is_online(model: str) -> bool:
-    return bool(model) and not model.startswith("offline/")
+    asked = [
+        (options.get("--model") or environ.get("OSMOSIS_MODEL") or environ.get("OPENAI_API_KEY"), "--base-url"),
+        (options.get("--baseline-model"), "--baseline-base-url"),
+    ]
+    engines = [engine_for(model or "", base_url=url in options) for model, url in asked if model or url in options]
+    if "--rubric" in options:
+        engines.append(ENGINES["litellm"])
+    return [info.preload for info in ENGINES.values() if info.preload and info in engines]

@@ -7,6 +7,8 @@ Columns, names case-insensitive:
     system_prompt, user_prompt   strings with something in them
     ground_truth                 optional; what isn't a string becomes JSON text with sorted keys; null, an absent
                                  column and an empty CSV cell are None
+    solution                     optional: a reference solution (see `data.solution`), a list of steps or its JSON text;
+                                 other text is a column like any other
     any other                    goes into `Row.extra` under its name as written
 
 CSV values are always strings. Parquet values become JSON-able ones: dates and times ISO 8601 text, decimals and
@@ -28,8 +30,9 @@ import msgspec
 
 from osmosis_ai.data.formats import format_of, suffixes
 from osmosis_ai.data.formats.source import CHUNK, BadRowError, Item, Source, UnreadableError, collision, found, missing
+from osmosis_ai.data.solution import read_solution
 from osmosis_ai.errors import DatasetError
-from osmosis_ai.records import JsonObject, Record, Row
+from osmosis_ai.records import JsonObject, Record, Row, SolutionStep
 from osmosis_ai.text import counted
 
 __all__ = ["Dataset", "DatasetSummary", "RowProblem", "open_dataset"]
@@ -41,14 +44,17 @@ _SHOWN_PROBLEMS = 10
 class DatasetSummary(Record, frozen=True):
     """What one pass over a dataset found.
 
-    `count` and `with_ground_truth` are numbers of rows in the range that was checked, `columns` the column names in
-    order of appearance (the first thousand), `sha256` the hash of the file's bytes.
+    `count`, `with_ground_truth` and `with_solution` are numbers of rows in the range that was checked, `columns` the
+    column names in order of appearance (the first thousand), `sha256` the hash of the file's bytes and `solutions` that
+    of the solutions alone, empty where there are none.
     """
 
     count: int
     sha256: str
     columns: tuple[str, ...]
     with_ground_truth: int = 0
+    with_solution: int = 0
+    solutions: str = ""
 
 
 def open_dataset(path: Path) -> Dataset:
@@ -136,7 +142,8 @@ class Dataset:
         _check_range(offset, limit)
         before = self._status()
         problems: list[RowProblem] = []
-        unlisted = count = with_ground_truth = 0
+        unlisted = count = with_ground_truth = with_solution = 0
+        solutions = hashlib.sha256()
         columns = dict.fromkeys(("system_prompt", "user_prompt"))
         with self._open() as source:
             for item in self._scan(source, offset, limit, progress):
@@ -150,6 +157,10 @@ class Dataset:
                 if item.ground_truth is not None:
                     with_ground_truth += 1
                     columns.setdefault("ground_truth")
+                if item.solution is not None:
+                    with_solution += 1
+                    columns.setdefault("solution")
+                    solutions.update(_canonical(item.solution))
                 if len(columns) < _MAX_COLUMNS:
                     columns.update(dict.fromkeys(item.extra))
             if problems:
@@ -169,6 +180,8 @@ class Dataset:
             sha256=digest,
             columns=tuple(itertools.islice(columns, _MAX_COLUMNS)),
             with_ground_truth=with_ground_truth,
+            with_solution=with_solution,
+            solutions=solutions.hexdigest() if with_solution else "",
         )
 
     def _scan(
@@ -186,7 +199,7 @@ class Dataset:
                 problem = item.content if isinstance(item.content, str) else None
                 if not isinstance(item.content, str):
                     try:
-                        fields = _fields(item.content)
+                        fields, solution = _fields(item.content)
                     except BadRowError as error:
                         problem = str(error)
                 if problem is not None:
@@ -196,7 +209,7 @@ class Dataset:
                 # Rows before the offset count too, or an id would depend on the range.
                 row_id = _row_id(fields, occurrences)
                 if index >= offset:
-                    yield Row(index, row_id, *fields)
+                    yield Row(index, row_id, *fields, solution)
         except UnreadableError as error:
             yield RowProblem(error.where, error.message, final=True)
 
@@ -261,13 +274,16 @@ class RowProblem(NamedTuple):
 
 
 class _Fields(NamedTuple):
+    """What identifies a row. The solution is no part of it: no model sees it and no function scores with it, so a row
+    that is given one is the row it was, with everything that is recorded of it."""
+
     system_prompt: str
     user_prompt: str
     ground_truth: str | None
     extra: JsonObject
 
 
-def _fields(values: JsonObject) -> _Fields:
+def _fields(values: JsonObject) -> tuple[_Fields, list[SolutionStep] | None]:
     names = {name.casefold(): name for name in values}
     if len(names) != len(values):
         raise BadRowError(collision(list(values)))
@@ -289,10 +305,19 @@ def _fields(values: JsonObject) -> _Fields:
         wrong.append(f"column ground_truth: {found(value)}, where text is expected")
     elif value is not None:
         truth = value if isinstance(value, str) else _canonical(value).decode()
+    solution = None
+    if (name := names.get("solution")) is not None:
+        try:
+            solution = None if values[name] is None else read_solution(values[name])
+        except ValueError as error:
+            wrong.append(f"column solution: {error} (a column that holds something else needs another name)")
+        if solution is not None:
+            del names["solution"]
     if wrong:
         raise BadRowError("; ".join(wrong))
     system_prompt, user_prompt = prompts
-    return _Fields(system_prompt, user_prompt, truth, {name: values[name] for name in names.values()})
+    extra = {name: values[name] for name in names.values()}
+    return _Fields(system_prompt, user_prompt, truth, extra), solution
 
 
 def _canonical(value: object) -> bytes:

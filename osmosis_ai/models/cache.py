@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import sqlite3
 import sys
 import time
@@ -24,6 +23,7 @@ from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.folders import private_folder
 from osmosis_ai.masking import Masker
 from osmosis_ai.models.base import ChatModel
+from osmosis_ai.models.host import load_engine
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Record, Tool
 from osmosis_ai.store.schema import configure, database_path, migrate
 from osmosis_ai.store.writer import Writer
@@ -74,9 +74,6 @@ _PRUNE = """
         ) WHERE total > ?
     )
 """
-
-# What LiteLLM reads from the environment to choose the endpoint. One variable too many only costs a hit.
-_ENDPOINT_VARIABLE = re.compile(r"_(API_BASE|BASE_URL|API_URL|ENDPOINT|API_VERSION|REGION(_NAME)?|LOCATION|PROJECT)$")
 
 _encode = msgspec.json.Encoder().encode
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
@@ -234,7 +231,7 @@ class CachedModel:
         cache: Where replies are.
         spec: Describes `inner`. Its API key is no part of the cache's key.
         attempt: Which attempt at its row the rollout is, so that several attempts stay several samples.
-        environ: Environment variables, for the endpoint that LiteLLM chooses by them.
+        environ: Environment variables, for engines that choose the endpoint by them.
     """
 
     def __init__(
@@ -250,7 +247,7 @@ class CachedModel:
         self._cache = cache
         self._params = spec.params
         self._identity = hashlib.sha256(
-            _encode([KEY_VERSION, spec.engine, spec.model, _endpoint(spec, environ), attempt])
+            _encode([KEY_VERSION, spec.engine, spec.model, load_engine(spec).destination(spec, environ), attempt])
         )
         self._asked: Counter[bytes] = Counter()
 
@@ -391,13 +388,6 @@ def _stored_form(completion: Completion, masker: Masker) -> bytes | None:
         return None
     same = masker.encoded(data) is data and _decode(data) == completion
     return data if same else None
-
-
-def _endpoint(spec: ModelSpec, environ: Mapping[str, str]) -> Any:
-    if spec.engine != "litellm":
-        return spec.base_url
-    chosen = {name: value for name, value in environ.items() if _ENDPOINT_VARIABLE.search(name)}
-    return [spec.base_url, sorted(chosen.items())]
 
 
 def _damaged(error: Exception) -> bool:

@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
+
+import msgspec
 
 from osmosis_ai.errors import UsageError
-from osmosis_ai.records import ModelSpec, Record
+from osmosis_ai.models.engines import engine_for
+from osmosis_ai.models.offline import offline_names
+from osmosis_ai.records import ModelSpec
 from osmosis_ai.urls import UrlError, http_url
 
-__all__ = ["OFFLINE_MODELS", "ModelChoice", "choose_model"]
+__all__ = ["choose_model", "named_by_rows"]
 
 DEFAULT_MODEL = "openai/gpt-5-mini"
+STAND_IN, SMOKE = offline_names()[:2]
 CHAT_PATH = "/chat/completions"
 OWN_PARAMS = frozenset({"messages", "model", "n", "stream", "tools"})
 LOCAL_ADDRESS = re.compile(r"[\w.-]+(:\d+)?(/[\w./-]*)?$")
 OPENAI_HOST = "api.openai.com"
-
-OFFLINE_MODELS = {
-    "offline/planner": (
-        "offline/planner is a rule-based stand-in, not a language model: its scores say nothing about a model. "
-        "Pass --model, or set OSMOSIS_MODEL or OPENAI_API_KEY, to run a real one."
-    ),
-    "offline/oracle": "offline/oracle answers with the ground truth: a control that must score best, not a model.",
-    "offline/empty": "offline/empty answers with nothing: a control that must score worst, not a model.",
-}
-
-
-class ModelChoice(Record, frozen=True):
-    """The model of a run, and what every report must say about it (None for a real model)."""
-
-    spec: ModelSpec
-    banner: str | None = None
 
 
 def choose_model(
@@ -43,7 +32,7 @@ def choose_model(
     params: dict[str, Any],
     request_timeout: float,
     environ: Mapping[str, str],
-) -> ModelChoice:
+) -> ModelSpec:
     """The model to run: `--model`, else `OSMOSIS_MODEL`, else `openai/gpt-5-mini` with an OpenAI key, else a stand-in.
 
     A name without a slash is an OpenAI model. With a base URL the name is sent exactly as given, slashes or not, and
@@ -67,32 +56,41 @@ def choose_model(
     for name in sorted(OWN_PARAMS & params.keys()):
         raise UsageError(f"The parameter {name!r} is set by the run itself. Remove it from --param or the config.")
     name = (model or environ.get("OSMOSIS_MODEL") or "").strip()
-
-    def spec(engine: Literal["litellm", "openai_compatible", "offline"], sent: str, key: str | None) -> ModelSpec:
-        return ModelSpec(
-            name=sent,
-            engine=engine,
-            model=sent,
-            base_url=None if base_url is None else _check_base_url(base_url),
-            api_key=_check_key(key),
-            params=params,
-            request_timeout=request_timeout,
-        )
-
     if base_url is not None:
+        base_url = _check_base_url(base_url)
         if not name:
             raise UsageError("--base-url needs the name of a model to ask for: pass --model, or set OSMOSIS_MODEL.")
-        key = api_key or environ.get("OSMOSIS_API_KEY")
-        if not key and _is_openai(base_url):
-            key = environ.get("OPENAI_API_KEY")
-        return ModelChoice(spec("openai_compatible", name, key))
-    if not name:
-        name = DEFAULT_MODEL if environ.get("OPENAI_API_KEY") else "offline/planner"
-    if name.partition("/")[0] == "offline":
-        if name not in OFFLINE_MODELS:
-            raise UsageError(f"There is no model {name!r}. The offline ones are {', '.join(OFFLINE_MODELS)}.")
-        return ModelChoice(spec("offline", name, None), OFFLINE_MODELS[name])
-    return ModelChoice(spec("litellm", name if "/" in name else f"openai/{name}", api_key))
+        api_key = api_key or environ.get("OSMOSIS_API_KEY")
+        url = http_url(base_url)
+        if not api_key and url.scheme == "https" and url.host == OPENAI_HOST:
+            api_key = environ.get("OPENAI_API_KEY")
+    elif not name:
+        name = DEFAULT_MODEL if environ.get("OPENAI_API_KEY") else STAND_IN
+    engine = engine_for(name, base_url=base_url is not None)
+    if engine.models and name not in engine.models:
+        raise UsageError(f"There is no model {name!r}. The {engine.prefix} ones are {', '.join(engine.models)}.")
+    if engine.prefix == "" and "/" not in name:
+        name = f"openai/{name}"
+    return ModelSpec(
+        name=name,
+        engine=engine.name,
+        model=name,
+        base_url=base_url,
+        api_key=None if engine.stand_in else _check_key(api_key),
+        params=params,
+        request_timeout=request_timeout,
+        stand_in=engine.stand_in,
+    )
+
+
+def named_by_rows(spec: ModelSpec, *, references: bool) -> ModelSpec:
+    """The model as reports must name it: where an oracle finds nothing to play or to answer, it is `offline/smoke`.
+
+    Args:
+        spec: The model that was chosen.
+        references: True if any row has a solution or a ground truth.
+    """
+    return msgspec.structs.replace(spec, name=SMOKE, model=SMOKE) if spec.name == STAND_IN and not references else spec
 
 
 def _check_base_url(text: str) -> str:
@@ -117,8 +115,3 @@ def _check_key(key: str | None) -> str | None:
     if not all("!" <= character <= "~" for character in key):
         raise UsageError("The API key holds a space or another character that no key has. Check how it was set.")
     return key
-
-
-def _is_openai(base_url: str) -> bool:
-    url = http_url(_check_base_url(base_url))
-    return url.scheme == "https" and url.host == OPENAI_HOST

@@ -8,11 +8,13 @@ from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.http import MAX_REPLY_BYTES, Answer, HttpClient, HttpError, HttpProblem, encode_json, retry_after
 from osmosis_ai.models.base import error_kind, parse_reply
+from osmosis_ai.models.remote import RemoteEngine
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool
 
-__all__ = ["OpenAICompatibleModel"]
+__all__ = ["ENGINE", "OpenAICompatibleModel"]
 
 MODELS_TIMEOUT = 5.0
+LISTED_MODELS = 10
 
 _KINDS: dict[HttpProblem, FailureKind] = {
     "timeout": "timeout",
@@ -92,3 +94,42 @@ class OpenAICompatibleModel:
             # A 429 by status, but the account is empty: waiting doesn't help.
             kind = "quota"
         return ModelError(message, kind=kind, status=answer.status, retry_after=retry_after(answer.headers))
+
+
+class _Engine(RemoteEngine):
+    def client(self, spec: ModelSpec) -> OpenAICompatibleModel:
+        return OpenAICompatibleModel(spec)
+
+    def price_known(self, spec: ModelSpec) -> bool:
+        return False
+
+    async def hint(self, spec: ModelSpec, kind: FailureKind) -> str:
+        if kind == "auth":
+            if spec.api_key:
+                return "Pass another key with --api-key or OSMOSIS_API_KEY."
+            return "Pass a key with --api-key or OSMOSIS_API_KEY (OPENAI_API_KEY is sent to OpenAI only)."
+        if kind in ("not_found", "unknown_model"):
+            names = await self._served_models(spec)
+            if spec.model in names:
+                return f"Check --base-url: {spec.model!r} is listed at {spec.base_url}/models."
+            if names:
+                more = ", …" if len(names) > LISTED_MODELS else ""
+                return f"Pass one of its models with --model: {', '.join(names[:LISTED_MODELS])}{more}."
+            return f"Check --base-url (usually it ends in /v1) and --model {spec.model}."
+        return {
+            "refused": "Start the endpoint, or check --base-url.",
+            "timeout": "Check that the endpoint is up, or raise --request-timeout.",
+            "bad_reply": "Check --base-url (usually it ends in /v1).",
+            "quota": "Check the account behind the key.",
+        }.get(kind, "Check the endpoint's own log, or try again later.")
+
+    async def _served_models(self, spec: ModelSpec) -> list[str]:
+        # A client of its own: the host's is wrapped in retries, and this answer is only for an error message.
+        client = OpenAICompatibleModel(spec)
+        try:
+            return await client.served_models()
+        finally:
+            await client.aclose()
+
+
+ENGINE = _Engine()

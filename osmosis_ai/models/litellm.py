@@ -13,7 +13,7 @@ import re
 import socket
 import ssl
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -24,9 +24,10 @@ from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.http import MAX_ERROR_TEXT, describe_error, mask, retry_after
 from osmosis_ai.models.base import error_kind, parse_reply
+from osmosis_ai.models.remote import RemoteEngine
 from osmosis_ai.records import Completion, Message, ModelSpec, Tool
 
-__all__ = ["LiteLLMModel", "import_litellm", "missing_keys", "price_known"]
+__all__ = ["ENGINE", "LiteLLMModel", "import_litellm", "missing_keys", "price_known"]
 
 SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 PREFIX = re.compile(r"^(?:litellm\.)?\w+(?:Error|Exception)(?:: | - )|^litellm\.Timeout: ")
@@ -34,6 +35,8 @@ KEY_TROUBLE = re.compile(r"missing credentials|api.?key", re.IGNORECASE)
 MIN_SECRET_LENGTH = 8
 SINCE_WHOLE_REPLIES = (1, 106)
 OPENAI_PACKAGE_VARIABLES = ("OPENAI_ORGANIZATION", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
+# What LiteLLM reads from the environment to choose the endpoint. One variable too many only costs a cache hit.
+ENDPOINT_VARIABLE = re.compile(r"_(API_BASE|BASE_URL|API_URL|ENDPOINT|API_VERSION|REGION(_NAME)?|LOCATION|PROJECT)$")
 
 _open_models = 0
 
@@ -249,3 +252,36 @@ def _with_cost(completion: Completion, cost: float | None) -> Completion:
     import msgspec
 
     return msgspec.structs.replace(completion, cost_usd=cost)
+
+
+class _Engine(RemoteEngine):
+    def client(self, spec: ModelSpec) -> LiteLLMModel:
+        return LiteLLMModel(spec)
+
+    def preload(self, spec: ModelSpec) -> None:
+        price_known(spec.model)
+
+    def price_known(self, spec: ModelSpec) -> bool:
+        return price_known(spec.model)
+
+    def destination(self, spec: ModelSpec, environ: Mapping[str, str]) -> object:
+        chosen = {name: value for name, value in environ.items() if ENDPOINT_VARIABLE.search(name)}
+        return [spec.base_url, sorted(chosen.items())]
+
+    async def hint(self, spec: ModelSpec, kind: FailureKind) -> str:
+        missing = [] if spec.api_key else missing_keys(spec.model)
+        if missing:
+            return f"No key is set: set {' and '.join(missing)}, or pass --api-key."
+        return {
+            "auth": "Pass another key with --api-key, or set the provider's variable.",
+            "not_found": "Check --model.",
+            "unknown_model": (
+                "Write it as provider/model, such as openai/gpt-5-mini, or pass --base-url for an endpoint of your own."
+            ),
+            "refused": "Check the network and the provider's address.",
+            "timeout": "Check the network, or raise --request-timeout.",
+            "quota": "Check the account behind the key.",
+        }.get(kind, "Try again later, or check the provider's status.")
+
+
+ENGINE = _Engine()

@@ -132,6 +132,8 @@ CODES: dict[str, Code] = {
     "OSM407": _warning("a column that no function reads"),
     "OSM408": _warning("rows that are much longer than the others"),
     "OSM409": _warning("a column with values of several types"),
+    "OSM410": _error("a solution doesn't earn the full reward"),
+    "OSM411": _warning("a solution's tool call fails"),
     # configs/
     "OSM501": _error("a config can't be read"),
     "OSM502": _error("a required field is missing"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from osmosis_ai.validate import functions, imports, judges, layout, rows, run_configs, tools, workcopy
 
-__all__ = ["CHECKS", "CONTROLS", "FIRST", "LOADING"]
+__all__ = ["CHECKS", "CONTROLS", "FIRST", "LOADING", "SOLUTIONS"]
 
 FIRST = layout.CHECKS
 """Run before anything is loaded: they fill `Subject.components`."""
@@ -25,4 +25,5 @@ CONTROLS = (
     "OSM301 OSM302 OSM303 OSM304 OSM305 OSM306 OSM307 OSM308 OSM309 OSM310 OSM311 OSM312 OSM313 OSM314 OSM315 OSM316"
     " OSM317 OSM318 OSM320"
 )
-"""The codes of what loading shows, and of what the controls of reward functions say."""
+SOLUTIONS = "OSM410 OSM411"
+"""The codes of what loading shows, of what the controls of reward functions say, and of solutions that are played."""

@@ -6,7 +6,8 @@ import ast
 import hashlib
 import re
 from array import array
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
+from itertools import islice
 from pathlib import Path
 from statistics import median
 
@@ -17,11 +18,12 @@ from osmosis_ai.records import JsonValue, Row
 from osmosis_ai.validate.check import Check, Subject
 from osmosis_ai.validate.findings import Finding, finding
 
-__all__ = ["CHECKS", "check_dataset", "keys_read"]
+__all__ = ["CHECKS", "check_dataset", "first_rows", "keys_read", "line_of_row"]
 
 SHOWN_PROBLEMS = 20
 MAX_REMEMBERED = 1_000_000
 MAX_COLUMNS = 1000
+MAX_SCANNED_ROWS = 10_000
 OUTLIER_FACTOR = 10
 OUTLIER_TOKENS = 2000
 TOO_LONG_TOKENS = 2_000_000
@@ -230,11 +232,27 @@ class _Rows:
             yield self._about("OSM408", outliers, message, hint="See that the model's context takes them.")
 
     def _about(self, code: str, noted: _Noted, message: str, *, subject: str | None = None, hint: str = "") -> Finding:
-        line = _line_of_row(self._dataset.path, noted.first[0])
+        line = line_of_row(self._dataset.path, noted.first[0])
         return finding(code, f"{noted}: {message}", file=self._shown, line=line, subject=subject, hint=hint)
 
 
-def _line_of_row(path: Path, index: int) -> int | None:
+def first_rows(dataset: Path, wanted: Callable[[Row], bool], limit: int) -> list[Row]:
+    """The first rows of a kind, of those that can be used; none of a dataset that can't be read, as its check says.
+
+    Args:
+        dataset: The file.
+        wanted: True for a row of the kind.
+        limit: So many rows at most.
+    """
+    try:
+        scanned = islice(open_dataset(dataset).scan(), MAX_SCANNED_ROWS)
+        rows = (item for item in scanned if not isinstance(item, RowProblem) and wanted(item))
+        return list(islice(rows, limit))
+    except DatasetError:
+        return []
+
+
+def line_of_row(path: Path, index: int) -> int | None:
     """The line of a row in a .jsonl file; rows of other files have no such place."""
     if path.suffix.lower() != ".jsonl":
         return None

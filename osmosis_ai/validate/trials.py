@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from time import monotonic
 
-from osmosis_ai.data.dataset import RowProblem, open_dataset
-from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import FunctionRef, Row, Score
 from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.run.scoring import score_conversations
@@ -25,6 +22,7 @@ from osmosis_ai.validate.controls import (
 from osmosis_ai.validate.findings import Finding, finding
 from osmosis_ai.validate.functions import is_about_form, reads_ground_truth
 from osmosis_ai.validate.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
+from osmosis_ai.validate.rows import first_rows
 
 __all__ = ["Trials", "run_controls"]
 
@@ -41,7 +39,6 @@ GIVE_UP_AFTER = 2
 """Timeouts or lost processes after which a function isn't called any more."""
 
 MAX_PROMPT = 50_000
-MAX_SCANNED_ROWS = 10_000
 
 
 async def run_controls(
@@ -54,7 +51,7 @@ async def run_controls(
         trials: The functions, loaded.
         given: Answer forms to try besides the usual ones.
     """
-    rows = _rows(subject.dataset)
+    rows = first_rows(subject.dataset, _can_be_tried, MAX_ROWS)
     if not rows:
         none = finding(
             "OSM309",
@@ -79,20 +76,9 @@ async def run_controls(
     return reports, [*findings, *judge_together(functions, reports, len(subject.components["rubric"]))]
 
 
-def _rows(dataset: Path) -> list[Row]:
-    """The first rows with a ground truth."""
-    rows: list[Row] = []
-    try:
-        for number, item in enumerate(open_dataset(dataset).scan()):
-            if number >= MAX_SCANNED_ROWS or len(rows) >= MAX_ROWS:
-                break
-            if isinstance(item, RowProblem) or not (item.ground_truth or "").strip():
-                continue
-            if len(item.system_prompt) + len(item.user_prompt) + len(item.ground_truth or "") <= MAX_PROMPT:
-                rows.append(item)
-    except DatasetError:
-        return []  # the dataset's own checks say so
-    return rows
+def _can_be_tried(row: Row) -> bool:
+    truth = row.ground_truth or ""
+    return bool(truth.strip()) and len(row.system_prompt) + len(row.user_prompt) + len(truth) <= MAX_PROMPT
 
 
 class Trials:

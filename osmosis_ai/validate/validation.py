@@ -20,6 +20,7 @@ from osmosis_ai.runtime.pool.backends import open_pool
 from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.group import JobFailedError
 from osmosis_ai.runtime.protocol import LoopFinding, Ready, WorkerSpec
+from osmosis_ai.runtime.run.plan import POLICY
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.validate import Finding, finding
 from osmosis_ai.validate.check import Subject, could_not_run, run_check
@@ -32,6 +33,14 @@ from osmosis_ai.validate.functions import (
 )
 from osmosis_ai.validate.probes import Form
 from osmosis_ai.validate.registry import CHECKS, FIRST
+from osmosis_ai.validate.rows import first_rows
+from osmosis_ai.validate.solutions import (
+    MAX_SOLUTIONS,
+    ROLLOUT_SECONDS,
+    judge_solutions,
+    play_solutions,
+    player,
+)
 from osmosis_ai.validate.trials import Trials, run_controls
 
 __all__ = ["Validation", "ValidationOptions", "validate", "validate_agent"]
@@ -126,6 +135,7 @@ class _Validation:
         self._components = self._subject.components
         self._findings: list[Finding] = []
         self._controls: list[ControlReport] = []
+        self._rewards: list[FunctionRef] = []
 
     async def run(self) -> Validation:
         for check in FIRST:
@@ -136,6 +146,8 @@ class _Validation:
             self._findings += run_check(check, self._subject)
         if not self._options.static:
             await self._run_functions([] if self._subject.loaded is None else self._subject.loaded.tools)
+            if self._subject.loaded is not None:
+                await self._play_solutions()
         components = [component for found in self._components.values() for component in found]
         unique = dict.fromkeys(map(msgspec.json.encode, self._findings))
         findings = [msgspec.json.decode(one, type=Finding) for one in unique]
@@ -191,12 +203,33 @@ class _Validation:
         ):
             self._findings += check_load_problems(pool.loaded.problems, self._findings)
             loaded = set(pool.loaded.functions)
-            rewards = [ref for ref in refs if ref.name in loaded and ref.kind == "reward"]
-            if rewards:
+            self._rewards = [ref for ref in refs if ref.name in loaded and ref.kind == "reward"]
+            if self._rewards:
                 self._controls, findings = await run_controls(
-                    self._subject, Trials(pool, scratch, rewards, tool), self._options.forms
+                    self._subject, Trials(pool, scratch, self._rewards, tool), self._options.forms
                 )
                 self._findings += findings
+
+    async def _play_solutions(self) -> None:
+        rows = first_rows(self._subject.dataset, lambda row: row.solution is not None, MAX_SOLUTIONS)
+        if not rows:
+            return
+        try:
+            async with ScratchStore.open(Masker.from_environment(self._subject.environ)) as scratch:
+                spec = msgspec.structs.replace(
+                    self._function_spec(self._rewards, scratch),
+                    limits=LimitsConfig(timeout=ROLLOUT_SECONDS, reward_timeout=CALL_SECONDS),
+                    mcp=McpSource("directory", path=str(self._root / "mcp" / "main.py")),
+                    policies={POLICY: player()},
+                )
+                async with self._pool(spec) as pool:
+                    played = await play_solutions(rows, pool, scratch)
+        except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
+            self._findings.append(could_not_run("solutions", error))
+            return
+        best = {report.function: max(form.right or 0.0 for form in report.forms) for report in self._controls}
+        full = {name: value for name, value in best.items() if value > 0}
+        self._findings += judge_solutions(played, full, self._subject)
 
     async def _load_alone(self, refs: Sequence[FunctionRef], error: StartError) -> list[FunctionRef]:
         """The functions whose modules load on their own; for the others there is a finding."""

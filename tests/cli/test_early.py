@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.cli.early import ENDPOINTS, LITELLM, preloads
+from osmosis_ai.cli.early import preloads
+
+ENDPOINTS = "osmosis_ai.models.endpoint"
+LITELLM = "osmosis_ai.models.preload_litellm"
 
 ENDPOINT = ["--base-url", "http://localhost:8000/v1"]
 
@@ -31,9 +34,9 @@ def test_litellm_is_imported_ahead(arguments: list[str], environ: dict[str, str]
         (["test", "--model", "offline/oracle"], {"OPENAI_API_KEY": "a key"}),
         (["test", "--model", "served", *ENDPOINT], {"OPENAI_API_KEY": "a key"}),
         (["test", "--base-url=http://localhost:8000/v1", "--model=served"], {}),
-        (["eval", "--model", "offline/planner", "--baseline-model", "offline/empty"], {}),
+        (["eval", "--model", "offline/smoke", "--baseline-model", "offline/empty"], {}),
         (["eval", "--model", "a", *ENDPOINT, "--baseline-model", "b", "--baseline-base-url", ENDPOINT[1]], {}),
-        (["eval"], {"OSMOSIS_MODEL": "offline/planner"}),
+        (["eval"], {"OSMOSIS_MODEL": "offline/smoke"}),
     ],
 )
 def test_litellm_is_left_alone(arguments: list[str], environ: dict[str, str]) -> None:
@@ -43,4 +46,4 @@ def test_litellm_is_left_alone(arguments: list[str], environ: dict[str, str]) ->
 def test_the_client_for_endpoints_is_imported_ahead() -> None:
     assert preloads(["test", "--model", "served", *ENDPOINT], {}) == [ENDPOINTS]
     assert preloads(["eval", "--model", "offline/oracle", "--baseline-base-url=http://x"], {}) == [ENDPOINTS]
-    assert preloads(["test", "--model", "offline/planner"], {}) == []
+    assert preloads(["test", "--model", "offline/smoke"], {}) == []

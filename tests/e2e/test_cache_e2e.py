@@ -148,7 +148,7 @@ def test_two_runs_at_once(osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEn
 
 
 def test_offline_models_leave_no_replies(osmosis: Osmosis, repo: Path) -> None:
-    assert osmosis("test", "--model", "offline/planner", "--cache", "-q", cwd=repo).code == 0
+    assert osmosis("test", "--model", "offline/oracle", "--cache", "-q", cwd=repo).code == 0
     assert osmosis("cache", "--json", cwd=repo).json["entries"] == 0
 
 

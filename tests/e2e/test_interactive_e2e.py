@@ -477,7 +477,7 @@ def test_a_tool_that_takes_its_worker_down(more: Path) -> None:
 def test_what_does_not_go_together_is_refused(
     repo: Path, osmosis: Osmosis, options: tuple[str, ...], said: str
 ) -> None:
-    done = osmosis("test", "--model", "offline/planner", *options, cwd=repo)
+    done = osmosis("test", "--model", "offline/oracle", *options, cwd=repo)
     assert (done.code, done.stdout) == (2, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -100,7 +100,7 @@ def test_ctrl_c_twice_ends_at_once(isolation: str, tmp_path: Path) -> None:
 
 def test_ctrl_c_while_the_command_is_still_starting(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo")
-    with running("test", "--model", "offline/planner", cwd=root) as command:
+    with running("test", "--model", "offline/oracle", cwd=root) as command:
         # Both the command and the fork server are busy importing now.
         command.until(lambda: any("fork_server" in " ".join(found.cmdline()) for found in command.descendants()))
         command.interrupt()
@@ -126,7 +126,7 @@ time.sleep(3600)
 @pytest.mark.parametrize("isolation", ["session", "rollout"])
 def test_a_repository_that_takes_for_ever_to_load_can_be_left(isolation: str, how: str, tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo", main=SLOW_IMPORT)
-    with running("test", "--model", "offline/planner", "--isolation", isolation, cwd=root) as command:
+    with running("test", "--model", "offline/oracle", "--isolation", isolation, cwd=root) as command:
         command.until(lambda: seen(root))
         if how == "interrupt":
             command.interrupt()

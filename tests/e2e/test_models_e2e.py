@@ -146,7 +146,7 @@ def test_a_litellm_provider_with_an_endpoint_of_its_own(osmosis: Osmosis, repo: 
 def test_without_a_model_a_stand_in_runs_and_says_so(osmosis: Osmosis, repo: Path) -> None:
     done = osmosis("test", cwd=repo)
     assert done.code == 0
-    assert "offline/planner is a rule-based stand-in" in done.stderr
+    assert "offline/oracle is a stand-in" in done.stderr
     assert "offline stand-in" in done.stdout
     oracle = osmosis("eval", "--model", "offline/oracle", "--baseline-model", "offline/empty", "--json", cwd=repo)
     assert oracle.code == 0

@@ -94,7 +94,7 @@ def test_litellm_is_not_imported_when_it_is_not_used(osmosis: Osmosis, repo: Pat
     )
     assert (refused.returncode, refused.stderr) == (1, "litellm was imported\n")
     with ScriptedEndpoint(by_turn(tool_call("add", a=1, b=2), text("3"))).run_in_thread() as endpoint:
-        model = ["--base-url", endpoint.url, "--model", "openai/scripted", "--baseline-model", "offline/planner"]
+        model = ["--base-url", endpoint.url, "--model", "openai/scripted", "--baseline-model", "offline/oracle"]
         done = osmosis("eval", *model, "--json", cwd=repo, env=env)
     assert done.code == 0, done.stderr
     assert done.json["summary"]["tools"]["add"]["calls"] == 3

@@ -360,10 +360,10 @@ def test_what_no_save_can_mend_is_said_at_once(osmosis: Osmosis, tmp_path: Path)
     assert (nobody.code, nobody.stdout) == (2, "")
     assert address in nobody.stderr
     for options in (["--workers", "0"], ["--resume"], ["-d", "missing.jsonl"]):
-        done = osmosis("test", "--watch", "--model", "offline/planner", *options, cwd=repo)
+        done = osmosis("test", "--watch", "--model", "offline/oracle", *options, cwd=repo)
         assert (done.code, done.stdout) == (2, ""), done
         assert done.stderr.startswith("error:")
-    assert osmosis("eval", "--watch", "--eval-fn", "nothing", "--model", "offline/planner", cwd=repo).code == 2
+    assert osmosis("eval", "--watch", "--eval-fn", "nothing", "--model", "offline/oracle", cwd=repo).code == 2
 
 
 @contextmanager
@@ -527,7 +527,7 @@ def test_the_screen_and_its_keys(tmp_path: Path) -> None:
 
 def test_ctrl_c_gives_the_terminal_back(tmp_path: Path) -> None:
     repo = repository(tmp_path)
-    with terminal("test", "--watch", "--model", "offline/planner", cwd=repo) as screen:
+    with terminal("test", "--watch", "--model", "offline/oracle", cwd=repo) as screen:
         screen.shows("iteration 1", "offline stand-in")
         screen.press("\x03")
         assert screen.process.wait(30) == 130

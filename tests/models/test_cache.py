@@ -16,7 +16,6 @@ import pytest
 
 from osmosis_ai.errors import ModelError, StartError
 from osmosis_ai.masking import Masker
-from osmosis_ai.models import create_model
 from osmosis_ai.models.cache import (
     CacheContents,
     CachedModel,
@@ -27,6 +26,8 @@ from osmosis_ai.models.cache import (
     open_cache,
     prepare_cache,
 )
+from osmosis_ai.models.host import HostOptions, create_model
+from osmosis_ai.models.offline import offline_names
 from osmosis_ai.records import Completion, Logprobs, Message, ModelSpec, Row, TokenIds, TokenLogprob, Tool, Turn, Usage
 from osmosis_ai.runtime.pool.trajectory import total_cost, total_usage
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, status, text, tool_call
@@ -202,7 +203,7 @@ async def test_identical_requests_at_the_same_time_keep_the_first_reply(path: Pa
 async def test_a_failed_request_is_asked_again(path: Path) -> None:
     with ScriptedEndpoint([status(400), text("fine"), text("never asked for")]).run_in_thread() as endpoint:
         async with opened(path) as cache:
-            host = create_model(spec(base_url=endpoint.url), cache=cache)
+            host = create_model(spec(base_url=endpoint.url), HostOptions(cache=cache))
             with pytest.raises(ModelError, match="scripted 400"):
                 await host.for_rollout(ROW, 0).complete(MESSAGES, [], {})
             assert cache_contents(path).entries == 0
@@ -216,7 +217,7 @@ async def test_a_failed_request_is_asked_again(path: Path) -> None:
 async def test_a_probe_is_never_answered_from_the_cache(path: Path) -> None:
     with ScriptedEndpoint([], probe=text("pong")).run_in_thread() as endpoint:
         async with opened(path) as cache:
-            host = create_model(spec(base_url=endpoint.url, params={}), cache=cache)
+            host = create_model(spec(base_url=endpoint.url, params={}), HostOptions(cache=cache))
             await host.probe()
             await host.probe()
             await host.aclose()
@@ -224,10 +225,10 @@ async def test_a_probe_is_never_answered_from_the_cache(path: Path) -> None:
     assert cache_contents(path).entries == 0
 
 
-@pytest.mark.parametrize("name", ["offline/planner", "offline/oracle", "offline/empty"])
+@pytest.mark.parametrize("name", offline_names())
 async def test_offline_models_do_not_use_it(name: str, path: Path) -> None:
     async with opened(path) as cache:
-        host = create_model(ModelSpec(name=name, engine="offline", model=name), cache=cache)
+        host = create_model(ModelSpec(name=name, engine="offline", model=name), HostOptions(cache=cache))
         for _ in range(2):
             assert not (await host.for_rollout(ROW, 0).complete(MESSAGES, [], {})).cached
     assert cache_contents(path) == CacheContents()
@@ -491,7 +492,7 @@ async def test_conversations_replay_without_a_request(path: Path) -> None:
 
         async def rollout(run_index: int) -> list[Completion]:
             async with opened(path) as cache:
-                host = create_model(spec(base_url=endpoint.url), cache=cache)
+                host = create_model(spec(base_url=endpoint.url), HostOptions(cache=cache))
                 model = host.for_rollout(ROW, run_index)
                 first = await model.complete(MESSAGES, TOOLS, {})
                 (call,) = first.message["tool_calls"]

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from osmosis_ai.errors import UsageError
-from osmosis_ai.models.choice import ModelChoice, choose_model
+from osmosis_ai.models.choice import choose_model, named_by_rows
+from osmosis_ai.models.engines import banner_of
+from osmosis_ai.models.offline import offline_names
+from osmosis_ai.records import ModelSpec
 
 URL = "http://localhost:8000/v1"
 
@@ -19,7 +22,7 @@ def choose(
     api_key: str | None = None,
     params: dict[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
-) -> ModelChoice:
+) -> ModelSpec:
     return choose_model(
         model=model, base_url=base_url, api_key=api_key, params=params or {}, request_timeout=300, environ=environ or {}
     )
@@ -32,39 +35,49 @@ def choose(
         (None, {"OSMOSIS_MODEL": "xai/grok", "OPENAI_API_KEY": "k"}, "xai/grok", "litellm"),
         (None, {"OSMOSIS_MODEL": "offline/empty", "OPENAI_API_KEY": "k"}, "offline/empty", "offline"),
         (None, {"OPENAI_API_KEY": "k"}, "openai/gpt-5-mini", "litellm"),
-        (None, {"OPENAI_API_KEY": "", "OSMOSIS_MODEL": ""}, "offline/planner", "offline"),
-        (None, {}, "offline/planner", "offline"),
+        (None, {"OPENAI_API_KEY": "", "OSMOSIS_MODEL": ""}, "offline/oracle", "offline"),
+        (None, {}, "offline/oracle", "offline"),
         ("gpt-5-mini", {}, "openai/gpt-5-mini", "litellm"),
         ("offline/oracle", {}, "offline/oracle", "offline"),
     ],
 )
 def test_which_model_is_run(model: str | None, environ: dict[str, str], name: str, engine: str) -> None:
-    spec = choose(model, environ=environ).spec
+    spec = choose(model, environ=environ)
     assert (spec.name, spec.model, spec.engine, spec.base_url) == (name, name, engine, None)
 
 
-@pytest.mark.parametrize("name", ["offline/planner", "offline/oracle", "offline/empty"])
+@pytest.mark.parametrize("name", offline_names())
 def test_every_offline_model_says_that_it_is_none(name: str) -> None:
-    banner = choose(name).banner
+    spec = choose(name)
+    assert spec.stand_in
+    banner = banner_of(spec)
     assert banner is not None
     assert name in banner
     assert "not a" in banner
 
 
 def test_real_models_have_no_banner() -> None:
-    assert choose("gpt-5-mini").banner is None
-    assert choose("m", URL).banner is None
+    for spec in (choose("gpt-5-mini"), choose("m", URL), choose("offline/oracle", URL)):
+        assert banner_of(spec) is None
+        assert not spec.stand_in
 
 
 def test_the_stand_in_says_its_scores_mean_nothing() -> None:
-    assert "scores say nothing about a model" in str(choose().banner)
+    assert "scores say nothing about a model" in str(banner_of(choose()))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "meta-llama/Llama-3.1-8B", "openai/x", "offline/planner"])
+def test_an_oracle_without_anything_to_play_is_a_smoke_test() -> None:
+    oracle, real = choose(), choose("gpt-5-mini")
+    assert named_by_rows(oracle, references=True) is oracle
+    assert named_by_rows(oracle, references=False).name == "offline/smoke"
+    assert named_by_rows(real, references=False) is real
+
+
+@pytest.mark.parametrize("name", ["qwen3", "meta-llama/Llama-3.1-8B", "openai/x", "offline/oracle"])
 def test_with_a_base_url_the_name_is_sent_as_given(name: str) -> None:
-    spec = choose(name, URL).spec
+    spec = choose(name, URL)
     assert (spec.name, spec.model, spec.engine, spec.base_url) == (name, name, "openai_compatible", URL)
-    assert choose(None, URL, environ={"OSMOSIS_MODEL": name}).spec.model == name
+    assert choose(None, URL, environ={"OSMOSIS_MODEL": name}).model == name
 
 
 def test_a_base_url_needs_a_model() -> None:
@@ -84,7 +97,7 @@ def test_a_base_url_needs_a_model() -> None:
     ],
 )
 def test_forms_of_a_base_url(given: str, kept: str) -> None:
-    assert choose("m", given).spec.base_url == kept
+    assert choose("m", given).base_url == kept
 
 
 @pytest.mark.parametrize(
@@ -130,7 +143,7 @@ def test_a_base_url_that_may_hold_a_secret_is_refused_without_showing_it(given: 
 def test_which_key_goes_where(
     base_url: str | None, api_key: str | None, environ: dict[str, str], key: str | None
 ) -> None:
-    assert choose("m", base_url, api_key, environ=environ).spec.api_key == key
+    assert choose("m", base_url, api_key, environ=environ).api_key == key
 
 
 def test_a_key_that_cannot_be_one_is_refused_without_showing_it() -> None:
@@ -139,8 +152,8 @@ def test_a_key_that_cannot_be_one_is_refused_without_showing_it() -> None:
     assert "hunter22" not in str(caught.value)
 
 
-def test_an_unknown_offline_model_lists_the_three() -> None:
-    with pytest.raises(UsageError, match="offline/planner, offline/oracle, offline/empty"):
+def test_an_unknown_offline_model_lists_those_there_are() -> None:
+    with pytest.raises(UsageError, match=", ".join(offline_names())):
         choose("offline/gpt")
 
 
@@ -158,7 +171,7 @@ def test_parameters_that_belong_to_the_run_are_refused(name: str) -> None:
 
 
 def test_parameters_and_timeout_reach_the_spec() -> None:
-    spec = choose("m", params={"temperature": 0.5}).spec
+    spec = choose("m", params={"temperature": 0.5})
     assert (spec.params, spec.request_timeout) == ({"temperature": 0.5}, 300)
 
 
@@ -176,5 +189,5 @@ def test_an_address_without_a_scheme_is_shown_with_one() -> None:
 
 
 def test_a_family_of_models_is_no_model() -> None:
-    with pytest.raises(UsageError, match="offline/planner, offline/oracle, offline/empty"):
+    with pytest.raises(UsageError, match=", ".join(offline_names())):
         choose("offline")

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from osmosis_ai.errors import ModelError, ModelStartError
-from osmosis_ai.models import create_model
 from osmosis_ai.models.endpoint import OpenAICompatibleModel
+from osmosis_ai.models.host import HostOptions, create_model
 from osmosis_ai.records import Completion, Logprobs, ModelSpec, Row, TokenIds, TokenLogprob, Usage
 from osmosis_ai.retry import RetryPolicy
 from osmosis_ai.testing import (
@@ -453,7 +453,7 @@ async def test_a_hundred_requests_run_at_the_same_time() -> None:
 
 async def probe(endpoint_or_url: ScriptedEndpoint | str, **changes: Any) -> None:
     url = endpoint_or_url if isinstance(endpoint_or_url, str) else endpoint_or_url.url
-    host = create_model(spec_for(url, **changes), policy=RetryPolicy(max_attempts=3, base_delay=0.001))
+    host = create_model(spec_for(url, **changes), HostOptions(policy=RetryPolicy(max_attempts=3, base_delay=0.001)))
     try:
         await host.probe()
     finally:
@@ -551,7 +551,7 @@ async def test_the_probe_names_an_address_where_nothing_listens() -> None:
 # What the host gives to rollouts.
 
 
-async def test_rollouts_share_one_model_unless_it_needs_the_row() -> None:
+async def test_rollouts_share_one_model() -> None:
     async with ScriptedEndpoint([tool_call("add", a=1)]) as endpoint:
         host = create_model(spec_for(endpoint.url))
         assert host.for_rollout(ROW, 0) is host.for_rollout(ROW, 1)
@@ -559,25 +559,3 @@ async def test_rollouts_share_one_model_unless_it_needs_the_row() -> None:
         assert calls_of(completion)[0]["function"] == {"name": "add", "arguments": '{"a":1}'}
         assert not host.price_known()
         await host.aclose()
-
-
-@pytest.mark.parametrize(
-    ("name", "truth", "content"),
-    [("offline/oracle", "42", "42"), ("offline/oracle", None, ""), ("offline/empty", "42", "")],
-)
-async def test_controls_answer_with_the_ground_truth_or_with_nothing(
-    name: str, truth: str | None, content: str
-) -> None:
-    host = create_model(ModelSpec(name, "offline", name))
-    await host.probe()
-    row = msgspec.structs.replace(ROW, ground_truth=truth)
-    completion = await host.for_rollout(row, 0).complete(MESSAGES, TOOLS, {})
-    assert completion.message == {"role": "assistant", "content": content}
-    assert (completion.finish_reason, completion.usage, completion.cost_usd) == ("stop", Usage(), 0.0)
-    assert host.price_known()
-    await host.aclose()
-
-
-def test_an_offline_model_that_does_not_exist() -> None:
-    with pytest.raises(ModelStartError, match="offline/other"):
-        create_model(ModelSpec("offline/other", "offline", "offline/other"))

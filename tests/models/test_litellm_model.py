@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from osmosis_ai.errors import ModelError, ModelStartError
-from osmosis_ai.models import create_model
+from osmosis_ai.models.host import HostOptions, create_model
 from osmosis_ai.models.litellm import LiteLLMModel, price_known
 from osmosis_ai.records import Completion, ModelSpec, Usage
 from osmosis_ai.retry import RetryPolicy
@@ -227,7 +227,7 @@ async def test_nothing_listens_there() -> None:
 
 
 async def probe(spec: ModelSpec) -> None:
-    host = create_model(spec, policy=RetryPolicy(max_attempts=3, base_delay=0.001))
+    host = create_model(spec, HostOptions(policy=RetryPolicy(max_attempts=3, base_delay=0.001)))
     try:
         await host.probe()
     finally:
@@ -271,7 +271,7 @@ def test_nothing_is_printed_or_left_open(tmp_path: Any) -> None:
     code = """
 import asyncio, sys
 from osmosis_ai.records import ModelSpec
-from osmosis_ai.models import create_model
+from osmosis_ai.models.host import create_model
 from osmosis_ai.errors import ModelError
 
 async def main():

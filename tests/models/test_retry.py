@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osmosis_ai.errors import ModelError
-from osmosis_ai.models import create_model
 from osmosis_ai.models.endpoint import OpenAICompatibleModel
+from osmosis_ai.models.host import HostOptions, create_model
 from osmosis_ai.models.retry import AdaptiveLimiter, RetryingModel
 from osmosis_ai.records import Completion, Message, ModelSpec, Row, Tool
 from osmosis_ai.retry import RetryPolicy
@@ -204,7 +204,7 @@ async def test_the_host_lowers_the_concurrency_of_all_its_rollouts() -> None:
 
     async with ScriptedEndpoint(script) as endpoint:
         policy = RetryPolicy(base_delay=0.001)
-        host = create_model(ModelSpec("m", "openai_compatible", "m", endpoint.url), concurrency=8, policy=policy)
+        host = create_model(ModelSpec("m", "openai_compatible", "m", endpoint.url), HostOptions(8, policy))
         assert host.limiter is not None
         async with anyio.create_task_group() as tasks:
             for _ in range(8):

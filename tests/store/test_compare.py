@@ -78,11 +78,11 @@ def test_notes(store: RunStore) -> None:
         identity={"tool code": "2", "model": "other", "n": 2},
         n=2,
         planned=8,
-        model="offline/planner",
+        model="offline/oracle",
         stand_in=True,
     )
     assert compare_runs(store, a, b, 1.0).notes == [
-        "run B: offline/planner is an offline stand-in, so this says nothing about a model",
+        "run B: offline/oracle is an offline stand-in, so this says nothing about a model",
         "run B didn't reach its end: 1 of 8 rollouts are recorded",
         "attempts per row differ: 1 in A, 2 in B; what is compared are the rows' means",
         "the runs also differ in: tool code",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from osmosis_ai.config import RunConfig
+from osmosis_ai.data.dataset import DatasetSummary
+from osmosis_ai.models.choice import named_by_rows
 from osmosis_ai.records import FunctionRef, ModelSpec, Record
 
 __all__ = ["BASELINE", "POLICY", "RunPlan"]
@@ -33,6 +37,12 @@ class RunPlan(Record, frozen=True):
     total_rows: int = 0
     agent: str | None = None
     agent_dir: str | None = None
+
+    def with_dataset(self, summary: DatasetSummary) -> RunPlan:
+        """The plan, once its dataset is known: the number of rows, and which stand-in they let run."""
+        references = summary.with_ground_truth + summary.with_solution > 0
+        policies = {policy: named_by_rows(spec, references=references) for policy, spec in self.policies.items()}
+        return msgspec.structs.replace(self, total_rows=summary.count, policies=policies)
 
     @property
     def total_rollouts(self) -> int:

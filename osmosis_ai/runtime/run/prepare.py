@@ -15,8 +15,8 @@ from osmosis_ai.discovery.agents import AgentSource, resolve_agent
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
 from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, UsageError
-from osmosis_ai.models.choice import ModelChoice, choose_model
-from osmosis_ai.records import FunctionRef, Record
+from osmosis_ai.models.choice import choose_model
+from osmosis_ai.records import FunctionRef, ModelSpec, Record
 from osmosis_ai.reward_rubric.resolve import resolve_rubrics
 from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
@@ -40,7 +40,6 @@ class Prepared(Record, frozen=True):
 
     plan: RunPlan
     worker: WorkerSpec
-    banners: list[str]
     problems: list[Problem]
 
 
@@ -70,12 +69,11 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
             f"nothing to score with: no @osmosis_reward function in {repository.root / 'reward_fn'}; "
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
         )
-    choices = _choose_models(config, environ)
     plan = RunPlan(
         config=config,
         root=str(repository.root),
         dataset=str(dataset.path),
-        policies={policy: choice.spec for policy, choice in choices.items()},
+        policies=_choose_models(config, environ),
         functions=functions,
         agent=None if own is None else own.name,
         agent_dir=None if repository.mcp_dir is None else str(repository.mcp_dir),
@@ -96,8 +94,7 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         store=str(database_path(repository.root)),
         cache=_find_cache(repository) if config.model.cache else None,
     )
-    banners = list(dict.fromkeys(choice.banner for choice in choices.values() if choice.banner))
-    return Prepared(plan, worker, banners, problems)
+    return Prepared(plan, worker, problems)
 
 
 def agent_spec(
@@ -233,8 +230,8 @@ def _find_cache(repository: Repository) -> str:
     return str(prepare_cache(repository.root))
 
 
-def _choose_models(config: RunConfig, environ: Mapping[str, str]) -> dict[str, ModelChoice]:
-    def choose(model: str | None, base_url: str | None, api_key: str | None) -> ModelChoice:
+def _choose_models(config: RunConfig, environ: Mapping[str, str]) -> dict[str, ModelSpec]:
+    def choose(model: str | None, base_url: str | None, api_key: str | None) -> ModelSpec:
         return choose_model(
             model=model,
             base_url=base_url,

@@ -298,7 +298,7 @@ class _PolicyTally:
         return Policy(
             model=spec.name,
             base_url=spec.base_url,
-            stand_in=spec.engine == "offline",
+            stand_in=spec.stand_in,
             params=spec.params,
             planned=planned,
             rollouts=self._rollouts,

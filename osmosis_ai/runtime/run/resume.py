@@ -61,7 +61,7 @@ def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
         "dataset": plan.dataset,
         "model": policy.name,
         "base_url": policy.base_url,
-        "stand_in": policy.engine == "offline",
+        "stand_in": policy.stand_in,
         "params": policy.params,
         "baseline_model": plan.policies[BASELINE].name if BASELINE in plan.policies else None,
         "n": plan.config.scoring.n,

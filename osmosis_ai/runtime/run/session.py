@@ -24,6 +24,7 @@ from osmosis_ai.data.dataset import DatasetSummary, open_dataset
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import DatasetError, StartError, StoreError
 from osmosis_ai.masking import Masker
+from osmosis_ai.models.engines import banner_of
 from osmosis_ai.options import secret_values
 from osmosis_ai.records import Outcome, Rollout
 from osmosis_ai.reward_rubric.redirect import judge_variables
@@ -331,9 +332,10 @@ class RunSession:
         finally:
             # Raises what is wrong with the dataset first, whatever is wrong with the repository.
             self._summary = await check.summary()
-        self.plan = plan = msgspec.structs.replace(plan, total_rows=self._summary.count)
-        for banner in self._prepared.banners:
-            self._tell(events.Notice(banner))
+        self.plan = plan = plan.with_dataset(self._summary)
+        for banner in dict.fromkeys(map(banner_of, plan.policies.values())):
+            if banner is not None:
+                self._tell(events.Notice(banner))
         loaded = self.pool.loaded
         for failure in loaded.problems:
             self._tell(events.Notice(f"not scored with: {failure.message}", "warning"))
@@ -511,7 +513,7 @@ class _DatasetCheck:
             await self._done.wait()
         if self._summary is None:
             return enough
-        return max(1, msgspec.structs.replace(self._plan, total_rows=self._summary.count).total_rollouts)
+        return max(1, self._plan.with_dataset(self._summary).total_rollouts)
 
     async def summary(self) -> DatasetSummary:
         """The result of the check; raises DatasetError."""

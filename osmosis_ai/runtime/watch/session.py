@@ -445,7 +445,7 @@ class WatchSession:
         assert pool is not None
         assert self._prepared is not None
         assert self._summary is not None
-        return pool, msgspec.structs.replace(self._prepared.plan, total_rows=self._summary.count)
+        return pool, self._prepared.plan.with_dataset(self._summary)
 
     def _code(self, plan: RunPlan, pool: Pool) -> dict[str, str]:
         code = function_code(plan.functions, pool.loaded.function_sources, self.root)
@@ -472,6 +472,9 @@ class WatchSession:
         identity = run_identity(plan, self._summary.sha256, pool.loaded.tool_sources)
         key = {name: value for name, value in identity.items() if name not in {"dataset", "rows", "tool code"}}
         key["tools"] = self._tool_content(pool.loaded)
+        # A row stays the row it is when its solution changes, but a stand-in plays another part.
+        if any(spec.stand_in for spec in plan.policies.values()):
+            key["solutions"] = self._summary.solutions
         if self._run_id is None or key != self._run_key or again.everything or self._mixed:
             if self._run_id is not None:
                 await self.store.mark(self._run_id, "finished")

@@ -16,7 +16,7 @@ from pathlib import Path
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.errors import StartError
 from osmosis_ai.masking import Masker
-from osmosis_ai.models import import_model
+from osmosis_ai.models.host import import_model
 from osmosis_ai.process_tree import end_group, end_with
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file

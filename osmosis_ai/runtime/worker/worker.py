@@ -26,7 +26,8 @@ from osmosis_ai.code_hashes import imported_sources
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError, StoreError
 from osmosis_ai.imports import uncached_imports
-from osmosis_ai.models import ChatModel, ModelHost, create_model
+from osmosis_ai.models.base import ChatModel
+from osmosis_ai.models.host import HostOptions, ModelHost, create_model
 from osmosis_ai.records import (
     Completion,
     Failure,
@@ -205,8 +206,9 @@ class Worker:
             cache = _open_cache(worker.spec)
             if cache is not None:
                 stack.push_async_callback(cache.aclose)
+            options = HostOptions(worker.spec.batch_size, cache=cache)
             for policy, model in worker.spec.policies.items():
-                worker._models[policy] = create_model(model, concurrency=worker.spec.batch_size, cache=cache)
+                worker._models[policy] = create_model(model, options)
                 stack.push_async_callback(worker._models[policy].aclose)
             emit(
                 Ready(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from .parsing import NUMBER_WORDS, parse_number
+from osmosis_ai.data.solution import decode_result
 
-__all__ = ["asks_for_form", "decimals_asked", "render"]
+__all__ = ["render"]
 
 _MAX_ANSWER = 4000
 
@@ -24,9 +24,6 @@ _JSON_FORM = re.compile(r"\{(\s*\"[\w ]{1,40}\"\s*:[^{}]{0,300})\}")
 _JSON_PAIR = re.compile(r"\"([\w ]{1,40})\"\s*:\s*(\"?)")
 _ANSWER_KEYS = ("answer", "final_answer", "result", "value", "solution", "output", "response")
 _LABEL = re.compile(r"\b((?:final )?answer):\s*(?=[<{\[(]|x\b|your|the answer|number)", re.IGNORECASE)
-_DECIMALS = re.compile(
-    r"\bround\w{0,3}\b[^.?!\n]{0,40}?\b([0-9]|one|two|three|four|five|six) decimals?\b", re.IGNORECASE
-)
 
 
 def render(answer: str, system: str, prompt: str) -> str:
@@ -43,11 +40,6 @@ def render(answer: str, system: str, prompt: str) -> str:
         if rendered is not None:
             return rendered
     return answer
-
-
-def asks_for_form(system: str, prompt: str) -> bool:
-    """Whether an answer is asked for in a form of its own."""
-    return _render("", system) is not None or _render("", prompt) is not None
 
 
 def _render(answer: str, text: str) -> str | None:
@@ -75,14 +67,6 @@ def _render(answer: str, text: str) -> str | None:
 def _json_answer(answer: str, form: str) -> str:
     pairs = dict(_JSON_PAIR.findall(form))
     chosen = next(key for key in pairs if key.lower() in _ANSWER_KEYS)
-    number = parse_number(answer)
-    return json.dumps({key: (number if number is not None else answer) if key == chosen else "" for key in pairs})
-
-
-def decimals_asked(system: str, prompt: str) -> int | None:
-    """Return how many decimals the answer shall be rounded to, None if nothing is said."""
-    match = _DECIMALS.search(prompt) or _DECIMALS.search(system)
-    if match is None:
-        return None
-    digits = match.group(1).lower()
-    return NUMBER_WORDS[digits] if digits in NUMBER_WORDS else int(digits)
+    value = decode_result(answer.replace(",", ""))
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return json.dumps({key: (value if number else answer) if key == chosen else "" for key in pairs})

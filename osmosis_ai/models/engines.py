@@ -1,0 +1,79 @@
+"""The engines: every way there is to ask a model. Another one is a file with an `ENGINE`, and a line in the table.
+
+Imports nothing but names: this is read before anything else of the package is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from osmosis_ai.models.offline import OFFLINE_MODELS
+
+if TYPE_CHECKING:
+    from osmosis_ai.records import ModelSpec
+
+__all__ = ["ENGINES", "EngineInfo", "banner_of", "engine_for"]
+
+
+class EngineInfo(NamedTuple):
+    """What is known of an engine without importing it.
+
+    Attributes:
+        name: What `ModelSpec.engine` says.
+        module: The module that has its `ENGINE`.
+        prefix: Names of its models begin with this and a slash; an empty one takes every name that no other takes, None
+            takes none.
+        at_base_url: True if it asks the models at `--base-url`, whatever their names.
+        stand_in: True if its models are none, so that their scores say nothing about a model.
+        models: The only names it knows, each with what every report must say about it; empty for any name.
+        preload: The module to import in the process that workers are forked from, empty for none.
+    """
+
+    name: str
+    module: str
+    prefix: str | None = None
+    at_base_url: bool = False
+    stand_in: bool = False
+    models: Mapping[str, str] = {}
+    preload: str = ""
+
+
+ENGINES: dict[str, EngineInfo] = {
+    info.name: info
+    for info in (
+        EngineInfo(
+            "offline",
+            "osmosis_ai.models.offline.engine",
+            prefix="offline",
+            stand_in=True,
+            models={name: model.banner for name, model in OFFLINE_MODELS.items()},
+        ),
+        EngineInfo(
+            "openai_compatible",
+            "osmosis_ai.models.endpoint",
+            at_base_url=True,
+            preload="osmosis_ai.models.endpoint",
+        ),
+        EngineInfo("litellm", "osmosis_ai.models.litellm", prefix="", preload="osmosis_ai.models.preload_litellm"),
+    )
+}
+"""Every engine by its name. The first one that takes a model's name asks that model."""
+
+
+def engine_for(model: str, *, base_url: bool) -> EngineInfo:
+    """The engine that asks a model.
+
+    Args:
+        model: The model's name, as in `--model`.
+        base_url: True if it is to be found at `--base-url`.
+    """
+    prefix = model.partition("/")[0]
+    if base_url:
+        return next(info for info in ENGINES.values() if info.at_base_url)
+    return next(info for info in ENGINES.values() if info.prefix in (prefix, ""))
+
+
+def banner_of(spec: ModelSpec) -> str | None:
+    """What every report must say about a model; None for a real one."""
+    return ENGINES[spec.engine].models.get(spec.model)

@@ -1,0 +1,225 @@
+"""The smallest arguments that a tool's JSON Schema allows.
+
+No schema makes it fail: where it can't meet one, the tool refuses the call.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+__all__ = ["smallest_arguments"]
+
+Schema: TypeAlias = dict[str, Any]
+
+_MAX_LOOKS = 60  # schemas looked at for one value
+_MAX_DEPTH = 8
+_MAX_VALUES = 500
+_LARGEST_TEXT = 10_000
+_LARGEST_LIST = 100
+_FORMATS = {
+    "date": "2000-01-01",
+    "date-time": "2000-01-01T00:00:00Z",
+    "time": "00:00:00Z",
+    "duration": "P1D",
+    "email": "a@example.com",
+    "hostname": "example.com",
+    "ipv4": "127.0.0.1",
+    "ipv6": "::1",
+    "uri": "http://example.com/",
+    "url": "http://example.com/",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "json-pointer": "/a",
+    "byte": "YQ==",
+    "binary": "a",
+}
+_IMPLIED = {
+    **dict.fromkeys(("properties", "required"), "object"),
+    **dict.fromkeys(("items", "prefixItems"), "array"),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
+}
+_SAMPLES = ("a", "A", "1", "a1", "A1", "1a", "a-1", "A-1", "/a", "+1", *_FORMATS.values())
+
+
+def smallest_arguments(schema: object) -> dict[str, Any]:
+    """Arguments for one call: the required ones alone, each as small as its schema lets it be.
+
+    Numbers are 1 and texts one character where they can be, because many tools refuse 0 and the empty text.
+
+    Args:
+        schema: The tool's parameters.
+    """
+    root = schema if isinstance(schema, dict) else {}
+    options = list(_alternatives(root, root, [_MAX_LOOKS]))
+    return _Filler(root).object(next((option for option in options if option), {}), 0)
+
+
+class _Filler:
+    """Makes values for schemas inside one tool's parameters, in which local references are resolved."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._left = _MAX_VALUES
+
+    def value(self, schema: object, depth: int, number: int = 0) -> Any:
+        """The smallest value of a schema; for `number` above 0, another one, where there is another."""
+        options = list(_alternatives(schema, self._root, [_MAX_LOOKS]))
+        # Null tries nothing, but it is where a recursive schema may end.
+        values = [option for option in options if _kind(option) != "null" or depth >= _MAX_DEPTH // 2]
+        chosen = min(values or options or [{}], key=_nesting)
+        self._left -= 1
+        if depth > _MAX_DEPTH or self._left < 0:
+            return None
+        if "const" in chosen:
+            return chosen["const"]
+        if isinstance(chosen.get("enum"), list) and chosen["enum"]:
+            return chosen["enum"][number % len(chosen["enum"])]
+        if number == 0:
+            for given in (*_list(chosen.get("examples")), *([chosen["default"]] if "default" in chosen else [])):
+                if given is not None:
+                    return given
+        make: dict[str, Callable[[], Any]] = {
+            "integer": lambda: _number(chosen, number, whole=True),
+            "number": lambda: _number(chosen, number, whole=False),
+            "string": lambda: _text(chosen, number),
+            "boolean": lambda: bool(number % 2),
+            "array": lambda: self.array(chosen, depth),
+            "object": lambda: self.object(chosen, depth),
+            "null": lambda: None,
+        }
+        return make.get(_kind(chosen), lambda: _text(chosen, number))()
+
+    def object(self, schema: Schema, depth: int) -> dict[str, Any]:
+        """The required properties, and so many others that there are enough."""
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        names = [name for name in _list(schema.get("required")) if isinstance(name, str)]
+        lacking = max(0, _size(schema, "minProperties", 0) - len(names))
+        names += [name for name in properties if name not in names][:lacking]
+        return {name: self.value(properties.get(name, {}), depth + 1) for name in names}
+
+    def array(self, schema: Schema, depth: int) -> list[Any]:
+        places = _list(schema.get("prefixItems"))
+        least = min(_size(schema, "minItems", 0), _LARGEST_LIST)
+        items = [self.value(place, depth + 1) for place in places[:least]]
+        unique = schema.get("uniqueItems") is True
+        while len(items) < least:
+            items.append(self.value(schema.get("items"), depth + 1, len(items) if unique else 0))
+        return items
+
+
+def _alternatives(schema: object, root: Schema, budget: list[int]) -> Iterator[Schema]:
+    """What a schema allows, as schemas without references and unions."""
+    budget[0] -= 1
+    if not isinstance(schema, dict) or budget[0] < 0:
+        return
+    if isinstance(schema.get("$ref"), str):
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        yield from _alternatives({**_target(schema["$ref"], root), **beside}, root, budget)
+        return
+    for key in ("anyOf", "oneOf"):
+        if _list(schema.get(key)):
+            beside = {name: value for name, value in schema.items() if name != key}
+            for part in schema[key]:
+                for option in _alternatives(part, root, budget):
+                    yield from _alternatives(_merged(beside, option), root, budget)
+            return
+    if _list(schema.get("allOf")):
+        merged = {key: value for key, value in schema.items() if key != "allOf"}
+        for part in schema["allOf"]:
+            merged = _merged(merged, next(_alternatives(part, root, budget), {}))
+        yield from _alternatives(merged, root, budget)
+        return
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        for kind in kinds:
+            yield {**schema, "type": kind}
+        return
+    yield schema
+
+
+def _merged(one: Schema, other: Schema) -> Schema:
+    both = {**one, **other}
+    for key in ("properties", "required"):
+        if key in one and key in other:
+            parts = one[key], other[key]
+            if all(isinstance(part, dict) for part in parts):
+                both[key] = {**parts[0], **parts[1]}
+            elif all(isinstance(part, list) for part in parts):
+                both[key] = [*parts[0], *parts[1]]
+    return both
+
+
+def _target(reference: str, root: Schema) -> Schema:
+    target: Any = root
+    for part in reference.split("/")[1:] if reference.startswith("#") else [reference]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        target = target.get(part) if isinstance(target, dict) else None
+    return target if isinstance(target, dict) else {}
+
+
+def _kind(schema: Schema) -> str:
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return kind
+    return next((implied for key, implied in _IMPLIED.items() if key in schema), "")
+
+
+def _nesting(schema: Schema) -> int:
+    return {"object": 2, "array": 1, "null": -1}.get(_kind(schema), 0)
+
+
+def _number(schema: Schema, number: int, *, whole: bool) -> float:
+    low, above, high, below, step = (
+        value if isinstance(value := schema.get(name), (int, float)) and not isinstance(value, bool) else None
+        for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+    )
+    least, most = (value if other is None else other for value, other in ((low, above), (high, below)))
+    candidates: list[float] = [1, 0]
+    candidates += [] if least is None else [least, math.ceil(least), math.floor(least) + 1]
+    candidates += [] if most is None else [most, math.floor(most), math.ceil(most) - 1]
+    candidates += [] if least is None or most is None else [(least + most) / 2]
+    candidates += [math.ceil(value / step) * step for value in candidates] if step else []
+    for value in candidates:
+        if (
+            not (whole and not float(value).is_integer())
+            and not (low is not None and value < low)
+            and not (high is not None and value > high)
+            and not (above is not None and value <= above)
+            and not (below is not None and value >= below)
+            and not (step and not math.isclose(value / step, round(value / step), abs_tol=1e-9))
+        ):
+            break
+    else:
+        value = 1
+    value += number * (step or 1)
+    return int(value) if float(value).is_integer() else value
+
+
+def _text(schema: Schema, number: int) -> str:
+    least = min(_size(schema, "minLength", 0), _LARGEST_TEXT)
+    most = _size(schema, "maxLength", _LARGEST_TEXT)
+    pattern = schema.get("pattern")
+    form = schema.get("format")
+    if isinstance(pattern, str):
+        sizes = range(max(least, 1), min(max(least, 1) + 40, most + 1))
+        for sample in (_FORMATS.get(str(form), ""), *_SAMPLES, *(each * size for size in sizes for each in "aA01")):
+            try:
+                if least <= len(sample) <= most and re.search(pattern, sample):
+                    return sample
+            except re.error:
+                break
+    text = _FORMATS.get(str(form), "a")
+    text = text + "a" * (least - len(text))
+    return (text + str(number) if number else text)[: max(most, 0)]
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _size(schema: Schema, name: str, otherwise: int) -> int:
+    value = schema.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise

@@ -1,0 +1,118 @@
+"""Solutions: played through the real tools, each must earn the full reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
+from typing import NamedTuple
+from uuid import uuid4
+
+from osmosis_ai.models.choice import choose_model
+from osmosis_ai.models.offline import offline_names
+from osmosis_ai.records import ModelSpec, Rollout, Row, Score
+from osmosis_ai.runtime.pool.base import Pool
+from osmosis_ai.runtime.protocol import RolloutJob
+from osmosis_ai.runtime.run.plan import POLICY
+from osmosis_ai.runtime.run.scoring import score_conversations
+from osmosis_ai.store.scratch import ScratchStore
+from osmosis_ai.text import counted
+from osmosis_ai.validate.check import Subject
+from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.rows import line_of_row
+
+__all__ = ["MAX_SOLUTIONS", "ROLLOUT_SECONDS", "Played", "judge_solutions", "play_solutions", "player"]
+
+MAX_SOLUTIONS = 50
+ROLLOUT_SECONDS = 15.0
+PLAY_SECONDS = 60.0
+"""How long solutions are played before what is left is left out."""
+
+SHOWN = 5
+TOLERANCE = 1e-6
+
+
+class Played(NamedTuple):
+    """A row, what its solution did, and what that scored."""
+
+    row: Row
+    rollout: Rollout
+    scores: list[Score]
+
+
+def player() -> ModelSpec:
+    """The model that plays solutions."""
+    return choose_model(
+        model=offline_names()[0],
+        base_url=None,
+        api_key=None,
+        params={},
+        request_timeout=ROLLOUT_SECONDS,
+        environ={},
+    )
+
+
+async def play_solutions(rows: Sequence[Row], pool: Pool, scratch: ScratchStore) -> list[Played]:
+    """Play the rows' solutions and score what came out, for as long as there is time.
+
+    Args:
+        rows: Rows with solutions.
+        pool: Holds the tools, the reward functions and, as its policy, the player.
+        scratch: Where these read what is played.
+    """
+    deadline = monotonic() + PLAY_SECONDS
+    functions = pool.loaded.functions
+    played: list[Played] = []
+    for row in rows:
+        if monotonic() > deadline:
+            break
+        rollout = await pool.rollout(RolloutJob(uuid4().hex, row, 0, POLICY))
+        scores = await score_conversations(pool, scratch, [(row, rollout.messages)], functions) if functions else [[]]
+        played.append(Played(row, rollout, scores[0]))
+    return played
+
+
+def judge_solutions(played: Sequence[Played], full: Mapping[str, float], subject: Subject) -> Iterator[Finding]:
+    """Say which solutions don't do what a solution is there for.
+
+    Args:
+        played: What was played.
+        full: The most that a right answer gets from each function, where it isn't 1.
+        subject: The repository, with its dataset.
+    """
+    file = subject.shown(subject.dataset)
+    hint = (
+        "See it with `osmosis test -i --model offline/oracle --row {}`, and correct the solution, a tool or a function."
+    )
+    for code, problem in (("OSM410", lambda one: _unrewarded(one, full)), ("OSM411", _failed_calls)):
+        found = [(one.row, message) for one in played if (message := problem(one))]
+        for row, message in found[:SHOWN]:
+            line = line_of_row(subject.dataset, row.index)
+            text = f"row {row.index}: {message}"
+            yield finding(code, text, file=file, line=line, subject="solution", hint=hint.format(row.index))
+        if len(found) > SHOWN:
+            text = f"the same goes for the solutions of {counted(len(found) - SHOWN, 'further row')}"
+            yield finding(code, text, file=file, subject="solution")
+
+
+def _unrewarded(one: Played, full: Mapping[str, float]) -> str | None:
+    if one.rollout.failure is not None:
+        return f"the solution doesn't come to its end: {one.rollout.failure.message}"
+    if one.rollout.finish_reason != "stop":
+        return f"the solution doesn't come to its end: {one.rollout.finish_reason}"
+    said = []
+    for score in one.scores:
+        wanted = full.get(score.function, 1.0)
+        if score.value is None:
+            said.append(f"no score from {score.function}")
+        elif score.value < wanted - TOLERANCE:
+            said.append(f"{score.value:g} instead of {wanted:g} from {score.function}")
+    return f"the solution doesn't earn the full reward: {', '.join(said)}" if said else None
+
+
+def _failed_calls(one: Played) -> str | None:
+    failed = [call for call in one.rollout.tool_calls if call.error is not None]
+    if not failed:
+        return None
+    said = next((message for message in one.rollout.messages if message.get("tool_call_id") == failed[0].id), {})
+    text = " ".join(str(said.get("content") or failed[0].error).split())[:200]
+    return f"the solution's call of {failed[0].name} fails: {text}"
