@@ -21,11 +21,11 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from osmosis_ai.records import SolutionCall, SolutionStep
+from osmosis_ai.records import JsonValue, SolutionCall, SolutionStep
 
 __all__ = ["decode_result", "fill", "fill_text", "read_solution"]
 
@@ -127,12 +127,13 @@ def _parse(match: re.Match[str]) -> _Reference:
     return _Reference(int(form[1]), tuple(path))
 
 
-def decode_result(text: str) -> Any:
+def decode_result(text: str) -> JsonValue:
     """A tool's result as a value: decoded where its text is JSON, else the text. 42.0 becomes 42."""
     try:
-        return json.loads(text, parse_float=_number, parse_constant=_no_number)
+        value: JsonValue = json.loads(text, parse_float=_number, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return text
+    return value
 
 
 def _number(text: str) -> float | int:
@@ -146,7 +147,7 @@ def _no_number(name: str) -> None:
     raise ValueError(name)
 
 
-def fill(value: Any, result: Result) -> Any:
+def fill(value: object, result: Result) -> object:
     """A call's arguments with each reference replaced by what it refers to.
 
     Args:
@@ -186,7 +187,7 @@ def fill_text(text: str, result: Result) -> str:
     return _REFERENCE.sub(written, text)
 
 
-def _look_up(match: re.Match[str], result: Result) -> Any:
+def _look_up(match: re.Match[str], result: Result) -> object:
     reference = _parse(match)
     content = result(reference.number)
     if content is None:
@@ -202,7 +203,7 @@ def _look_up(match: re.Match[str], result: Result) -> Any:
     return found
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -117,7 +117,7 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
     )
 
 
-def _parse_calls(calls: Any, source: str, position: int) -> list[JsonObject]:
+def _parse_calls(calls: object, source: str, position: int) -> list[JsonObject]:
     if not isinstance(calls, list):
         raise _bad_reply(source, "has `tool_calls` that aren't a list")
     used: set[str] = set()
@@ -141,7 +141,7 @@ def _parse_calls(calls: Any, source: str, position: int) -> list[JsonObject]:
     return parsed
 
 
-def _parse_usage(usage: Any) -> Usage:
+def _parse_usage(usage: object) -> Usage:
     if not isinstance(usage, dict):
         return Usage()
     prompt, completion, total = (

@@ -12,10 +12,9 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -208,7 +207,7 @@ class ReplyCache:
             now = time.time()
             await self._write(lambda db: db.executemany(_USE, [(now, count, key) for key, count in uses.items()]))
 
-    async def _write(self, operation: Any) -> None:
+    async def _write(self, operation: Callable[[sqlite3.Connection], object]) -> None:
         try:
             await self._writer.write(operation, "writing to the reply cache")
         except StoreError as error:
@@ -251,7 +250,7 @@ class CachedModel:
         )
         self._asked: Counter[bytes] = Counter()
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """The stored reply to this request, else the model's.
 
         Raises:
@@ -271,7 +270,7 @@ class CachedModel:
         """Close the model inside; the cache belongs to whoever opened it."""
         await self._inner.aclose()
 
-    def _key(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> bytes | None:
+    def _key(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> bytes | None:
         """The request's key; None when it isn't JSON, which the model will say better."""
         sent = {name: value for name, value in {**self._params, **params}.items() if value is not None}
         request = self._identity.copy()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.models.engines import engine_for
 from osmosis_ai.models.offline import offline_names
-from osmosis_ai.records import ModelSpec
+from osmosis_ai.records import JsonObject, ModelSpec
 from osmosis_ai.urls import UrlError, http_url
 
 __all__ = ["choose_model", "named_by_rows"]
@@ -29,7 +28,7 @@ def choose_model(
     model: str | None,
     base_url: str | None,
     api_key: str | None,
-    params: dict[str, Any],
+    params: JsonObject,
     request_timeout: float,
     environ: Mapping[str, str],
 ) -> ModelSpec:

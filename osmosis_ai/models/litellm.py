@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from types import ModuleType
-from typing import Any
 
 import anyio
 
@@ -25,7 +24,7 @@ from osmosis_ai.failures import FailureKind
 from osmosis_ai.http import MAX_ERROR_TEXT, describe_error, mask, retry_after
 from osmosis_ai.models.base import error_kind, parse_reply
 from osmosis_ai.models.remote import RemoteEngine
-from osmosis_ai.records import Completion, Message, ModelSpec, Tool
+from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool
 
 __all__ = ["ENGINE", "LiteLLMModel", "import_litellm", "missing_keys", "price_known"]
 
@@ -105,7 +104,7 @@ class LiteLLMModel:
         self._closed = False
         _open_models += 1
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """One request.
 
         Raises:
@@ -155,7 +154,7 @@ class LiteLLMModel:
         if not _open_models:
             await self._litellm.close_litellm_async_clients()
 
-    def _cost(self, usage: Any) -> float | None:
+    def _cost(self, usage: object) -> float | None:
         if usage is None:
             return None
         prompt, completion = self._litellm.cost_per_token(model=self._spec.model, usage_object=usage)
@@ -237,7 +236,7 @@ def _http_facts(causes: list[BaseException]) -> tuple[int | None, float | None]:
     return None, None
 
 
-def _without_empty_extras(reply: dict[str, Any]) -> dict[str, Any]:
+def _without_empty_extras(reply: JsonObject) -> JsonObject:
     for choice in reply.get("choices") or []:
         message = choice.get("message") or {}
         extras = message.get("provider_specific_fields")

@@ -17,7 +17,7 @@ from osmosis_ai.store.schema import store_error
 
 __all__ = ["Operation", "Writer"]
 
-Operation: TypeAlias = Callable[[sqlite3.Connection], None]
+Operation: TypeAlias = Callable[[sqlite3.Connection], object]
 """What to write, inside a transaction that others share. It may run twice: when another one of its batch is refused."""
 
 MAX_BATCH = 256

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from osmosis_ai.models.offline.replies import answer
-from osmosis_ai.records import Completion, Message, Row, Tool
+from osmosis_ai.records import Completion, JsonObject, Message, Row, Tool
 
 __all__ = ["EmptyModel", "create"]
 
@@ -18,7 +16,7 @@ def create(row: Row) -> EmptyModel:
 class EmptyModel:
     """Answers with the empty text: a reward function that scores it above its minimum gives points for nothing."""
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """The empty text, without calling a tool."""
         return answer("offline/empty", "")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from osmosis_ai.data.solution import Result, fill, fill_text
 from osmosis_ai.errors import ModelError
 from osmosis_ai.models.base import ChatModel
 from osmosis_ai.models.offline.answers import render
 from osmosis_ai.models.offline.replies import answer, asked, calling
 from osmosis_ai.models.offline.smoke import SmokeModel
-from osmosis_ai.records import Completion, Message, Row, SolutionCall, Tool
+from osmosis_ai.records import Completion, JsonObject, Message, Row, SolutionCall, Tool
 
 __all__ = ["OracleModel", "create"]
 
@@ -36,7 +34,7 @@ class OracleModel:
     def __init__(self, row: Row) -> None:
         self._row = row
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """The first step that isn't in the conversation yet.
 
         Raises:
@@ -73,7 +71,7 @@ class OracleModel:
         return render(self._row.ground_truth, said.get("system", ""), said.get("user", ""))
 
 
-def _arguments(call: SolutionCall, schema: dict[str, Any] | None, result: Result) -> dict[str, Any]:
+def _arguments(call: SolutionCall, schema: JsonObject | None, result: Result) -> JsonObject:
     properties = (schema or {}).get("properties") or {}
     texts = {name for name, part in properties.items() if isinstance(part, dict) and part.get("type") == "string"}
     return {

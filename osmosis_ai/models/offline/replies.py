@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
 
-from osmosis_ai.records import Completion, Message
+from osmosis_ai.records import Completion, JsonObject, Message
 
 __all__ = ["answer", "asked", "calling"]
 
@@ -21,7 +20,7 @@ def answer(model: str, text: str) -> Completion:
     return Completion(message={"role": "assistant", "content": text}, model=model, cost_usd=0.0)
 
 
-def calling(model: str, prefix: str, calls: Iterable[tuple[str, dict[str, Any]]], *, first: int = 0) -> Completion:
+def calling(model: str, prefix: str, calls: Iterable[tuple[str, JsonObject]], *, first: int = 0) -> Completion:
     """A message that calls tools, under ids such as `oracle_0`.
 
     Args:

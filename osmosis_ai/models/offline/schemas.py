@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
+
+from osmosis_ai.records import JsonObject, JsonValue
 
 __all__ = ["smallest_arguments"]
-
-Schema: TypeAlias = dict[str, Any]
 
 _MAX_LOOKS = 60  # schemas looked at for one value
 _MAX_DEPTH = 8
@@ -43,7 +43,7 @@ _IMPLIED = {
 _SAMPLES = ("a", "A", "1", "a1", "A1", "1a", "a-1", "A-1", "/a", "+1", *_FORMATS.values())
 
 
-def smallest_arguments(schema: object) -> dict[str, Any]:
+def smallest_arguments(schema: object) -> JsonObject:
     """Arguments for one call: the required ones alone, each as small as its schema lets it be.
 
     Numbers are 1 and texts one character where they can be, because many tools refuse 0 and the empty text.
@@ -59,7 +59,7 @@ def smallest_arguments(schema: object) -> dict[str, Any]:
 class _Filler:
     """Makes values for schemas inside one tool's parameters, in which local references are resolved."""
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: JsonObject) -> None:
         self._root = root
         self._left = _MAX_VALUES
 
@@ -80,7 +80,7 @@ class _Filler:
             for given in (*_list(chosen.get("examples")), *([chosen["default"]] if "default" in chosen else [])):
                 if given is not None:
                     return given
-        make: dict[str, Callable[[], Any]] = {
+        make: dict[str, Callable[[], JsonValue]] = {
             "integer": lambda: _number(chosen, number, whole=True),
             "number": lambda: _number(chosen, number, whole=False),
             "string": lambda: _text(chosen, number),
@@ -91,7 +91,7 @@ class _Filler:
         }
         return make.get(_kind(chosen), lambda: _text(chosen, number))()
 
-    def object(self, schema: Schema, depth: int) -> dict[str, Any]:
+    def object(self, schema: JsonObject, depth: int) -> JsonObject:
         """The required properties, and so many others that there are enough."""
         properties = schema.get("properties")
         properties = properties if isinstance(properties, dict) else {}
@@ -100,7 +100,7 @@ class _Filler:
         names += [name for name in properties if name not in names][:lacking]
         return {name: self.value(properties.get(name, {}), depth + 1) for name in names}
 
-    def array(self, schema: Schema, depth: int) -> list[Any]:
+    def array(self, schema: JsonObject, depth: int) -> list[JsonValue]:
         places = _list(schema.get("prefixItems"))
         least = min(_size(schema, "minItems", 0), _LARGEST_LIST)
         items = [self.value(place, depth + 1) for place in places[:least]]
@@ -110,7 +110,7 @@ class _Filler:
         return items
 
 
-def _alternatives(schema: object, root: Schema, budget: list[int]) -> Iterator[Schema]:
+def _alternatives(schema: object, root: JsonObject, budget: list[int]) -> Iterator[JsonObject]:
     """What a schema allows, as schemas without references and unions."""
     budget[0] -= 1
     if not isinstance(schema, dict) or budget[0] < 0:
@@ -140,7 +140,7 @@ def _alternatives(schema: object, root: Schema, budget: list[int]) -> Iterator[S
     yield schema
 
 
-def _merged(one: Schema, other: Schema) -> Schema:
+def _merged(one: JsonObject, other: JsonObject) -> JsonObject:
     both = {**one, **other}
     for key in ("properties", "required"):
         if key in one and key in other:
@@ -152,26 +152,26 @@ def _merged(one: Schema, other: Schema) -> Schema:
     return both
 
 
-def _target(reference: str, root: Schema) -> Schema:
-    target: Any = root
+def _target(reference: str, root: JsonObject) -> JsonObject:
+    target: object = root
     for part in reference.split("/")[1:] if reference.startswith("#") else [reference]:
         part = part.replace("~1", "/").replace("~0", "~")
         target = target.get(part) if isinstance(target, dict) else None
     return target if isinstance(target, dict) else {}
 
 
-def _kind(schema: Schema) -> str:
+def _kind(schema: JsonObject) -> str:
     kind = schema.get("type")
     if isinstance(kind, str):
         return kind
     return next((implied for key, implied in _IMPLIED.items() if key in schema), "")
 
 
-def _nesting(schema: Schema) -> int:
+def _nesting(schema: JsonObject) -> int:
     return {"object": 2, "array": 1, "null": -1}.get(_kind(schema), 0)
 
 
-def _number(schema: Schema, number: int, *, whole: bool) -> float:
+def _number(schema: JsonObject, number: int, *, whole: bool) -> float:
     low, above, high, below, step = (
         value if isinstance(value := schema.get(name), (int, float)) and not isinstance(value, bool) else None
         for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
@@ -198,7 +198,7 @@ def _number(schema: Schema, number: int, *, whole: bool) -> float:
     return int(value) if float(value).is_integer() else value
 
 
-def _text(schema: Schema, number: int) -> str:
+def _text(schema: JsonObject, number: int) -> str:
     least = min(_size(schema, "minLength", 0), _LARGEST_TEXT)
     most = _size(schema, "maxLength", _LARGEST_TEXT)
     pattern = schema.get("pattern")
@@ -220,6 +220,6 @@ def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _size(schema: Schema, name: str, otherwise: int) -> int:
+def _size(schema: JsonObject, name: str, otherwise: int) -> int:
     value = schema.get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise

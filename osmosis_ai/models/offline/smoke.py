@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from osmosis_ai.models.offline.replies import answer, asked, calling
 from osmosis_ai.models.offline.schemas import smallest_arguments
-from osmosis_ai.records import Completion, Message, Row, Tool
+from osmosis_ai.records import Completion, JsonObject, Message, Row, Tool
 
 __all__ = ["SmokeModel", "create"]
 
@@ -21,7 +19,7 @@ def create(row: Row) -> SmokeModel:
 class SmokeModel:
     """Calls every tool in its first reply and says nothing in its second, which shows whether the tools work at all."""
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: dict[str, Any]) -> Completion:
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """The calls, unless the conversation has them already."""
         if not tools or "smoke_0" in asked(messages):
             return answer(NAME, "")
