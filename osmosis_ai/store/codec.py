@@ -22,6 +22,7 @@ from osmosis_ai.records import (
     Rollout,
     Row,
     Score,
+    SolutionStep,
     ToolCall,
     Turn,
     Usage,
@@ -45,11 +46,12 @@ class _Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     agent: AgentReport | None = None
 
 
-class _RowContent(msgspec.Struct, frozen=True):
+class _RowContent(msgspec.Struct, frozen=True, omit_defaults=True):
     system_prompt: str
     user_prompt: str
     ground_truth: str | None
     extra: dict[str, Any]
+    solution: list[SolutionStep] | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -141,7 +143,7 @@ class Encoder:
 
     def row(self, row: Row) -> RowColumns:
         """A row. Its run is still to be set."""
-        content = _RowContent(row.system_prompt, row.user_prompt, row.ground_truth, row.extra)
+        content = _RowContent(row.system_prompt, row.user_prompt, row.ground_truth, row.extra, row.solution)
         return RowColumns(run=0, row_id=row.id, row_index=row.index, data=_pack(self._json(content)))
 
     def score(self, score: Score, code_hash: str | None = None, rollout: int = 0) -> ScoreColumns:
@@ -217,7 +219,8 @@ def decode_outcome(columns: RolloutColumns, scores: dict[str, Score]) -> Outcome
 def decode_row(row_index: int, row_id: str, data: bytes) -> Row:
     """A row from its columns."""
     content = _row.decode(unpack(data))
-    return Row(row_index, row_id, content.system_prompt, content.user_prompt, content.ground_truth, content.extra)
+    values = (content.system_prompt, content.user_prompt, content.ground_truth, content.extra, content.solution)
+    return Row(row_index, row_id, *values)
 
 
 def decode_score(columns: ScoreColumns) -> Score:

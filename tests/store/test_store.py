@@ -34,6 +34,7 @@ from osmosis_ai.records import (
     Row,
     Score,
     ScoringInput,
+    SolutionCall,
     TokenIds,
     TokenLogprob,
     ToolCall,
@@ -158,6 +159,7 @@ calls = st.builds(
     truncated_from=st.none() | counts,
     content=json_values,
 )
+solution_steps = st.text() | st.lists(st.builds(SolutionCall, st.text(), objects), max_size=2)
 rows = st.builds(
     Row,
     index=counts,
@@ -166,6 +168,8 @@ rows = st.builds(
     user_prompt=st.text(max_size=2000),
     ground_truth=st.none() | st.text(),
     extra=objects,
+    solution=st.none()
+    | st.lists(st.text() | st.lists(st.builds(SolutionCall, st.text(), objects), max_size=2), max_size=2),
 )
 rollouts = st.builds(
     Rollout,

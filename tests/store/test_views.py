@@ -107,6 +107,7 @@ def test_rollouts_are_shown_without_and_with_their_trajectories(store: RunStore)
     assert (shown["turns"][0]["usage"]["total_tokens"], shown["turns"][0]["logprobs"]) == (3, None)
     assert shown["row"] == {
         "index": 0, "id": "row0", "system_prompt": "s", "user_prompt": "u", "ground_truth": None, "extra": {"level": 1},
+        "solution": None,
     }  # fmt: skip
     assert shown["scores"]["f"]["value"] == 1.0
     checked(RescoredRun(run.id, 1, {"f": 0.5}, {total.function: total for total in totals}))
