@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -35,17 +34,8 @@ from osmosis_ai.runtime.run.prepare import find_agent, find_dataset, prepare
 from osmosis_ai.runtime.run.run import RunListener
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.run.session import open_store, pool_options, run_environment
-from osmosis_ai.runtime.watch.changes import (
-    FileHashes,
-    GitIgnore,
-    Stale,
-    classify,
-    counts,
-    from_root,
-    repository_files,
-    settled,
-    watch_files,
-)
+from osmosis_ai.runtime.watch.changes import from_root
+from osmosis_ai.runtime.watch.follow import Follower, Save
 from osmosis_ai.runtime.watch.session import Iteration, Rerun, WatchSession
 from osmosis_ai.tasks import task_group
 
@@ -160,7 +150,7 @@ class _Watcher:
         self._masker = session.masker
         self._before = before
         self._output_file = results
-        self._hashes = FileHashes(self._root)
+        self._follower: Follower
         self._fatal: OsmosisError | None = None
         self._shown: Iteration | None = before._shown if before is not None else None
         self._terminal = ExitStack()
@@ -169,7 +159,7 @@ class _Watcher:
         """Watch until the user quits, or until everything has to be set up anew."""
         before = self._before
         with open_store(str(self._root), self._masker) as store, self._terminal:
-            async with task_group() as group, self._events(group) as events:
+            async with task_group() as group:
                 environ = run_environment(self._config, self._cwd)
                 self.session = WatchSession(
                     self._config,
@@ -182,17 +172,19 @@ class _Watcher:
                     group,
                     predecessor=before.session if before is not None else None,
                 )
-                self._learn()
-                try:
-                    await self._follow(self._terminal.enter_context(self._display()), events)
-                finally:
-                    self.session.close()
-                    with anyio.CancelScope(shield=True):
-                        await self.session.finish(interrupted=self.interrupted)
+                self._follower = Follower(self._root, self.session.watched, self._outside())
+                self._follower.learn()
+                async with self._events(group) as events:
+                    try:
+                        await self._follow(self._terminal.enter_context(self._display()), events)
+                    finally:
+                        self.session.close()
+                        with anyio.CancelScope(shield=True):
+                            await self.session.finish(interrupted=self.interrupted)
         if self._fatal is not None:
             raise self._fatal
 
-    async def _follow(self, display: Display, events: MemoryObjectReceiveStream[set[str] | str]) -> None:
+    async def _follow(self, display: Display, events: MemoryObjectReceiveStream[Save | str]) -> None:
         following = _Next(self._before.trigger if self._before is not None else ["start"])
         while self._fatal is None and not (following.quit or following.restart):
             async with task_group() as work:
@@ -217,7 +209,7 @@ class _Watcher:
                 display.unchanged()
             else:
                 self._show(display, iteration)
-        self._learn()
+        self._follower.learn()
 
     def _show(self, display: Display, iteration: Iteration) -> None:
         data = iteration.report.to_json(self.session.outcomes, iteration=iteration.as_object())
@@ -226,7 +218,7 @@ class _Watcher:
         self._shown = iteration
         display.show(iteration, data)
 
-    async def _next(self, display: Display, events: MemoryObjectReceiveStream[set[str] | str]) -> _Next:
+    async def _next(self, display: Display, events: MemoryObjectReceiveStream[Save | str]) -> _Next:
         """Wait for something that makes the next iteration."""
         async for event in events:
             if event == "q":
@@ -237,18 +229,11 @@ class _Watcher:
                 return _Next(["key f"], Rerun(failed=True))
             if event == "d":
                 display.flipped_transcript(self._transcript())
-            elif isinstance(event, set):
-                changed = self._hashes.changed(event)
-                watched = self.session.watched()
-                stale = Stale()
-                for path in changed:
-                    stale |= classify(path, watched)
-                trigger = [path for path in changed if classify(path, watched)]
-                if stale.everything:
-                    return _Next(trigger, restart=True)
-                if stale:
-                    self.session.mark_stale(stale)
-                    return _Next(trigger)
+            elif isinstance(event, Save):
+                if event.stale.everything:
+                    return _Next(event.paths, restart=True)
+                self.session.mark_stale(event.stale)
+                return _Next(event.paths)
         return _Next([], quit=True)
 
     def _transcript(self) -> list[str]:
@@ -263,23 +248,6 @@ class _Watcher:
             iteration.run_id, with_trajectory=True, row=first.row_index, run_index=first.run_index
         )
         return [line for scored in found for line in transcript(scored)]
-
-    def _learn(self) -> None:
-        """Remember what the files hold that results may depend on."""
-        watched = self.session.watched()
-        for folder in ("reward_fn", "reward_rubric", "configs", watched.agent_dir):
-            if folder is not None:
-                self._hashes.learn(repository_files(self._root, folder))
-        self._hashes.learn(
-            {
-                *watched.tool_sources,
-                *watched.function_sources,
-                *watched.rubric_files,
-                watched.dataset,
-                ".env",
-                *self._outside(),
-            }
-        )
 
     def _outside(self) -> dict[str, Path]:
         """Files that results depend on and that lie outside the repository."""
@@ -296,9 +264,9 @@ class _Watcher:
         return Screen(self._output, self._shown)
 
     @asynccontextmanager
-    async def _events(self, group: anyio.abc.TaskGroup) -> AsyncIterator[MemoryObjectReceiveStream[set[str] | str]]:
+    async def _events(self, group: anyio.abc.TaskGroup) -> AsyncIterator[MemoryObjectReceiveStream[Save | str]]:
         """Changed files, pressed keys and Ctrl-C, in one stream."""
-        send, receive = anyio.create_memory_object_stream[set[str] | str](1000)
+        send, receive = anyio.create_memory_object_stream[Save | str](1000)
         loop = asyncio.get_running_loop()
 
         def interrupt() -> None:
@@ -313,22 +281,7 @@ class _Watcher:
 
         stop = anyio.Event()
 
-        saved, saves = anyio.create_memory_object_stream[set[str]](1000)
-
-        gathering = anyio.CancelScope()
-
-        async def changes() -> None:
-            with gathering:
-                async for paths in settled(saves):
-                    await send.send(paths)
-
-        ignored = GitIgnore(self._root)
-        outside = self._outside()
-        group.start_soon(changes)
-        group.start_soon(watch_files, self._root, self._root, lambda path: counts(path, ignored), saved, stop)
-        for folder in {file.parent for file in outside.values()}:
-            beside = partial(watch_files, recursive=False)
-            group.start_soon(beside, folder, self._root, outside.__contains__, saved, stop)
+        group.start_soon(self._follower.follow, send, stop)
         loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
             self._terminal.enter_context(_keys(send))
@@ -336,7 +289,6 @@ class _Watcher:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             stop.set()
-            gathering.cancel()
 
 
 class _JsonLines:
@@ -401,7 +353,7 @@ def _excerpt(file: Path, line: int) -> str | None:
 
 
 @contextmanager
-def _keys(send: MemoryObjectSendStream[set[str] | str]) -> Iterator[None]:
+def _keys(send: MemoryObjectSendStream[Save | str]) -> Iterator[None]:
     """Send every key that means something, as it is pressed; only on a terminal."""
     # A process in the background that changed the terminal's settings would be stopped.
     if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -20,17 +19,8 @@ from osmosis_ai.runtime.pool.backends import open_pool
 from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.group import JobFailedError
 from osmosis_ai.runtime.protocol import Inspected, Ready, WorkerSpec
-from osmosis_ai.runtime.watch.changes import (
-    FileHashes,
-    GitIgnore,
-    Watched,
-    classify,
-    counts,
-    from_root,
-    repository_files,
-    settled,
-    watch_files,
-)
+from osmosis_ai.runtime.watch.changes import Watched, from_root
+from osmosis_ai.runtime.watch.follow import Follower, Save
 from osmosis_ai.tasks import task_group
 
 __all__ = ["PoolRunner"]
@@ -210,18 +200,16 @@ class PoolRunner:
 
     async def _follow_files(self) -> None:
         root, agent_dir = _watched_folders(self._spec)
-        hashes = FileHashes(root)
 
         def watched() -> Watched:
             return Watched("", agent_dir, frozenset(self._workers.runs.loaded.tool_sources), frozenset())
 
-        hashes.learn({*watched().tool_sources, *(repository_files(root, agent_dir) if agent_dir else ())})
-        saved, saves = anyio.create_memory_object_stream[set[str]](1000)
-        ignored = GitIgnore(root)
-        watching = partial(watch_files, root, root, lambda path: counts(path, ignored), saved, self._stop)
-        self._group.start_soon(watching)
-        async for paths in settled(saves):
-            if any(classify(path, watched()).tools for path in hashes.changed(paths)):
+        follower = Follower(root, watched)
+        follower.learn()
+        send, saves = anyio.create_memory_object_stream[Save](1000)
+        self._group.start_soon(follower.follow, send, self._stop)
+        async for save in saves:
+            if save.stale.tools:
                 await self.reload()
 
 

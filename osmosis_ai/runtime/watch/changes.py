@@ -1,20 +1,16 @@
-"""File changes: which count, and what they make stale. Pure functions over paths and hashes, and one that watches."""
+"""File changes: which count, and what they make stale. Pure functions over paths."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-import anyio
 import pathspec
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from osmosis_ai.code_hashes import file_hash
 from osmosis_ai.records import Record
 
 __all__ = [
-    "FileHashes",
     "GitIgnore",
     "Stale",
     "Watched",
@@ -22,12 +18,8 @@ __all__ = [
     "counts",
     "from_root",
     "repository_files",
-    "watch_files",
 ]
 
-STEP_MS = 10
-SETTLE_SECONDS = 0.05
-LONGEST_BURST_SECONDS = 1.6
 IGNORED_FOLDERS = {
     ".osmosis",
     ".git",
@@ -103,7 +95,7 @@ def classify(path: str, watched: Watched) -> Stale:
         watched: What results depend on.
     """
     folder = path.partition("/")[0]
-    if path.rpartition("/")[2] == ".env" or folder == "configs":
+    if path.rpartition("/")[2] == ".env" or folder == "configs" or path == "pyproject.toml":
         return Stale(everything=True)
     tools = path in watched.tool_sources or (watched.agent_dir is not None and path.startswith(f"{watched.agent_dir}/"))
     functions = folder in {"reward_fn", "reward_rubric"} or path in watched.function_sources | watched.rubric_files
@@ -164,83 +156,6 @@ def repository_files(root: Path, folder: str) -> Iterator[str]:
 
 def _is_ignored_folder(folder: Path) -> bool:
     return folder.name in IGNORED_FOLDERS or (folder / "pyvenv.cfg").exists()
-
-
-class FileHashes:
-    """What every file held when it was last looked at: a save without a change is none.
-
-    Args:
-        root: The repository's root.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._known: dict[str, str] = {}
-
-    def learn(self, paths: Iterable[str]) -> None:
-        """Look at files whose first change is to be told from a save without one."""
-        for path in paths:
-            self._known.setdefault(path, file_hash(self._root / path))
-
-    def changed(self, paths: Iterable[str]) -> list[str]:
-        """Those of these files that hold something else than when they were last looked at.
-
-        A folder stands for the files in it: of one that is renamed nothing else is reported.
-        """
-        found = []
-        candidates = set(paths)
-        for path in list(candidates):
-            candidates.update(repository_files(self._root, path))
-            candidates.update(known for known in self._known if known.startswith(f"{path}/"))
-        for path in sorted(candidates):
-            now = file_hash(self._root / path)
-            if self._known.get(path, "") != now:
-                self._known[path] = now
-                found.append(path)
-        return found
-
-
-async def watch_files(
-    folder: Path,
-    root: Path,
-    wanted: Callable[[str], bool],
-    send: MemoryObjectSendStream[set[str]],
-    stop: anyio.Event,
-    *,
-    recursive: bool = True,
-) -> None:
-    """Send the paths that change, a few milliseconds later.
-
-    Args:
-        folder: What to watch.
-        root: The repository's root, that paths are relative to.
-        wanted: Whether a path counts.
-        send: Takes the paths; it isn't closed.
-        stop: Ends it soon after it is set; the thread that waits for changes can't be cancelled.
-        recursive: Whether to watch the folders in it too.
-    """
-    import watchfiles
-
-    def accept(change: watchfiles.Change, path: str) -> bool:
-        return wanted(from_root(root, path))
-
-    async for changes in watchfiles.awatch(
-        folder, watch_filter=accept, step=STEP_MS, debounce=STEP_MS, stop_event=stop, recursive=recursive
-    ):
-        await send.send({from_root(root, path) for _, path in changes})
-
-
-async def settled(changes: MemoryObjectReceiveStream[set[str]]) -> AsyncIterator[set[str]]:
-    """Gather changes that follow each other within 50 ms: they are one."""
-    async for paths in changes:
-        burst = set(paths)
-        latest = anyio.current_time() + LONGEST_BURST_SECONDS
-        more = True
-        while more and anyio.current_time() < latest:
-            with anyio.move_on_after(SETTLE_SECONDS) as waiting:
-                burst |= await changes.receive()
-            more = not waiting.cancelled_caught
-        yield burst
 
 
 def from_root(root: Path, path: str | Path) -> str:

@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 from osmosis_ai.runtime.watch.changes import (
-    FileHashes,
     GitIgnore,
     Stale,
     Watched,
@@ -16,9 +15,8 @@ from osmosis_ai.runtime.watch.changes import (
     counts,
     from_root,
     repository_files,
-    settled,
-    watch_files,
 )
+from osmosis_ai.runtime.watch.follow import FileHashes, Follower, Save
 
 RULES = "*.log\n/build/\n!kept.log\n.env\n"
 WATCHED = Watched(
@@ -169,49 +167,26 @@ def test_paths_lead_out_of_the_root_too(tmp_path: Path) -> None:
     assert from_root(tmp_path / "repo", tmp_path / "rows.jsonl") == "../rows.jsonl"
 
 
-def test_changes_that_follow_each_other_are_one() -> None:
-    async def gather() -> list[set[str]]:
-        send, receive = anyio.create_memory_object_stream[set[str]](10)
-        found = []
-        async with anyio.create_task_group() as group:
-
-            async def save() -> None:
-                async with send:
-                    for paths in ({"a"}, {"b"}, {"a", "c"}):
-                        await send.send(paths)
-                        await anyio.sleep(0.01)
-                    await first_came.wait()
-                    await send.send({"d"})
-                    await anyio.sleep_forever()
-
-            first_came = anyio.Event()
-            group.start_soon(save)
-            async for burst in settled(receive):
-                found.append(burst)
-                if len(found) == 2:
-                    group.cancel_scope.cancel()
-                first_came.set()
-        return found
-
-    assert anyio.run(gather) == [{"a", "b", "c"}, {"d"}]
-
-
 def test_saves_are_noticed(tmp_path: Path) -> None:
     async def notice() -> set[str]:
-        send, receive = anyio.create_memory_object_stream[set[str]](100)
+        send, receive = anyio.create_memory_object_stream[Save](100)
         stop = anyio.Event()
-        wanted = {"a.py", "sub/b.py"}
         seen: set[str] = set()
-        (tmp_path / "sub").mkdir()
+        for folder in ("mcp", "reward_fn"):
+            (tmp_path / folder).mkdir()
+        follower = Follower(tmp_path, lambda: Watched("rows.jsonl", "mcp", frozenset(), frozenset()))
+        follower.learn()
         async with anyio.create_task_group() as group:
-            group.start_soon(watch_files, tmp_path, tmp_path, wanted.__contains__, send, stop)
+            group.start_soon(follower.follow, send, stop)
             # Nobody says when watching has begun, so the files are saved until they are noticed.
-            while seen != wanted:
-                for name in ("a.py", "sub/b.py", "unwanted.py"):
+            while seen != {"mcp/main.py", "reward_fn/b.py", "rows.jsonl"}:
+                for name in ("mcp/main.py", "reward_fn/b.py", "rows.jsonl", "unwanted.py", "mcp/run.tmp"):
                     (tmp_path / name).write_text(str(anyio.current_time()), encoding="utf-8")
-                with anyio.move_on_after(0.1):
-                    seen |= await receive.receive()
+                with anyio.move_on_after(0.2):
+                    save = await receive.receive()
+                    seen.update(save.paths)
+                    assert save.stale
             stop.set()
         return seen
 
-    assert anyio.run(notice) == {"a.py", "sub/b.py"}
+    assert anyio.run(notice) == {"mcp/main.py", "reward_fn/b.py", "rows.jsonl"}

@@ -1,0 +1,137 @@
+"""Follows the files that results depend on, for a watch session and for a server that reloads."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+
+import anyio
+from anyio.abc import ObjectSendStream
+
+from osmosis_ai.code_hashes import file_hash
+from osmosis_ai.records import Record
+from osmosis_ai.runtime.watch.changes import GitIgnore, Stale, Watched, classify, counts, from_root, repository_files
+
+__all__ = ["FileHashes", "Follower", "Save", "watch_files"]
+
+QUIET_MS = 50
+"""Changes that follow each other within this time are one save."""
+LONGEST_BURST_MS = 1600
+
+
+class Save(Record, frozen=True):
+    """Files whose content changed, and what has to be loaded anew because of them."""
+
+    paths: list[str]
+    stale: Stale
+
+
+class Follower:
+    """Tells what each save makes stale. A save that changes nothing is none.
+
+    Args:
+        root: The repository's root.
+        watched: Gives what results depend on, as far as is known at the moment.
+        outside: Files elsewhere that results depend on, by their path from the root.
+    """
+
+    def __init__(self, root: Path, watched: Callable[[], Watched], outside: Mapping[str, Path] | None = None) -> None:
+        self._root = root
+        self._watched = watched
+        self._outside = outside or {}
+        self._hashes = FileHashes(root)
+
+    def learn(self) -> None:
+        """Remember the content of every file that results may depend on: a save without a change is none."""
+        watched = self._watched()
+        for folder in ("reward_fn", "reward_rubric", "configs", watched.agent_dir):
+            if folder is not None:
+                self._hashes.learn(repository_files(self._root, folder))
+        named = {watched.dataset, ".env", "pyproject.toml", *watched.rubric_files, *self._outside}
+        self._hashes.learn({*watched.tool_sources, *watched.function_sources, *named})
+
+    async def follow(self, send: ObjectSendStream[Save], stop: anyio.Event) -> None:
+        """Send every save that makes something stale.
+
+        Args:
+            send: Takes the saves; it isn't closed.
+            stop: Ends it soon after it is set; the threads that wait for changes can't be cancelled.
+        """
+        ignored = GitIgnore(self._root)
+
+        async def changed(paths: Iterable[str]) -> None:
+            watched = self._watched()
+            found = {path: classify(path, watched) for path in self._hashes.changed(paths)}
+            stale = Stale()
+            for part in found.values():
+                stale |= part
+            if stale:
+                await send.send(Save([path for path, part in found.items() if part], stale))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch_files, self._root, self._root, lambda path: counts(path, ignored), changed, stop)
+            for folder in {file.parent for file in self._outside.values()}:
+                group.start_soon(watch_files, folder, self._root, self._outside.__contains__, changed, stop, False)
+
+
+class FileHashes:
+    """What every file held when it was last looked at: a save without a change is none.
+
+    Args:
+        root: The repository's root.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: dict[str, str] = {}
+
+    def learn(self, paths: Iterable[str]) -> None:
+        """Look at files whose first change is to be told from a save without one."""
+        for path in paths:
+            self._known.setdefault(path, file_hash(self._root / path))
+
+    def changed(self, paths: Iterable[str]) -> list[str]:
+        """Those of these files that hold something else than when they were last looked at.
+
+        A folder stands for the files in it: of one that is renamed nothing else is reported.
+        """
+        found = []
+        candidates = set(paths)
+        for path in list(candidates):
+            candidates.update(repository_files(self._root, path))
+            candidates.update(known for known in self._known if known.startswith(f"{path}/"))
+        for path in sorted(candidates):
+            now = file_hash(self._root / path)
+            if self._known.get(path, "") != now:
+                self._known[path] = now
+                found.append(path)
+        return found
+
+
+async def watch_files(
+    folder: Path,
+    root: Path,
+    wanted: Callable[[str], bool],
+    changed: Callable[[set[str]], Awaitable[None]],
+    stop: anyio.Event,
+    recursive: bool = True,
+) -> None:
+    """Tell which paths change, once no other has for `QUIET_MS`.
+
+    Args:
+        folder: The folder to watch.
+        root: The repository's root, that paths are relative to.
+        wanted: True for a path that counts.
+        changed: Takes the paths.
+        stop: Ends it soon after it is set.
+        recursive: Watch the folders in it too.
+    """
+    import watchfiles
+
+    def accept(change: watchfiles.Change, path: str) -> bool:
+        return wanted(from_root(root, path))
+
+    async for changes in watchfiles.awatch(
+        folder, watch_filter=accept, step=QUIET_MS, debounce=LONGEST_BURST_MS, stop_event=stop, recursive=recursive
+    ):
+        await changed({from_root(root, path) for _, path in changes})
