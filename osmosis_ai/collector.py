@@ -14,10 +14,7 @@ def calm_collector(rollouts: int = 0) -> None:
     """Have the collector leave what exists now alone, and look at all the rest less often.
 
     What is loaded stays to the end, and of rollouts under way hardly anything is garbage: with Python's own thresholds
-    a worker spends a fifth of its time, and more the more rollouts it has, on looking through them.
-
-    Args:
-        rollouts: How many will be under way at a time.
+    a worker spends a fifth of its time, and more the more rollouts it has at a time, on looking through them.
     """
     gc.freeze()
     gc.set_threshold(max(10_000, NEW_OBJECTS_PER_ROLLOUT * rollouts), 20, 50)

@@ -21,17 +21,7 @@ class Write(Protocol):
         sink: IO[bytes],
         mask: Callable[[bytes], bytes],
     ) -> int:
-        """Write rollouts.
-
-        Args:
-            rollouts: What to write.
-            functions: The functions that may have scores.
-            sink: Where to.
-            mask: Removes key values from encoded JSON.
-
-        Returns:
-            How many were written.
-        """
+        """Write rollouts; gives how many. `functions` may have scores; `mask` removes key values from encoded JSON."""
         ...
 
 

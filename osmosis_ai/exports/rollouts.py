@@ -115,16 +115,7 @@ class ExportedRollout(Record, frozen=True):
 
 
 def exported_rollouts(store: Queries, run: RunInfo, selection: Selection) -> Iterator[ExportedRollout]:
-    """The selected rollouts of a run, in the order of rows, run indices and policies; streamed.
-
-    Args:
-        store: Where the run is.
-        run: The run.
-        selection: Which of its rollouts.
-
-    Raises:
-        StoreError: The store can't be read.
-    """
+    """The selected rollouts of a run, in the order of rows, run indices and policies; streamed. Raises StoreError."""
     for scored in store.scored(run.id, with_trajectory=True):
         if selection.wants(scored):
             yield _exported(run, scored)

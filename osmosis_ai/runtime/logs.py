@@ -33,10 +33,7 @@ def new_log(folder: Path) -> Path:
 class LogWriter:
     """Appends labelled lines to a log file; several processes may append to one file.
 
-    Args:
-        path: The log file, None to keep nothing.
-        mask: Removes key values from a text.
-        live: A file descriptor that gets a copy of every line, for `--debug`.
+    Without a `path` nothing is kept. `live` is a file descriptor that gets a copy of every line, for `--debug`.
     """
 
     def __init__(self, path: Path | None, mask: Callable[[str], str], live: int | None = None) -> None:
@@ -144,12 +141,8 @@ class Capture:
 def capture_output(writer: LogWriter, label: Callable[[], str]) -> Capture:
     """Send this process's output to a log for the rest of its life.
 
-    `sys.stdout` and `sys.stderr` are labelled by job. What bypasses them (C code, child processes) arrives through the
-    file descriptors and can't be told apart; it is labelled as the worker's.
-
-    Args:
-        writer: Where lines go.
-        label: Names the job on whose behalf the calling code runs.
+    `sys.stdout` and `sys.stderr` are labelled by job: `label` names the one on whose behalf the calling code runs. What
+    bypasses them (C code, child processes) can't be told apart; it is labelled as the worker's.
     """
     drains = []
     for descriptor, name in ((1, "stdout"), (2, "stderr")):

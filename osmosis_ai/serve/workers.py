@@ -83,11 +83,8 @@ class _Workers:
 class PoolRunner:
     """Runs a served agent's rollouts in worker processes: a `rollout.runner.RolloutRunner`, while it is `running`.
 
-    Args:
-        spec: The agent.
-        options: How workers run.
-        reload: Whether to load the code anew when a file of it changes. Rollouts that run then end with the old code.
-        said: Takes what there is to say about that, a line at a time.
+    With `reload` it loads the code anew when a file of it changes. Rollouts that run then end with the old code. `said`
+    takes what there is to say about that, a line at a time.
     """
 
     def __init__(
@@ -114,11 +111,7 @@ class PoolRunner:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Load the agent into workers, which end with the block.
-
-        Raises:
-            StartError: It can't be loaded.
-        """
+        """Load the agent into workers, which end with the block; raises StartError when it can't be loaded."""
         async with task_group() as self._group:
             self._workers = await self._load()
             try:
@@ -141,11 +134,7 @@ class PoolRunner:
         """Nothing to do: the workers end after the server has."""
 
     async def inspect(self) -> Inspected:
-        """Validate the agent loop.
-
-        Raises:
-            OsmosisRolloutError: That took its worker down.
-        """
+        """Validate the agent loop; raises OsmosisRolloutError when that took its worker down."""
         with self._workers as workers:
             try:
                 return await (workers.asks or workers.runs).inspect()
@@ -153,11 +142,7 @@ class PoolRunner:
                 raise OsmosisRolloutError(_said(failed.failure)) from failed
 
     async def tools(self, request: RolloutRequest) -> list[Tool]:
-        """The tools of a rollout.
-
-        Raises:
-            OsmosisRolloutError: The loop can't say.
-        """
+        """The tools of a rollout; raises OsmosisRolloutError when the loop can't say."""
         with self._workers as workers:
             if workers.asks is None:
                 return workers.runs.loaded.tools

@@ -68,9 +68,6 @@ class Encoder:
 
     Identifiers (a rollout's, a row's, a policy's and a function's) are stored as they are: they are what records are
     found by, and this package makes them up itself.
-
-    Args:
-        masker: Knows the key values.
     """
 
     def __init__(self, masker: Masker) -> None:

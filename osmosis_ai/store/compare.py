@@ -61,16 +61,8 @@ class RunComparison(Record, frozen=True):
 def compare_runs(store: Queries, a: RunInfo, b: RunInfo, pass_threshold: float) -> RunComparison:
     """Compare run `b` with run `a` on the rows both have, by every function both were scored with.
 
-    Rows are the same when their content is. A row's score is the mean over its attempts; a missing score counts as 0.
-
-    Args:
-        store: Where the runs are.
-        a: The run to compare with.
-        b: The run that is compared.
-        pass_threshold: A row passes when its mean score is at least this.
-
-    Raises:
-        StoreError: The store can't be read.
+    Rows are the same when their content is. A row's score is the mean over its attempts; a missing score counts as 0. A
+    row passes when its mean score is at least `pass_threshold`.
     """
     totals_a, totals_b = _totals(store, a), _totals(store, b)
     both = [name for name in totals_a if name in totals_b]

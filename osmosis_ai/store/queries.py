@@ -218,13 +218,7 @@ _CHUNK = 500
 
 
 class Queries:
-    """Reads the run store.
-
-    Every method raises StoreError when the file can't be read or a run doesn't exist.
-
-    Args:
-        path: The database.
-    """
+    """Reads the run store. Every method raises StoreError when the file can't be read or a run doesn't exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -274,11 +268,7 @@ class Queries:
         return completed
 
     def outcomes(self, run_id: str) -> Iterator[Outcome]:
-        """Rollouts without their trajectories but with their scores, in the order of rows, run indices and policies.
-
-        Args:
-            run_id: The run.
-        """
+        """Rollouts without their trajectories but with their scores, in the order of rows, run indices and policies."""
         with open_reader(self._path) as db:
             for page in self._pages(db, _OUTCOMES, RolloutColumns, run_id, _CHUNK):
                 scores = _scores(db, page)
@@ -295,12 +285,8 @@ class Queries:
     ) -> Iterator[ScoredRollout]:
         """Rollouts with their rows and scores, in the order of rows, run indices and policies.
 
-        Args:
-            run_id: The run.
-            with_trajectory: Whether to read messages, turns, tool calls and samples too; else their lists are empty.
-            row: Only this row index.
-            run_index: Only this run index.
-            failed: Only rollouts that failed or have a score that could not be computed.
+        Without `with_trajectory` their lists (messages, turns, tool calls, samples) are empty. `failed`: only rollouts
+        that failed or have a score that could not be computed.
         """
 
         query = _SCORED_WITH_TRAJECTORY if with_trajectory else _SCORED
@@ -367,11 +353,8 @@ class Queries:
     def unscored(self, run_id: str, without: Mapping[str, str | None], *, partial: bool = False) -> Iterator[Unscored]:
         """Rollouts that ended without failure and lack a score, in the order of rows, run indices and policies.
 
-        Args:
-            run_id: The run.
-            without: Functions, each with the hash of its code or None for any: only rollouts that lack a score by at
-                least one of them.
-            partial: Also rollouts that ran out of time.
+        `without` are functions, each with the hash of its code or None for any: only rollouts that lack a score by at
+        least one of them. With `partial` also rollouts that ran out of time.
         """
         wanted = json.dumps(dict(without))
         with open_reader(self._path) as db:
@@ -391,12 +374,7 @@ class Queries:
     ) -> Iterator[PairedRow]:
         """One function's scores on the rows that two runs share, in the order of the first run's rows.
 
-        Args:
-            run_a: A run.
-            run_b: Another one, or the same with another policy.
-            function: The function.
-            policy_a: Whose rollouts of the first run.
-            policy_b: Whose rollouts of the second run.
+        The second run may be the first one with another policy.
         """
 
         with open_reader(self._path) as db:

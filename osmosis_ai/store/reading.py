@@ -47,24 +47,17 @@ _conversation = msgspec.json.Decoder(_Conversation)
 
 
 class ScoringReader:
-    """Reads what functions score, over one connection that stays open. It holds no transaction between two reads.
-
-    Args:
-        path: The run store's file, absolute.
-    """
+    """Reads what functions score, over one connection that stays open. It holds no transaction between two reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
 
     def read(self, keys: Sequence[int]) -> list[ScoringInput]:
-        """What functions score, of stored rollouts, in the order of their keys.
+        """What functions score, of stored rollouts, in the order of their keys (`RunStore.save_rollout`,
+        `RunStore.unscored`).
 
-        Args:
-            keys: The rollouts' keys, from `RunStore.save_rollout` or `RunStore.unscored`.
-
-        Raises:
-            StoreError: The file can't be read, or a rollout was removed.
+        Raises StoreError when the file can't be read, or a rollout was removed.
         """
         with database_errors(self._path, "reading it"):
             if self._db is None:

@@ -55,15 +55,8 @@ class RunStore(Queries):
 
     @classmethod
     def open(cls, root: Path, *, masker: Masker | None = None, create: bool = True) -> RunStore:
-        """Open the store of the repository at `root`.
-
-        Args:
-            root: The repository's folder.
-            masker: Knows the key values that must not be written.
-            create: Whether to make a store where there is none.
-
-        Raises:
-            StoreError: There is none, or it can't be used.
+        """Open the store of the repository at `root`; raises StoreError when it can't be used, or there is none to
+        `create`.
         """
         path = database_path(root)
         if not create and not path.exists():
@@ -88,15 +81,10 @@ class RunStore(Queries):
         self.close()
 
     async def create_run(self, command: str, *, identity: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-        """Begin a run that this process writes.
+        """Begin a run that this process writes; gives its id: unique, and sorted by time.
 
-        Args:
-            command: `test`, `eval`, ….
-            identity: What must be the same for the run to be resumed; JSON-able.
-            config: Everything else worth knowing about it; JSON-able.
-
-        Returns:
-            The run's id: unique, and sorted by time.
+        `identity` must be the same for the run to be resumed; `config` is everything else worth knowing. Both are
+        JSON-able.
         """
         run = self._encoder.run(command, identity, config)
 
@@ -113,8 +101,7 @@ class RunStore(Queries):
     async def resume_run(self, run_id: str) -> None:
         """Make an unfinished run this process's own and `running` again.
 
-        Raises:
-            StoreError: It doesn't exist, or another process is working on it.
+        Raises StoreError when it doesn't exist, or another process is working on it.
         """
         owner = this_process()
 
@@ -130,18 +117,9 @@ class RunStore(Queries):
     async def save_rollout(self, run_id: str, rollout: Rollout, row: Row, *, replace: bool = False) -> int:
         """Record a rollout, the reward that its agent loop gave it, and, the first time, its row.
 
-        Args:
-            run_id: The run.
-            rollout: What came out.
-            row: What was run.
-            replace: Whether it takes the place of an earlier record of the same policy, row and run index, scores
-                included. Otherwise such a record is an error, and stays.
-
-        Returns:
-            The rollout's key in this file, by which scorers find it.
-
-        Raises:
-            StoreError: It was not recorded.
+        With `replace` it takes the place of an earlier record of the same policy, row and run index, scores included;
+        otherwise such a record is an error, and stays. Gives the rollout's key in this file, by which scorers find it.
+        Raises StoreError when it was not recorded.
         """
         encoder = self._encoder
         columns, trajectory, row_columns = encoder.rollout(rollout), encoder.trajectory(rollout), encoder.row(row)
@@ -171,12 +149,9 @@ class RunStore(Queries):
     ) -> None:
         """Record scores of recorded rollouts, in place of earlier ones by the same functions; all of them or none.
 
-        Args:
-            scores: The scores of each rollout, by its key from `save_rollout` or `unscored`.
-            code: The hash of the code behind each function, by which `unscored` finds scores that are out of date.
-
-        Raises:
-            StoreError: They were not recorded; a rollout may have been removed meanwhile.
+        The scores of each rollout are named by its key from `save_rollout` or `unscored`. `code` has the hash of the
+        code behind each function, by which `unscored` finds scores that are out of date. Raises StoreError when they
+        were not recorded; a rollout may have been removed meanwhile.
         """
         code = code or {}
         values = [
@@ -191,11 +166,7 @@ class RunStore(Queries):
         await self._writer.write(write, f"saving the scores of {counted(len(scores), 'rollout')}")
 
     async def mark(self, run_id: str, status: RunStatus, summary: Mapping[str, Any] | None = None) -> None:
-        """Set a run's status, and its summary if one is given. The same status again leaves the time it was set.
-
-        Raises:
-            StoreError: The run doesn't exist, or this could not be written.
-        """
+        """Set a run's status, and its summary if one is given. The same status again leaves the time it was set."""
         text = None if summary is None else self._encoder.json(summary)
 
         def write(db: sqlite3.Connection) -> None:
@@ -211,8 +182,7 @@ class RunStore(Queries):
     async def delete_run(self, run_id: str) -> None:
         """Remove a run and everything recorded of it, and give the space back to the disk.
 
-        Raises:
-            StoreError: It doesn't exist, or another process is working on it.
+        Raises StoreError when it doesn't exist, or another process is working on it.
         """
         owner = this_process()
 

@@ -136,8 +136,7 @@ def database_path(root: Path) -> Path:
 def open_writer(path: Path) -> sqlite3.Connection:
     """A connection that may write, to a file that exists or is made, at the current schema version.
 
-    Raises:
-        StoreError: The file or its folder can't be used, or a newer version of the package wrote it.
+    Raises StoreError when the file or its folder can't be used, or a newer version of the package wrote it.
     """
     try:
         private_folder(path.parent)
@@ -177,15 +176,8 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
 
 def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Sequence[str]]) -> None:
-    """Bring a file to the version that `migrations` lead to, each step in a transaction of its own.
-
-    Args:
-        connection: The file, outside a transaction.
-        path: Its name for messages.
-        migrations: Statements from version 0 to 1, from 1 to 2, ….
-
-    Raises:
-        StoreError: The file is newer than the last version.
+    """Bring a file to the version that `migrations` lead to (from version 0 to 1, from 1 to 2, …), each step in a
+    transaction of its own; raises StoreError when the file is newer.
     """
     while (version := _version(connection)) < len(migrations):
         connection.execute("BEGIN IMMEDIATE")
@@ -219,13 +211,7 @@ def database_errors(path: Path, doing: str) -> Iterator[None]:
 
 
 def store_error(path: Path, error: Exception, doing: str) -> StoreError:
-    """The StoreError for what SQLite raised.
-
-    Args:
-        path: The database.
-        error: What was raised.
-        doing: What was tried, for the message.
-    """
+    """The StoreError for what SQLite raised, while `doing` what the message says."""
     text = str(error)
     # Matched by text, because Python 3.10 doesn't give the error's code.
     for words, advice in _ADVICE.items():

@@ -28,14 +28,7 @@ class ScratchStore:
     @classmethod
     @asynccontextmanager
     async def open(cls, masker: Masker) -> AsyncIterator[ScratchStore]:
-        """Make a store that is removed with the block.
-
-        Args:
-            masker: Knows the key values that must not be written.
-
-        Raises:
-            StoreError: It can't be made.
-        """
+        """Make a store that is removed with the block; raises StoreError when it can't be made."""
         try:
             folder = tempfile.TemporaryDirectory(prefix="osmosis-", ignore_cleanup_errors=True)
         except OSError as error:
@@ -49,14 +42,7 @@ class ScratchStore:
         return self._store.path
 
     async def save(self, conversations: Sequence[tuple[Row, list[Message]]]) -> list[int]:
-        """Make conversations durable.
-
-        Args:
-            conversations: Each with the row that it is about; rows with the same id are the same.
-
-        Returns:
-            Their keys, by which scorers find them.
-        """
+        """Make conversations durable; gives their keys, by which scorers find them. Equal ids name the same row."""
         return await asyncio.gather(*(self._save(row, messages) for row, messages in conversations))
 
     async def _save(self, row: Row, messages: list[Message]) -> int:

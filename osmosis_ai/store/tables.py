@@ -135,10 +135,7 @@ class ScoreColumns(Columns):
 def insert(kind: type[Columns], verb: str = "INSERT", conflict: str = "") -> str:
     """The statement that inserts one record; its values are `msgspec.structs.astuple(record)`.
 
-    Args:
-        kind: The table's struct. A `pk` of 0 stands for the next free one.
-        verb: `INSERT` or `INSERT OR REPLACE`.
-        conflict: An ON CONFLICT clause.
+    A `pk` of 0 stands for the next free one. The verb is `INSERT` or `INSERT OR REPLACE`.
     """
     names = kind.__struct_fields__
     values = ", ".join("nullif(?, 0)" if name == "pk" else "?" for name in names)
@@ -148,8 +145,6 @@ def insert(kind: type[Columns], verb: str = "INSERT", conflict: str = "") -> str
 def select(kind: type[Columns], **elsewhere: str) -> str:
     """The expressions to SELECT, from which `kind(*columns)` makes the struct.
 
-    Args:
-        kind: A table's struct, or one with further fields.
-        elsewhere: The expressions of fields that aren't columns of the struct's table.
+    `elsewhere` has the expressions of fields that aren't columns of the struct's table.
     """
     return ", ".join(elsewhere.get(name) or f"{kind.table}.{name}" for name in kind.__struct_fields__)

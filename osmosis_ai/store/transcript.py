@@ -12,11 +12,7 @@ __all__ = ["transcript"]
 
 
 def transcript(scored: ScoredRollout) -> Iterator[str]:
-    """The lines of a rollout's transcript.
-
-    Args:
-        scored: The rollout with its trajectory, its row and its scores.
-    """
+    """The lines of the transcript of a rollout that was read with its trajectory."""
     parts = _head(scored)
     for section in _sections(scored):
         parts.append(f"\n{section}")

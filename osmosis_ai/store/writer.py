@@ -35,9 +35,7 @@ class _Waiting:
 class Writer:
     """Group commit: while one transaction is being committed the next one gathers.
 
-    Args:
-        connection: Used by the writer's thread only from now on, and closed by it.
-        path: The database, for messages.
+    The connection is used by the writer's thread only from now on, and closed by it.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -51,14 +49,9 @@ class Writer:
         self._thread.start()
 
     async def write(self, operation: Operation, doing: str) -> None:
-        """Returns when the operation is committed. Whoever is cancelled while waiting doesn't undo the write.
+        """Returns when the operation is committed; raises StoreError, with what it was `doing`, when it was not.
 
-        Args:
-            operation: What to write.
-            doing: What that is, for messages.
-
-        Raises:
-            StoreError: It was not written.
+        Whoever is cancelled while waiting doesn't undo the write.
         """
         loop = asyncio.get_running_loop()
         waiting = _Waiting(doing, operation, loop, loop.create_future())

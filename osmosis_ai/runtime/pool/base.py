@@ -69,9 +69,7 @@ class Pool(Protocol):
     async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
         """Run one rollout to its record. Whatever goes wrong in it is in the record.
 
-        Args:
-            job: The rollout. If stepping, it pauses at each step until `resume` is called.
-            listen: Hears what happens in it, pauses included.
+        If the job is stepping, it pauses at each step until `resume` is called; `listen` hears of pauses too.
         """
         ...
 
@@ -79,31 +77,13 @@ class Pool(Protocol):
         """Let a paused rollout go on, or have it call a tool. Without effect when the rollout has ended."""
 
     async def score(self, job: ScoreJob) -> list[list[Score]]:
-        """Score stored rollouts; whatever goes wrong in a function is in its score, also the loss of a worker.
-
-        Args:
-            job: The rollouts and the functions.
-
-        Returns:
-            The scores of each rollout, in the order of the job's functions.
-
-        Raises:
-            StoreError: A worker can't read the rollouts.
+        """Score stored rollouts: the scores of each, in the order of the job's functions. Whatever goes wrong in a
+        function is in its score, also the loss of a worker. Raises StoreError when a worker can't read the rollouts.
         """
         ...
 
     async def serve(self, request: JsonObject) -> JsonObject:
-        """Run a trainer's rollout.
-
-        Args:
-            request: The RolloutRequest, JSON-able.
-
-        Returns:
-            The RolloutResponse.
-
-        Raises:
-            JobFailedError: The rollout took its worker down.
-        """
+        """Run a RolloutRequest to its RolloutResponse; raises JobFailedError when it takes the worker down."""
         ...
 
     async def tools(self, request: JsonObject) -> ToolsDone:

@@ -35,12 +35,9 @@ class ChildProcess:
 
 
 class ForkLine:
-    """A line to a process that forks others. Made on the event loop that uses it.
+    """A line to a process that forks others: a socket for requests, one for reports. Made on its event loop.
 
-    Args:
-        requests: The socket for requests.
-        reports: The socket for what becomes of them.
-        lost: What an OSError says when that process is gone.
+    `lost` is what an OSError says when that process is gone.
     """
 
     def __init__(self, requests: socket.socket, reports: socket.socket, lost: str) -> None:
@@ -52,15 +49,9 @@ class ForkLine:
         self._reading = asyncio.create_task(self._read(reports))
 
     async def fork(self, kind: bytes, first: socket.socket, second: socket.socket) -> ChildProcess:
-        """Fork a child and hand it two sockets.
+        """Fork a child and hand it two sockets, which may be closed afterwards; raises OSError when that can't be done.
 
-        Args:
-            kind: What it is to be, as in `worker.forking`.
-            first: Its first socket; may be closed afterwards, like the second.
-            second: Its second socket.
-
-        Raises:
-            OSError: It can't be forked, or the process that forks is gone.
+        `kind` is what it is to be, as in `worker.forking`.
         """
         if self._ended:
             raise OSError(self._lost)

@@ -79,13 +79,9 @@ _server: _Server | None = None
 
 
 def start(preload: Sequence[str] = ()) -> None:
-    """Start the fork server, if it doesn't run already; returns at once while it goes on importing.
+    """Start the fork server, if it doesn't run already; returns at once while it goes on importing. Raises OSError.
 
-    Args:
-        preload: Modules to import besides those that every worker needs. Ignored when it runs already.
-
-    Raises:
-        OSError: The process can't be started.
+    `preload` are modules to import besides those that every worker needs; ignored when it runs already.
     """
     global _server
     with _lock:
@@ -94,11 +90,7 @@ def start(preload: Sequence[str] = ()) -> None:
 
 
 def open_line() -> tuple[socket.socket, socket.socket]:
-    """A line of one's own to the fork server: a socket for requests and one for reports.
-
-    Raises:
-        OSError: The fork server can't be started.
-    """
+    """A line of one's own to the fork server: a socket for requests and one for reports; raises OSError."""
     # Not before the server has been started: this import waits for others.
     from osmosis_ai.runtime.worker.forking import LINE
 

@@ -61,10 +61,6 @@ class WorkerGroup:
         share: How many jobs a worker gets at most while others are being started.
         alone: Give every job a worker of its own, so many at a time; 0 for workers that are shared.
         load_limit: Seconds a worker may take to load the repository.
-
-    Attributes:
-        loaded: What the first worker has found, with the files that others have imported; None before.
-        mixed: True if workers have found different content in the same file, because it changed in between.
     """
 
     def __init__(
@@ -117,26 +113,16 @@ class WorkerGroup:
                 group.cancel_scope.cancel()
 
     async def ready(self) -> None:
-        """Wait until a worker has loaded the repository.
-
-        Raises:
-            StartError: It can't be loaded.
-        """
+        """Wait until a worker has loaded the repository; raises StartError when it can't be loaded."""
         await self._pick()
 
     async def run(
         self, job: Job, kind: type[DoneT], listen: Callable[[Progress], None], restart: Callable[[], None]
     ) -> DoneT:
-        """Run one job to its last event, in as many workers as it takes.
+        """Run one job to its last event, which is a `kind`, in as many workers as it takes.
 
-        Args:
-            job: The job.
-            kind: The type of its last event.
-            listen: Hears its other events.
-            restart: Called when the job begins anew, because its worker was lost through no fault of its own.
-
-        Raises:
-            JobFailedError: The job is to blame for the loss of its worker, or none can be started.
+        `restart` is called when the job begins anew, because its worker was lost through no fault of its own. Raises
+        JobFailedError when the job is to blame for the loss of its worker, or none can be started.
         """
         losses = failed_starts = 0
         alone = self._alone

@@ -24,11 +24,7 @@ __all__ = ["open_inline"]
 
 @asynccontextmanager
 async def open_inline(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
-    """Load the repository into this process. What user code prints goes to stderr meanwhile.
-
-    Raises:
-        StartError: Something can't be loaded.
-    """
+    """Load the repository into this process. What user code prints goes to stderr meanwhile."""
     os.environ.update(options.environ)
     group = WorkerGroup(_InlineSpawner(spec), 1, sys.maxsize, math.inf, spec.batch_size, load_limit=math.inf)
     async with open_groups(spec, group, group) as pool:

@@ -34,11 +34,7 @@ EVENT_BUFFER = 1 << 20
 
 @asynccontextmanager
 async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
-    """Load the repository into processes: some hold its tools or its agent loop, others its functions.
-
-    Raises:
-        StartError: Something can't be loaded.
-    """
+    """Load the repository into processes: some hold its tools or its agent loop, others its functions."""
     alone = spec.batch_size if options.isolation == "rollout" else 0
     # As many for the tools, as many for the functions.
     memory = options.worker_memory or _fair_share(alone + 2 * options.workers)
@@ -89,15 +85,7 @@ class LocalChannel:
 
     @classmethod
     async def fork(cls, line: ForkLine, boot: Boot | None) -> LocalChannel:
-        """Fork a worker.
-
-        Args:
-            line: The process to fork.
-            boot: What the worker is told first; None if that process has been told it already.
-
-        Raises:
-            OSError: It can't be forked.
-        """
+        """Fork a worker; raises OSError. `boot` is None if the process that forks has been told it already."""
         jobs, jobs_far = socket.socketpair()
         events, events_far = socket.socketpair()
         with ExitStack() as unused:
@@ -160,11 +148,7 @@ class LocalChannel:
 
 
 class ForkServerSpawner:
-    """Forks workers from the fork server; each loads the repository itself.
-
-    Args:
-        boot: What each worker is told first.
-    """
+    """Forks workers from the fork server; each loads the repository itself."""
 
     def __init__(self, boot: Boot) -> None:
         self._boot = boot
@@ -184,11 +168,7 @@ class ForkServerSpawner:
 
 
 class TemplateSpawner:
-    """Forks from a process that has loaded the repository, so that every worker starts with fresh module globals.
-
-    Args:
-        boot: What that process is told first.
-    """
+    """Forks from a process that has loaded the repository, so that every worker starts with fresh module globals."""
 
     def __init__(self, boot: Boot) -> None:
         self._boot = boot

@@ -193,13 +193,7 @@ async def open_groups(
 ) -> AsyncIterator[WorkerPool]:
     """Start groups of workers, wait until they have loaded the repository, and give them as a pool.
 
-    Args:
-        spec: What they load.
-        agents: The workers that run rollouts, if any do.
-        scorers: The workers that score, if any do. May be the same.
-
-    Raises:
-        StartError: Something can't be loaded.
+    The two groups may be the same. Raises StartError when something can't be loaded.
     """
     groups = dict.fromkeys(group for group in (agents, scorers) if group is not None)
     async with AsyncExitStack() as stack:

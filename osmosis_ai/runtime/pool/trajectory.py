@@ -52,11 +52,7 @@ def total_cost(turns: list[Turn]) -> float | None:
 
 
 class TrajectoryBuilder:
-    """One rollout in flight.
-
-    Args:
-        job: What was started.
-    """
+    """One rollout in flight."""
 
     def __init__(self, job: RolloutJob) -> None:
         self.job = job

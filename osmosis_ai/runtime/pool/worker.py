@@ -23,10 +23,8 @@ STOP_SECONDS = 5.0
 class WorkerLostError(WorkerError):
     """A worker ended with jobs in it.
 
-    Args:
-        failure: How it ended, as it is recorded on the job to blame.
-        culprit: The job that held its event loop, if that is why.
-        suspects: The jobs that were inside user code.
+    `failure` is recorded on the job to blame: on the `culprit`, which held the event loop, if that is why. `suspects`
+    are the jobs that were inside user code.
     """
 
     def __init__(self, failure: Failure, culprit: str | None, suspects: frozenset[str]) -> None:
@@ -49,9 +47,7 @@ class _Assignment:
 class WorkerHandle:
     """One worker and the jobs that it has. `read` must run for anything to happen.
 
-    Args:
-        channel: The worker.
-        found: Takes what the worker has loaded, at the start and later.
+    `found` takes what the worker has loaded, at the start and later.
     """
 
     def __init__(self, channel: Channel, found: Callable[[protocol.Ready | protocol.Imported], None]) -> None:
@@ -80,14 +76,7 @@ class WorkerHandle:
         return self.ready is not None and not self.leaving.is_set()
 
     async def loaded(self, seconds: float) -> None:
-        """Wait until it has loaded the repository.
-
-        Args:
-            seconds: How long it may take.
-
-        Raises:
-            StartError: It can't, or takes too long.
-        """
+        """Wait until it has loaded the repository; raises StartError when it can't within so many seconds."""
         with anyio.move_on_after(seconds):
             await self.settled.wait()
         if self.ready is None:
@@ -97,11 +86,7 @@ class WorkerHandle:
             raise self._start_error()
 
     async def run(self, job: Job, listen: Callable[[Progress], None]) -> Done:
-        """Run one job to its last event.
-
-        Raises:
-            WorkerLostError: The worker ended first.
-        """
+        """Run one job to its last event; raises WorkerLostError when the worker ends first."""
         if self.ended.is_set():
             raise WorkerLostError(self._how_it_ended(), None, frozenset())
         assignment = self._jobs[job.id] = _Assignment(job, listen)

@@ -39,7 +39,7 @@ class Ended(Record, frozen=True):
 
 
 class Debugger:
-    """Runs one rollout at a time and stops it at every step.
+    """Runs one rollout at a time and stops it at every step. Its methods raise RefusedError for what can't be done now.
 
     Args:
         portal: Leads to the event loop of the workers.
@@ -50,7 +50,7 @@ class Debugger:
         row: The row that is, or was last, stepped through.
         paused: Where its rollout waits, as the worker told it; None when none does.
         ended: The last rollout, once it has ended.
-        edited: Whether a person has changed something in the present rollout.
+        edited: True if a person has changed something in the present rollout.
     """
 
     def __init__(
@@ -86,17 +86,7 @@ class Debugger:
         return [] if self.ended is None else self.ended.rollout.messages
 
     def start(self, index: int) -> Paused | Ended:
-        """Begin a row's rollout; one that is paused is left without a record.
-
-        Args:
-            index: The row's absolute index.
-
-        Returns:
-            Where it stopped first.
-
-        Raises:
-            RefusedError: There is no such row, or the budget is spent.
-        """
+        """Begin the rollout of the row with this absolute index; one that is paused is left without a record."""
         if index not in self.rows:
             raise RefusedError(f"there is no row {index}; the rows are {self.rows.start} to {self.rows.stop - 1}")
         limit = self.plan.config.limits.max_cost
@@ -114,11 +104,7 @@ class Debugger:
         return self._stop()
 
     def go_on(self) -> Paused | Ended:
-        """Let the paused rollout go on, with what was changed; gives where it stopped next.
-
-        Raises:
-            RefusedError: None is paused.
-        """
+        """Let the paused rollout go on, with what was changed; gives where it stopped next."""
         paused = self._require()
         replaced, self._replaced = self._replaced, None
         self.paused = None
@@ -126,17 +112,9 @@ class Debugger:
         return self._stop()
 
     def call(self, tool: str, arguments: str) -> Called | Ended:
-        """Call a tool in the paused rollout's session. It is no part of the trajectory.
+        """Call a tool in the paused rollout's session with a JSON object, without making it part of the trajectory.
 
-        Args:
-            tool: Its name.
-            arguments: A JSON object.
-
-        Returns:
-            What it came to; or the rollout's end, when the tool took the worker down.
-
-        Raises:
-            RefusedError: None is paused.
+        Gives what it came to; or the rollout's end, when the tool took the worker down.
         """
         paused = self._require()
         self._portal.call(self.pool.resume, Resume(paused.job, "call", tool=tool, arguments=arguments))
@@ -145,11 +123,7 @@ class Debugger:
         return event
 
     def score(self) -> list[Score]:
-        """Score the conversation so far with every function. The scores aren't recorded.
-
-        Raises:
-            RefusedError: There is no conversation or no function.
-        """
+        """Score the conversation so far with every function. The scores aren't recorded."""
         if self.row is None or not self.messages:
             raise RefusedError("there is no trajectory yet; r N starts row N")
         if not self.pool.loaded.functions:
@@ -157,26 +131,12 @@ class Debugger:
         return self._portal.call(self._score, self.row, self.messages)
 
     def editable(self) -> list[Message]:
-        """What can be changed now: the new messages of a request, the reply, or the results.
-
-        Raises:
-            RefusedError: No rollout is paused.
-        """
+        """What can be changed now: the new messages of a request, the reply, or the results."""
         paused = self._require()
         return paused.messages[_first_editable(paused) :]
 
     def edit(self, messages: Any) -> bool:
-        """Change what is `editable`; it counts when the rollout goes on.
-
-        Args:
-            messages: The new messages, as they were read.
-
-        Returns:
-            Whether they differ from what was there.
-
-        Raises:
-            RefusedError: They don't have the form that they need; the message says where.
-        """
+        """Change what is `editable`, from when the rollout goes on; gives whether that differs from what was there."""
         paused = self._require()
         first = _first_editable(paused)
         before = paused.messages[first:]
@@ -202,11 +162,7 @@ class Debugger:
         return self._recorded.get(self._job.row.index, 0) == self._job.run_index
 
     def trajectory(self) -> dict[str, Any]:
-        """The trajectory so far, JSON-able: the finished rollout's record, or what there is before.
-
-        Raises:
-            RefusedError: There is none.
-        """
+        """The trajectory so far, JSON-able: the finished rollout's record, or what there is before."""
         if self.row is None or not self.messages:
             raise RefusedError("there is no trajectory yet; r N starts row N")
         about = {"model": self.plan.policies[POLICY].name, "ground_truth": self.row.ground_truth, "edited": self.edited}

@@ -20,15 +20,8 @@ def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *
     """See that the judges that are known have their keys, and prices if they must. Connects to nothing.
 
     Which judge an `@osmosis_rubric` function asks is known only where all judge calls are redirected to one model; an
-    unpriced one is refused when the function asks it (`redirect.JUDGE_PRICED`).
-
-    Args:
-        functions: The functions of a run.
-        environ: Where keys are looked up.
-        priced: Whether what they ask may cost only so much; then this imports LiteLLM.
-
-    Raises:
-        ModelStartError: A key is missing, the judges' base URL can't be used, or no price is known.
+    unpriced one is refused when the function asks it (`redirect.JUDGE_PRICED`). With `priced` this imports LiteLLM.
+    Raises ModelStartError.
     """
     redirect = current_redirect(environ)
     for ref in functions:

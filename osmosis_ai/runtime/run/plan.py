@@ -18,15 +18,9 @@ BASELINE = "baseline"
 class RunPlan(Record, frozen=True):
     """A config with everything it names resolved.
 
-    Attributes:
-        config: What was asked for.
-        root: The repository's root folder.
-        dataset: The dataset's file.
-        policies: The models: `policy`, and `baseline` when one is compared.
-        functions: What scores a rollout.
-        total_rows: Rows to run; 0 until the dataset has been counted.
-        agent: The repository's own agent loop as it was asked for, None for the built-in one.
-        agent_dir: The folder of the agent's code, the tools' or the loop's, None if it has none.
+    `root` is the repository's folder, `dataset` the file; `policies` are the models, by `policy`, and `baseline` when
+    one is compared; `total_rows` is 0 until the dataset has been counted. `agent` is the repository's own agent loop as
+    it was asked for, None for the built-in one; `agent_dir` the folder of the tools' or the loop's code, if it has one.
     """
 
     config: RunConfig

@@ -46,15 +46,8 @@ class Prepared(Record, frozen=True):
 def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepared:
     """Resolve a config: the repository, its functions, the dataset's file and the models.
 
-    Nothing is imported, no row is read and no connection is opened.
-
-    Args:
-        config: What was asked for.
-        cwd: The working directory that paths are relative to.
-        environ: Environment variables, `.env` included.
-
-    Raises:
-        StartError: Something asked for doesn't exist or can't be used.
+    Nothing is imported, no row is read and no connection is opened. `environ` has the variables of `.env` too. Raises
+    StartError when something asked for doesn't exist or can't be used.
     """
     agent, repository = find_agent(config.agent, cwd)
     own = agent if isinstance(agent, AgentSource) else None
@@ -106,15 +99,9 @@ def agent_spec(
     allow_rewrites: bool = False,
     debug_dir: str | None = None,
 ) -> WorkerSpec:
-    """What a worker loads that runs an agent for others: a trainer, or a run.
+    """What a worker loads that runs an agent, its tools or its loop, for others: a trainer, or a run.
 
-    Args:
-        agent: The repository's tools, or its agent loop.
-        root: The repository's root.
-        limits: Bounds of its rollouts.
-        batch_size: Rollouts at a time.
-        allow_rewrites: The loop may change messages that it has sent.
-        debug_dir: Where the loop's `log_event` writes, None for nowhere.
+    `debug_dir` is where the loop's `log_event` writes, None for nowhere.
     """
     return WorkerSpec(
         root=str(root),
@@ -130,14 +117,9 @@ def agent_spec(
 def scorer_spec(
     root: Path, functions: list[FunctionRef], limits: LimitsConfig, *, store: Path, required: bool
 ) -> WorkerSpec:
-    """What a worker loads that only scores.
+    """What a worker loads that only scores, from the database `store`; `reward_timeout` bounds each score.
 
-    Args:
-        root: The repository's root.
-        functions: What scores.
-        limits: `reward_timeout` bounds each score.
-        store: The database that scorers read trajectories from.
-        required: Without every one of them nothing may run; else one that can't be loaded is left out.
+    If `required`, nothing runs without every one of the functions; else one that can't be loaded is left out.
     """
     names = frozenset(ref.name for ref in functions) if required else frozenset[str]()
     return WorkerSpec(root=str(root), limits=limits, functions=functions, required=names, store=str(store))
@@ -200,11 +182,7 @@ def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple
 
 
 def check_output(path: str | None, cwd: Path) -> Path | None:
-    """The results file, known to be writable, so that no run ends without a place for its results.
-
-    Raises:
-        UsageError: It can't be written.
-    """
+    """The results file, known to be writable, so that no run ends without a place for it; raises UsageError."""
     if path is None:
         return None
     file = cwd / Path(path).expanduser()

@@ -195,14 +195,8 @@ def build_report(
 ) -> Report:
     """Summarize a run in one pass; a few numbers are kept per rollout.
 
-    Args:
-        plan: The run as planned.
-        functions: Names of the functions that score.
-        outcomes: Every stored rollout.
-        run_id: Id of the run in the store.
-        store: Path of the run store.
-        wall_ms: Milliseconds from the first rollout to the last record.
-        interactive: True if the run was stepped through by hand.
+    `functions` are the names of the functions that score, `outcomes` every stored rollout; `wall_ms` counts from the
+    first rollout to the last record.
     """
     grid = _ScoreGrid(functions)
     tallies = {policy: _PolicyTally() for policy in plan.policies}
@@ -253,12 +247,7 @@ def build_report(
 
 
 def score_names(loaded: Ready, scored: Iterable[str]) -> list[str]:
-    """Names under which scores are reported: the functions, and the agent loop if it gave rewards of its own.
-
-    Args:
-        loaded: What the workers have loaded.
-        scored: The names under which there are scores.
-    """
+    """Names under which scores are reported: the functions, and the agent loop if it is among those with scores."""
     own = [name for name in scored if name == loaded.agent and name not in loaded.functions]
     return [*own, *loaded.functions]
 

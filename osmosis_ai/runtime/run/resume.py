@@ -21,10 +21,8 @@ RECENT_RUNS = 200
 def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str]) -> dict[str, Any]:
     """Everything that must be equal for a run to be continued; its keys are named to the user when one differs.
 
-    Args:
-        plan: What is run. An option is compared if its declaration names what it decides.
-        dataset_sha256: Hash of the dataset's content.
-        tool_sources: The repository's files that tools are made of, with a hash of their content.
+    An option is compared if its declaration names what it decides. `tool_sources` are the repository's files that tools
+    are made of, with a hash of their content.
     """
     policy, baseline = plan.policies[POLICY], plan.policies.get(BASELINE)
     # What an option came to, where that is more than its value.
@@ -78,17 +76,9 @@ def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
 def find_resumable(
     store: RunStore, command: str, identity: Mapping[str, Any], name: str | None, *, finished: bool
 ) -> str:
-    """The run to continue.
+    """The run to continue: the one with this name, or the latest; with `finished` also one that reached its end.
 
-    Args:
-        store: Where runs are.
-        command: The command that continues it.
-        identity: What this command would run.
-        name: The run that was asked for, None for the latest.
-        finished: Whether a run that reached its end counts too.
-
-    Raises:
-        StartError: There is none, or what it ran differs; the message says in what.
+    Raises StartError when there is none, or what it ran differs from `identity`; the message says in what.
     """
     try:
         if name is not None:

@@ -29,16 +29,7 @@ _OWN = frozenset({"solution_str", "ground_truth", "rubric_id", "extra_info"})
 
 @asynccontextmanager
 async def function_judge(ref: FunctionRef, limits: LimitsConfig, options: PoolOptions) -> AsyncIterator[Judge]:
-    """Load a rubric function into workers, and judge records with it.
-
-    Args:
-        ref: The function.
-        limits: `reward_timeout` is the time for one record, in seconds.
-        options: How workers run.
-
-    Raises:
-        StartError: The function can't be loaded.
-    """
+    """Load a rubric function into workers, and judge records with it; raises StartError when it can't be loaded."""
     async with (
         ScratchStore.open(Masker.from_environment(os.environ, options.keys)) as scratch,
         open_pool(scorer_spec(Path(ref.root), [ref], limits, store=scratch.path, required=True), options) as pool,

@@ -50,18 +50,9 @@ class ScoringListener(Protocol):
 class Scoring:
     """Scores a run's rollouts, those that are added and stored ones, in batches that take `BATCH_SECONDS`.
 
-    Args:
-        run_id: The run.
-        pool: Workers that have loaded the functions, and read from the store by themselves.
-        store: Where the trajectories are and the scores go.
-        listener: Hears of what is done.
-        functions: The functions asked for.
-        root: The repository, for the hashes of the functions' code.
-        partial: Score rollouts that ran out of time too.
-        room: How many added rollouts may wait; more make `add` wait.
-
-    Attributes:
-        spent_usd: What judges have cost.
+    Its pool's workers have loaded the functions, and read from the store by themselves; `root` is the repository, for
+    the hashes of the functions' code. With `partial` rollouts that ran out of time are scored too. When more than
+    `room` added rollouts wait, `add` waits. `spent_usd` is what judges have cost.
     """
 
     def __init__(
@@ -95,12 +86,7 @@ class Scoring:
         return self._store.unscored(self._run_id, self._code, partial=self._partial) if self._code else iter(())
 
     async def add(self, key: int, rollout: Rollout) -> None:
-        """Have a rollout scored; one that failed is passed on to the listener as it is.
-
-        Args:
-            key: Its key in the store.
-            rollout: The rollout.
-        """
+        """Have a rollout scored, by its key in the store; one that failed is passed on to the listener as it is."""
         place = RolloutKey(rollout.policy, rollout.row_id, rollout.run_index)
         functions = self._functions if to_be_scored(rollout, partial=self._partial) else []
         await self._send.send(Unscored(key, place, rollout.row_index, functions))
@@ -111,12 +97,7 @@ class Scoring:
         self._complete.set()
 
     async def run(self, stored: Iterator[Unscored], slots: int) -> None:
-        """Score until all that is stored is scored and `complete` was called.
-
-        Args:
-            stored: Stored rollouts; those that were just added come first.
-            slots: How many batches are scored at a time.
-        """
+        """Score, `slots` batches at a time, until all that is stored is scored and `complete` was called."""
         with self._receive:
             async with task_group() as group:
                 for _ in range(slots):
@@ -171,14 +152,6 @@ async def rescore(
     """Score a stored run's trajectories with the pool's functions, without any model call.
 
     Rollouts that these functions, as their code is now, have scored already are left alone.
-
-    Args:
-        run_id: The run.
-        pool: Workers that have loaded the functions.
-        store: Where the trajectories are and the scores go.
-        listener: Hears of what is done.
-        functions: The functions asked for.
-        root: The repository.
     """
     scoring = Scoring(run_id, pool, store, listener, functions, root)
     scoring.complete()
@@ -193,17 +166,9 @@ async def score_conversations(
     *,
     times: int = 1,
 ) -> list[list[Score]]:
-    """Score conversations that are part of no run.
+    """Score conversations, each with its row, that are part of no run: the scores of each, in the functions' order.
 
-    Args:
-        pool: Workers that have loaded the functions, and read from the scratch store.
-        scratch: Where the conversations go.
-        conversations: Each with the row that it is about.
-        functions: Which functions score.
-        times: How often each conversation is scored, at once.
-
-    Returns:
-        The scores of each conversation, in the functions' order; with `times`, so many lists for each.
+    The pool's workers read from the scratch store. With `times` each is scored so often at once, and has so many lists.
     """
     keys = [key for key in await scratch.save(conversations) for _ in range(times)]
     rows = [row.index for row, _ in conversations for _ in range(times)]

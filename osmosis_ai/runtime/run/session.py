@@ -129,15 +129,9 @@ def run(
 
 
 def run_environment(config: RunConfig, cwd: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a run's workers: variables, `.env` files, and where judge calls go.
+    """The environment of a run's workers: variables (None for this process's), `.env` files, and where judge calls go.
 
-    Args:
-        config: What is run.
-        cwd: The working directory.
-        environ: Variables; None for this process's.
-
-    Raises:
-        UsageError: A `.env` can't be read, or the agent asked for doesn't exist.
+    Raises UsageError when a `.env` can't be read, or the agent asked for doesn't exist.
     """
     known = environment_of(os.environ if environ is None else environ, cwd)
     known = environment_of(known, find_root(config.agent.mcp, config.agent.module, cwd))
@@ -205,18 +199,10 @@ class RunSession:
         *,
         interactive: bool = False,
     ) -> AsyncIterator[RunSession]:
-        """Load what a config names and see that its models answer; nothing is recorded yet.
+        """Load what a config names and see that its models answer; nothing is recorded yet. Raises StartError.
 
-        Args:
-            config: What to run.
-            cwd: The folder that relative paths start from.
-            environ: Environment variables; None for this process's.
-            listener: Called with every event.
-            interactive: A person steps through it: conversations are scored before they have ended, from `scratch`; the
-                run is never continued, and which rows it has is decided on the way.
-
-        Raises:
-            StartError: Something asked for doesn't exist or can't be used.
+        `interactive`: a person steps through it. Conversations are scored before they have ended, from `scratch`; the
+        run is never continued, and which rows it has is decided on the way.
         """
         cwd = Path.cwd() / cwd
         variables = run_environment(config, cwd, environ)
@@ -239,11 +225,7 @@ class RunSession:
                         await session._close()
 
     async def begin(self) -> None:
-        """Create the run's record, or find the one to continue.
-
-        Raises:
-            StartError: There is no run to continue, or it differs in what the message says.
-        """
+        """Create the run's record, or find the one to continue; raises StartError when there is none, or it differs."""
         plan, resume = self.plan, self.plan.config.resume
         identity = run_identity(plan, self._summary.sha256, self.pool.loaded.tool_sources)
         if resume.wanted:
@@ -291,11 +273,7 @@ class RunSession:
         return self._queue.popleft()
 
     async def report(self) -> Report:
-        """Run what isn't run yet, and sum up every record of the run.
-
-        Raises:
-            StoreError: A record can't be written; those that are stored stay.
-        """
+        """Run what isn't run yet, and sum up every record of the run; raises StoreError when one can't be written."""
         self._start()
         await self._ended.wait()
         self._raise()
@@ -454,13 +432,7 @@ class RunSession:
 
 
 def pool_options(config: RunConfig, store: RunStore, environ: Mapping[str, str]) -> PoolOptions:
-    """How the workers of a run run.
-
-    Args:
-        config: What is run.
-        store: The run store; the run's log lies beside it.
-        environ: The workers' environment.
-    """
+    """How the workers of a run run. The run's log lies beside the store."""
     workers = config.workers
     return PoolOptions(
         workers=default_workers(workers.batch_size) if workers.workers is None else workers.workers,

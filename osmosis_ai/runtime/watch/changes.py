@@ -71,11 +71,9 @@ class Stale(Record, frozen=True):
 
 
 def counts(path: str, ignored: GitIgnore) -> bool:
-    """Whether a change of this file can matter: not of what git ignores, tools write, or editors leave for a moment.
+    """True if a change of this file can matter: not of what git ignores, tools write, or editors leave for a moment.
 
-    Args:
-        path: Relative to the repository's root, with forward slashes.
-        ignored: The rules of the .gitignore files.
+    The path is relative to the repository's root, with forward slashes.
     """
     parts = PurePosixPath(path).parts
     name = parts[-1] if parts else ""
@@ -88,12 +86,7 @@ def counts(path: str, ignored: GitIgnore) -> bool:
 
 
 def classify(path: str, watched: Watched) -> Stale:
-    """What a change of this file makes stale.
-
-    Args:
-        path: Relative to the repository's root, with forward slashes.
-        watched: What results depend on.
-    """
+    """What a change of this file makes stale. The path is relative to the repository's root, with forward slashes."""
     folder = path.partition("/")[0]
     if path.rpartition("/")[2] == ".env" or folder == "configs" or path == "pyproject.toml":
         return Stale(everything=True)
@@ -103,22 +96,14 @@ def classify(path: str, watched: Watched) -> Stale:
 
 
 class GitIgnore:
-    """The rules of the .gitignore files of a repository, each for its own folder, as they are now.
-
-    Args:
-        root: The repository's root.
-    """
+    """The rules of the .gitignore files of a repository, each for its own folder, as they are now."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._rules: dict[str, tuple[tuple[int, int], pathspec.GitIgnoreSpec]] = {}
 
     def ignores(self, path: str) -> bool:
-        """Whether the rules leave out a file; those of the folder nearest to it decide.
-
-        Args:
-            path: Relative to the root, with forward slashes.
-        """
+        """True if the rules leave out a file, named relative to the root; those of the folder nearest to it decide."""
         for folder in PurePosixPath(path).parents:
             decided = self._of(folder).check_file(PurePosixPath(path).relative_to(folder)).include
             if decided is not None:
@@ -139,12 +124,7 @@ class GitIgnore:
 
 
 def repository_files(root: Path, folder: str) -> Iterator[str]:
-    """The files of a folder of the repository that count, wherever in it they are.
-
-    Args:
-        root: The repository's root.
-        folder: Relative to the root; it needn't exist.
-    """
+    """The files of a folder of the repository that count, wherever in it they are; the folder needn't exist."""
     ignored = GitIgnore(root)
     for place, folders, files in os.walk(root / folder):
         folders[:] = [name for name in folders if not _is_ignored_folder(Path(place, name))]

@@ -29,10 +29,8 @@ class Save(Record, frozen=True):
 class Follower:
     """Tells what each save makes stale. A save that changes nothing is none.
 
-    Args:
-        root: The repository's root.
-        watched: Gives what results depend on, as far as is known at the moment.
-        outside: Files elsewhere that results depend on, by their path from the root.
+    `watched` gives what results depend on, as far as is known at the moment; `outside` are files elsewhere that they
+    depend on, by their path from the root.
     """
 
     def __init__(self, root: Path, watched: Callable[[], Watched], outside: Mapping[str, Path] | None = None) -> None:
@@ -51,11 +49,8 @@ class Follower:
         self._hashes.learn({*watched.tool_sources, *watched.function_sources, *named})
 
     async def follow(self, send: ObjectSendStream[Save], stop: anyio.Event) -> None:
-        """Send every save that makes something stale.
-
-        Args:
-            send: Takes the saves; it isn't closed.
-            stop: Ends it soon after it is set; the threads that wait for changes can't be cancelled.
+        """Send every save that makes something stale, until soon after `stop` is set: threads that wait can't be
+        cancelled.
         """
         ignored = GitIgnore(self._root)
 
@@ -75,11 +70,7 @@ class Follower:
 
 
 class FileHashes:
-    """What every file held when it was last looked at: a save without a change is none.
-
-    Args:
-        root: The repository's root.
-    """
+    """What every file held when it was last looked at: a save without a change is none."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -116,16 +107,7 @@ async def watch_files(
     stop: anyio.Event,
     recursive: bool = True,
 ) -> None:
-    """Tell which paths change, once no other has for `QUIET_MS`.
-
-    Args:
-        folder: The folder to watch.
-        root: The repository's root, that paths are relative to.
-        wanted: True for a path that counts.
-        changed: Takes the paths.
-        stop: Ends it soon after it is set.
-        recursive: Watch the folders in it too.
-    """
+    """Tell which paths change, relative to `root`, once no other has for `QUIET_MS`, until soon after `stop` is set."""
     import watchfiles
 
     def accept(change: watchfiles.Change, path: str) -> bool:

@@ -233,16 +233,8 @@ class _Tally:
 class WatchSession:
     """Holds what is loaded between iterations.
 
-    Args:
-        config: What to run.
-        repository: What is watched.
-        dataset: Its rows, inside of it or elsewhere.
-        cwd: The working directory.
-        environ: The environment, `.env` included.
-        store: Where records go.
-        options: How workers run.
-        group: Where workers' keepers run; it must outlive the session.
-        predecessor: The session this one takes over from, whose results the first iteration is compared with.
+    The dataset may lie inside of what is watched or elsewhere; `group`, in which workers are kept, must outlive the
+    session. With a `predecessor`, the first iteration is compared with its last results.
     """
 
     def __init__(
@@ -320,18 +312,11 @@ class WatchSession:
     async def iterate(
         self, trigger: list[str], listener: Callable[[RunPlan, int], RunListener], again: Rerun
     ) -> Iteration | None:
-        """Bring the run up to date.
+        """Bring the run up to date; None when the change turned out to make no difference.
 
-        Args:
-            trigger: The files that changed, or the key that was pressed; for the record.
-            listener: Makes the listener of this iteration's records, from the plan and how many are there already.
-            again: What to redo beyond what is stale.
-
-        Returns:
-            The iteration, or None when the change turned out to make no difference.
-
-        Raises:
-            StartError: The code, the dataset or the model can't be used. What was loaded before stays.
+        `trigger` are the files that changed, or the key that was pressed; `listener` makes the listener of this
+        iteration's records, from the plan and how many are there already. Raises StartError when the code, the dataset
+        or the model can't be used; what was loaded before stays.
         """
         started = monotonic()
         try:

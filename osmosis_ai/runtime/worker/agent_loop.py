@@ -33,15 +33,9 @@ __all__ = ["McpAgentLoop", "McpContext", "SteppedContext", "SteppedMcpContext", 
 class McpContext(RolloutContext):
     """A context that also runs the repository's tools.
 
-    Args:
-        request: What is asked for.
-        tools: The tools the model may call.
-        llm: The model.
-        call_tool: Runs one tool call (as the model wrote it) and gives the tool message; it never raises for what the
-            tool does.
-        max_tokens_total: The most tokens over all turns, None for no bound.
-        counted: Which of a reply's tokens count: `total_tokens`, or `completion_tokens` as the rollout protocol has it.
-        debug_dir, allow_rewrites: As for `RolloutContext`.
+    `call_tool` runs one tool call (as the model wrote it) and gives the tool message; it never raises for what the tool
+    does. `counted` is which of a reply's tokens count: `total_tokens`, or `completion_tokens` as the rollout protocol
+    has it.
     """
 
     def __init__(
@@ -86,14 +80,7 @@ class McpContext(RolloutContext):
 def row_request(
     job: RolloutJob, limits: LimitsConfig, *, params: JsonObject | None = None, metadata: JsonObject | None = None
 ) -> RolloutRequest:
-    """What a trainer would ask for a dataset's row.
-
-    Args:
-        job: The row.
-        limits: The run's limits.
-        params: The run's sampling parameters.
-        metadata: What is known of the row.
-    """
+    """What a trainer would ask for a dataset's row, with the run's sampling parameters and what is known of the row."""
     # Not validated: what a row holds may be more than the protocol lets through.
     request = RolloutRequest.model_construct(
         rollout_id=job.id,
@@ -125,13 +112,7 @@ def result_of(completion: Completion) -> CompletionsResult:
 
 
 class SteppedContext(RolloutContext):
-    """A context that pauses before each request.
-
-    Args:
-        stepper: Where it pauses.
-        arguments: As for `RolloutContext`.
-        options: As for `RolloutContext`.
-    """
+    """A context that pauses before each request."""
 
     def __init__(self, stepper: Stepper, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -153,11 +134,7 @@ class SteppedMcpContext(SteppedContext, McpContext):
 
 
 class McpAgentLoop(RolloutAgentLoop):
-    """The built-in loop over a repository's MCP tools.
-
-    Args:
-        tools: The tools, as the model sees them.
-    """
+    """The built-in loop over a repository's MCP tools."""
 
     name = "mcp"
 
@@ -171,9 +148,6 @@ class McpAgentLoop(RolloutAgentLoop):
         """Ask the model, run the tool calls of its reply, append the results, until a reply has none.
 
         It ends with `stop` or `length` as the model ended its last message, `max_turns`, or `max_tokens_total`.
-
-        Args:
-            ctx: An `McpContext`.
         """
         assert isinstance(ctx, McpContext)
         messages = list(ctx.request.messages)

@@ -94,14 +94,10 @@ class LoadedAgent:
 
 
 def load_agent(source: AgentSource) -> LoadedAgent:
-    """Import an agent loop into this process, with its root first on `sys.path`.
+    """Import an agent loop into this process, with its root first on `sys.path`; a class is made without arguments.
 
-    Args:
-        source: Which one; a class is instantiated without arguments.
-
-    Raises:
-        RepositoryError: It can't be imported, there is no such attribute, or that is no agent loop. The message names
-            the user's file and line.
+    Raises RepositoryError, with the user's file and line, when it can't be imported, there is no such attribute, or
+    that is no agent loop.
     """
     root = Path(source.root)
     sys.path[:] = [source.root, *(entry for entry in sys.path if entry not in ("", source.root))]
@@ -134,12 +130,7 @@ def load_agent(source: AgentSource) -> LoadedAgent:
 
 
 def inspect_agent(agent: LoadedAgent, job: str) -> Inspected:
-    """Validate an agent loop.
-
-    Args:
-        agent: The loop.
-        job: On whose behalf.
-    """
+    """Validate an agent loop on behalf of a job."""
     found = validate_agent_loop(agent.loop)
     findings = [LoopFinding(issue.code, issue.message, issue.subject) for issue in found.errors]
     findings += [LoopFinding(issue.code, issue.message, issue.subject, warning=True) for issue in found.warnings]
@@ -164,13 +155,7 @@ class Ending(NamedTuple):
 
 
 def finished(outcome: LoopOutcome, agent: LoadedAgent, root: Path) -> Ending:
-    """How a rollout ended, from what came of its loop.
-
-    Args:
-        outcome: What came of it.
-        agent: The loop.
-        root: The repository's root, for places in its code.
-    """
+    """How a rollout ended, from what came of its loop."""
     run = agent.loop.run
     if outcome.raised is not None:
         return Ending("error", _raised(outcome.raised, root, run))
@@ -227,17 +212,9 @@ class LimitReachedError(OsmosisRolloutError):
 class AgentRollout:
     """One rollout of a repository's own agent loop over a row.
 
-    Args:
-        agent: The loop.
-        job: The row.
-        complete: Asks the run's model, with tools and sampling parameters, and records the turn.
-        emit: Takes every event.
-        limits: The run's limits; turns and tokens are kept to here, whatever the loop does.
-        root: The repository's root.
-        params: The run's sampling parameters, which `ctx.request.completion_params` shows.
-        allow_rewrites: Whether the loop may change messages that it has sent.
-        debug_dir: Where `ctx.log_event` writes.
-        stepper: Where the rollout pauses, if it does.
+    `complete` asks the run's model, with tools and sampling parameters, and records the turn. Turns and tokens are kept
+    to here, whatever the loop does. `params` are the run's sampling parameters, which `ctx.request.completion_params`
+    shows.
     """
 
     def __init__(
@@ -274,11 +251,7 @@ class AgentRollout:
         self._model_failure: Failure | None = None
 
     async def run(self, held: Callable[[], None]) -> Ending:
-        """Run it to its end.
-
-        Args:
-            held: Called when the loop doesn't end although it was cancelled.
-        """
+        """Run it to its end; `held` is called when the loop doesn't end although it was cancelled."""
         self._emit(Acting(self._job.id))
         request = self._request()
         try:
@@ -307,14 +280,9 @@ class AgentRollout:
         return make(request, tools, self, debug_dir=self._debug_dir, allow_rewrites=allow_rewrites)
 
     async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
-        """Ask the run's model on behalf of the loop.
+        """Ask the run's model on behalf of the loop; its sampling parameters come before the run's.
 
-        Args:
-            messages: The conversation so far.
-            params: Sampling parameters, over the run's.
-
-        Raises:
-            OsmosisRolloutError: The model can't be asked, or a limit is reached.
+        Raises OsmosisRolloutError when the model can't be asked, or a limit is reached.
         """
         self._keep_limits()
         kept = 0
@@ -407,14 +375,8 @@ def sendable(response: RolloutResponse) -> JsonObject:
 class ReplayedChat:
     """A trainer as a loop in a worker asks it: what was asked is reported, and isn't asked again in a second attempt.
 
-    Args:
-        client: The trainer.
-        job: The rollout's job.
-        emit: Takes every event.
-        replies: What the trainer has answered to an earlier attempt.
-
-    Attributes:
-        conversation: The messages of the last request, and its reply if it came.
+    `replies` is what the trainer has answered to an earlier attempt; `conversation` the messages of the last request,
+    and its reply if it came.
     """
 
     def __init__(
@@ -427,15 +389,7 @@ class ReplayedChat:
         self.conversation: list[Message] = []
 
     async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
-        """Ask the trainer.
-
-        Args:
-            messages: The conversation so far.
-            params: Sampling parameters.
-
-        Raises:
-            OsmosisRolloutError: It can't be asked, or the second attempt has taken another course.
-        """
+        """Ask the trainer; raises OsmosisRolloutError when that fails, or a second attempt takes another course."""
         asked = hashlib.blake2b(encode([messages, params]), digest_size=16).hexdigest()
         if self._replies:
             before = self._replies.pop()

@@ -24,12 +24,7 @@ class Deadlines:
         self._running: dict[anyio.CancelScope, str] = {}
 
     def limit(self, seconds: float | None, job: str) -> Deadline:
-        """Cancel the block after so many seconds (None: never); `scope.cancelled_caught` tells whether that happened.
-
-        Args:
-            seconds: The time the block may take.
-            job: Whose clock it is.
-        """
+        """Cancel the block after so many seconds of a job (None: never); `scope.cancelled_caught` tells if it was."""
         return Deadline(self._running, seconds, job)
 
     def give_back(self, seconds: float, culprit: str | None) -> None:

@@ -20,10 +20,8 @@ PRELOAD = "osmosis_ai.runtime.worker.preload"
 def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
     """Be the fork server of a process: import what workers need, then fork them until that process is gone.
 
-    Args:
-        line: The file descriptor of a socket on which `LINE` is asked for.
-        lifeline: The file descriptor of a pipe's end; the other end closes when that process is gone.
-        preload: Modules to import besides.
+    `line` is the descriptor of a socket on which `LINE` is asked for, `lifeline` that of a pipe's end; the other end
+    closes when that process is gone. `preload` are modules to import besides.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.argv[:] = ["osmosis"]

@@ -35,12 +35,7 @@ class Forker:
     """Forks this process on request and reports how its children end.
 
     Children that a line has asked for end with the line. When the first line ends, so does this process with all that
-    is below it.
-
-    Args:
-        requests: The first line: where requests come from.
-        reports: Where its reports go.
-        become: What a child does with the two sockets of its request, by the kind of request.
+    is below it. `become` is what a child does with the two sockets of its request, by the kind of request.
     """
 
     def __init__(

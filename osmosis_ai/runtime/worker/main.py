@@ -67,10 +67,8 @@ class Outbox:
 def worker_main(jobs: socket.socket, events: socket.socket, lifeline: int) -> None:
     """Run a worker in this process, the leader of a group of its own, until it is told to stop.
 
-    Args:
-        jobs: Where an encoded Boot and then jobs come from; its end means that the run is gone.
-        events: Where events go.
-        lifeline: See `process_tree.end_with`.
+    An encoded Boot and then jobs come from `jobs`, whose end means that the run is gone. `lifeline`: see
+    `process_tree.end_with`.
     """
     end_with(lifeline)
     outbox = Outbox(events)
@@ -88,10 +86,7 @@ def worker_main(jobs: socket.socket, events: socket.socket, lifeline: int) -> No
 def template_main(requests: socket.socket, reports: socket.socket, lifeline: int) -> None:
     """Load the repository once in this process, then fork a worker of it whenever asked, until the run is gone.
 
-    Args:
-        requests: Where an encoded Boot comes from, and then requests for workers.
-        reports: Where Forked and Exited go.
-        lifeline: See `process_tree.end_with`.
+    An encoded Boot comes from `requests`, and then requests for workers; Forked and Exited go to `reports`.
     """
     end_with(lifeline)
     boot = _boot(requests)
@@ -146,14 +141,7 @@ def worker_label() -> str:
 
 
 def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output: Capture) -> None:
-    """Run jobs in this process until it is told to stop, then end it.
-
-    Args:
-        loaded: The repository.
-        jobs: Where jobs come from.
-        outbox: Where events go.
-        output: Where the process's output goes.
-    """
+    """Run jobs in this process until it is told to stop, then end it."""
     calm_collector(loaded.spec.batch_size)
     loop = asyncio.new_event_loop()
     try:

@@ -15,13 +15,7 @@ __all__ = ["follow_orders"]
 async def follow_orders(
     worker: Worker, next_order: Callable[[], Awaitable[Order]], run: Callable[[Job], Coroutine[object, None, None]]
 ) -> None:
-    """Run jobs concurrently until told to stop; jobs that still run then are cancelled.
-
-    Args:
-        worker: Who has the jobs that other orders are about.
-        next_order: Waits for the next order.
-        run: Runs one job in the worker.
-    """
+    """Run jobs concurrently until told to stop; jobs that still run then are cancelled."""
     async with anyio.create_task_group() as group:
         while not isinstance(order := await next_order(), Stop):
             if isinstance(order, Cancel):

@@ -45,15 +45,8 @@ _TWO_FORMS = (
 class Scorer:
     """A loaded function that scores trajectories. Made by `load_scorer`.
 
-    Args:
-        ref: Where the function is.
-        function: The function, or anything callable with one of the two forms.
-
-    Attributes:
-        on_loop: Whether the function is async, and so runs on the event loop rather than in a thread.
-
-    Raises:
-        FunctionError: The function has neither form, or needs an argument that nothing gives.
+    It may be anything callable with one of the two forms; raises FunctionError when it has neither, or needs an
+    argument that nothing gives. `on_loop` is true of an async one: it runs on the event loop rather than in a thread.
     """
 
     def __init__(self, ref: FunctionRef, function: Callable[..., Any]) -> None:
@@ -82,22 +75,15 @@ class Scorer:
         )
 
     async def score(self, trajectory: ScoringInput, timeout: float) -> Score:  # noqa: ASYNC109 - part of the result
-        """Call the function on a trajectory.
+        """Call the function on a trajectory; a function that raises, takes too long or gives no finite number gives a
+        failure.
 
-        A function of the simple form gets the text of the last assistant message, which is empty when that message
-        only calls tools. `extra_info` and `metadata` are the row's other columns with `row_index` and `ground_truth`,
-        and `data_source` is passed on from the row. Only the parameters the function has are passed, as copies of its
-        own. A sync function runs in a thread, which is left behind when the time is over. An int, a bool and any other
-        real number count as the float of the same value. A rubric's `extra_info` also says which judge to ask and how:
-        see `rubric_extra_info`.
-
-        Args:
-            trajectory: What to score.
-            timeout: Seconds the function may take.
-
-        Returns:
-            The score, or the failure of a function that raised, took too long or gave no finite number; with the judge
-            calls that the function made and their explanations.
+        A function of the simple form gets the text of the last assistant message, which is empty when that message only
+        calls tools. `extra_info` and `metadata` are the row's other columns with `row_index` and `ground_truth`, and
+        `data_source` is passed on from the row. Only the parameters the function has are passed, as copies of its own.
+        A sync function runs in a thread, which is left behind when the time is over. An int, a bool and any other real
+        number count as the float of the same value. A rubric's `extra_info` also says which judge to ask and how: see
+        `rubric_extra_info`. The judge calls that the function made, and their explanations, are in the score.
         """
         if not self.on_loop:
             return (await self.score_all([trajectory], timeout))[0]
@@ -118,12 +104,8 @@ class Scorer:
     ) -> list[Score]:
         """Call a sync function on several trajectories, one after the other; arguments and results are as in `score`.
 
-        It does them all in one thread, but for what comes after a call that took too long.
-
-        Args:
-            trajectories: What to score.
-            timeout: Seconds the function may take for each.
-            begin: Called with the position of each before it is scored, in the context the function runs in.
+        It does them all in one thread, but for what comes after a call that took too long: `timeout` is for each.
+        `begin` is called with the position of each before it is scored, in the context the function runs in.
         """
         scores: list[Score] = []
         running = _Judged()
@@ -251,8 +233,7 @@ class Scorer:
 class _Judged:
     """Measures a score, and hears of the judge calls made for it. A context manager, for the call itself.
 
-    Args:
-        before: The same score's first part, if it has one.
+    `before` is the same score's first part, if it has one.
     """
 
     def __init__(self, before: _Judged | None = None) -> None:
@@ -292,14 +273,9 @@ class _Waiting(NamedTuple):
 def load_scorer(ref: FunctionRef) -> Scorer:
     """Import a function's module and make its Scorer. `ref.root` must be on `sys.path` already.
 
-    A reference without a module is an entry of a rubric file: `file` is the file and `attribute` the entry's id.
-
-    Args:
-        ref: The function.
-
-    Raises:
-        FunctionError: The module can't be imported (with the user's file and line and what was raised there), has no
-            such function, or the function has neither of the two forms.
+    A reference without a module is an entry of a rubric file: `file` is the file and `attribute` the entry's id. Raises
+    FunctionError, with the user's file and line, when that can't be imported, isn't there, or has neither of the two
+    forms.
     """
     if not ref.module:
         return _rubric_scorer(ref)

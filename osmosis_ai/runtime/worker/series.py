@@ -24,16 +24,11 @@ class Overdue:
 
 
 async def run_series(call: Callable[[int], T], positions: Sequence[int], seconds: float) -> list[T | Overdue]:
-    """Call for each position, one after the other in one thread, each call in a context of its own.
+    """Call for each position, one after the other in one thread, each call in a context of its own. It may raise
+    nothing.
 
-    Args:
-        call: What to call. It may raise nothing.
-        positions: Its arguments.
-        seconds: How long each call may take.
-
-    Returns:
-        The results in order. The first call that takes too long ends the series: its result is Overdue, and those
-        behind it are missing. Its thread is left behind, as it is when whoever waits here is cancelled.
+    The first call that takes longer than so many seconds ends the series: its result is Overdue, and those behind it
+    are missing. Its thread is left behind, as it is when whoever waits here is cancelled.
     """
     series = _Series(call, positions, seconds)
     _idle_thread().put(series.run)

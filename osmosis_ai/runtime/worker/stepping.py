@@ -18,14 +18,8 @@ __all__ = ["Stepper"]
 class Stepper:
     """One rollout's pauses. Its time limits stand still during them.
 
-    Args:
-        job: The rollout's job.
-        emit: Takes every event.
-        deadlines: The worker's time limits.
-        call: Calls a tool by name and arguments (JSON text) in the rollout's session.
-
-    Attributes:
-        paused_seconds: How long the pauses have been, all together.
+    `call` calls a tool by name and arguments (JSON text) in the rollout's session. `paused_seconds` is how long the
+    pauses have been, all together.
     """
 
     def __init__(
@@ -55,11 +49,8 @@ class Stepper:
         self._calls[call.id] = call
 
     async def before_request(self, index: int, messages: list[Message]) -> None:
-        """Pause before a turn's request.
-
-        Args:
-            index: The turn, from 0.
-            messages: The loop's conversation; changed in place if the person changes it, for the turns to come too.
+        """Pause before a turn's request; `messages` is changed in place if the person changes it, for the turns to come
+        too.
         """
         self._index = index
         replaced = await self._pause(Paused(self._job, "request", index, list(messages)))

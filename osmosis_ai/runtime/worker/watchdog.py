@@ -22,11 +22,7 @@ NOBODYS_STALL_SECONDS = 60.0
 
 
 class JobTasks:
-    """Knows on whose behalf a task runs. A task factory, because only at its creation is a task's context at hand.
-
-    Args:
-        current: Gives the job of the running context.
-    """
+    """Knows on whose behalf a task runs. A task factory, because only at its creation is a task's context at hand."""
 
     def __init__(self, current: Callable[[], str | None]) -> None:
         self._current = current
@@ -55,13 +51,13 @@ class JobTasks:
 
 
 class Watchdog:
-    """Watches one event loop.
+    """Watches one event loop. `start` must be called on it.
 
     A call that holds the loop can't be cancelled. While it lasts, the deadlines of every other job stand still; when it
     outlasts the time its own job has, `stuck` is called and must end the process.
 
     Args:
-        loop: The loop to watch; `start` must be called on it.
+        loop: The loop to watch.
         deadlines: The running time limits.
         tasks: Tells which job holds the loop.
         beat: Called from the thread about once a second while the process lives.

@@ -134,11 +134,7 @@ class LoadedRepository:
 def load_repository(spec: WorkerSpec) -> LoadedRepository:
     """Import the user code that the spec names into this process. Starts no event loop and no thread of its own.
 
-    Args:
-        spec: What to load.
-
-    Raises:
-        StartError: Something can't be loaded; the message names the user's file and line.
+    Raises StartError, with the user's file and line, when something can't be loaded.
     """
     root = Path(spec.root)
     os.chdir(root)
@@ -157,12 +153,7 @@ def load_repository(spec: WorkerSpec) -> LoadedRepository:
 
 
 class Worker:
-    """A loaded repository that runs jobs. Made by `Worker.open`.
-
-    Args:
-        loaded: The repository.
-        emit: Takes every event, in order.
-    """
+    """A loaded repository that runs jobs. Made by `Worker.open`."""
 
     def __init__(self, loaded: LoadedRepository, emit: Callable[[Event], None]) -> None:
         self.spec = loaded.spec
@@ -183,15 +174,7 @@ class Worker:
     @classmethod
     @asynccontextmanager
     async def open(cls, loaded: LoadedRepository, emit: Callable[[Event], None]) -> AsyncIterator[Worker]:
-        """Start the server and the models' clients, and emit Ready.
-
-        Args:
-            loaded: The repository.
-            emit: Takes every event.
-
-        Raises:
-            StartError: The server doesn't start.
-        """
+        """Start the server and the models' clients, and emit Ready; raises StartError when the server doesn't start."""
         worker = cls(loaded, emit)
         async with AsyncExitStack() as stack:
             tools: list[Tool] = [] if loaded.agent is None else loaded.agent.tools
