@@ -70,10 +70,7 @@ class Row(Record, frozen=True):
 
 def opening_messages(row: Row) -> list[Message]:
     """The conversation before the first model call."""
-    return [
-        {"role": "system", "content": row.system_prompt},
-        {"role": "user", "content": row.user_prompt},
-    ]
+    return [{"role": "system", "content": row.system_prompt}, {"role": "user", "content": row.user_prompt}]
 
 
 class Failure(Record, frozen=True):

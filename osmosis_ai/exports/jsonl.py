@@ -16,10 +16,7 @@ __all__ = ["FORMAT"]
 
 
 def _write(
-    rollouts: Iterable[ExportedRollout],
-    functions: Sequence[str],
-    sink: IO[bytes],
-    mask: Callable[[bytes], bytes],
+    rollouts: Iterable[ExportedRollout], functions: Sequence[str], sink: IO[bytes], mask: Callable[[bytes], bytes]
 ) -> int:
     encoder = msgspec.json.Encoder()
     written = 0

@@ -28,10 +28,7 @@ BATCH_ROLLOUTS = 1000
 
 
 def _write(
-    rollouts: Iterable[ExportedRollout],
-    functions: Sequence[str],
-    sink: IO[bytes],
-    mask: Callable[[bytes], bytes],
+    rollouts: Iterable[ExportedRollout], functions: Sequence[str], sink: IO[bytes], mask: Callable[[bytes], bytes]
 ) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -66,9 +63,7 @@ def _schema(functions: Sequence[str]) -> pyarrow.Schema:
     import pyarrow as pa
 
     text, number, whole = pa.string(), pa.float64(), pa.int64()
-    call = pa.struct(
-        [("id", text), ("type", text), ("function", pa.struct([("name", text), ("arguments", text)]))],
-    )
+    call = pa.struct([("id", text), ("type", text), ("function", pa.struct([("name", text), ("arguments", text)]))])
     message = pa.struct([*((name, text) for name in _MESSAGE_TEXTS), ("tool_calls", pa.list_(call)), ("extra", text)])
     turn = pa.struct(
         [
@@ -125,12 +120,7 @@ def _row(item: JsonObject, functions: Sequence[str]) -> JsonObject:
         "scoring_errors": {name: item["scoring_errors"].get(name) for name in functions},
         "metadata": _json(item["metadata"]),
         "turns": [
-            {
-                **turn,
-                "params": _json(turn["params"]),
-                "logprobs": _json(turn["logprobs"]),
-            }
-            for turn in item["turns"]
+            {**turn, "params": _json(turn["params"]), "logprobs": _json(turn["logprobs"])} for turn in item["turns"]
         ],
     }
 
@@ -171,9 +161,6 @@ FORMAT = ExportFormat(
     description="Parquet has one schema for all runs of the same functions. messages is a list of {role, content, "
     "name, tool_call_id, reasoning_content, tool_calls, extra}; tools, metadata, and a turn's params and logprobs are "
     "JSON text (json.loads), and so is, in extra, what a message holds beyond these fields.",
-    read_with=(
-        'pandas.read_parquet("run.parquet")',
-        'datasets.load_dataset("parquet", data_files="run.parquet")',
-    ),
+    read_with=('pandas.read_parquet("run.parquet")', 'datasets.load_dataset("parquet", data_files="run.parquet")'),
     write=_write,
 )

@@ -54,16 +54,14 @@ class ServerConfig(Record, frozen=True):
         ),
     ] = None
     max_concurrent: Annotated[
-        int | None,
-        Option("Rollouts at a time; more wait.", metavar="N", default="100", minimum=1, lasting=False),
+        int | None, Option("Rollouts at a time; more wait.", metavar="N", default="100", minimum=1, lasting=False)
     ] = None
     workers: Annotated[
         int | None,
         Option("Worker processes.", metavar="N", default="CPUs, at most --max-concurrent", minimum=1, lasting=False),
     ] = None
     timeout: Annotated[
-        float | None,
-        Option("Time per rollout.", metavar="SECONDS", default="1800", minimum=0.001, lasting=False),
+        float | None, Option("Time per rollout.", metavar="SECONDS", default="1800", minimum=0.001, lasting=False)
     ] = None
     tool_timeout: Annotated[
         float, Option("With --mcp: time per tool call.", metavar="SECONDS", minimum=0.001, lasting=False)

@@ -10,18 +10,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from osmosis_ai.records import (
-    AgentReport,
-    Failure,
-    FinishReason,
-    Message,
-    Record,
-    Row,
-    Score,
-    ToolCall,
-    Turn,
-    Usage,
-)
+from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Record, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.store.compare import FlippedRow, FunctionComparison, RunComparison
 from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, SharedRows

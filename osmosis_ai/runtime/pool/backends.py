@@ -14,10 +14,7 @@ __all__ = ["BACKENDS", "open_pool"]
 
 Opener = Callable[[WorkerSpec, PoolOptions], AbstractAsyncContextManager[Pool]]
 
-BACKENDS: dict[str, Opener] = {
-    "inline": open_inline,
-    "local": open_local,
-}
+BACKENDS: dict[str, Opener] = {"inline": open_inline, "local": open_local}
 """Each loads a repository and gives its workers as a pool; raises StartError when something can't be loaded."""
 
 

@@ -138,11 +138,7 @@ class TrajectoryBuilder:
         return self._build(finish_reason, self.elapsed_ms, failure)
 
     def _build(
-        self,
-        finish_reason: FinishReason,
-        duration_ms: float,
-        failure: Failure | None,
-        agent: AgentReport | None = None,
+        self, finish_reason: FinishReason, duration_ms: float, failure: Failure | None, agent: AgentReport | None = None
     ) -> Rollout:
         calls = [*self._calls, *self._cut_off(failure)]
         self._flush_results()

@@ -53,11 +53,7 @@ class Debugger:
         edited: True if a person has changed something in the present rollout.
     """
 
-    def __init__(
-        self,
-        portal: anyio.from_thread.BlockingPortal,
-        run: RunSession,
-    ) -> None:
+    def __init__(self, portal: anyio.from_thread.BlockingPortal, run: RunSession) -> None:
         self.plan = run.plan
         self.pool = run.pool
         self.row: Row | None = None

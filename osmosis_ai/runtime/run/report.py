@@ -160,10 +160,7 @@ class Report(Record, frozen=True, kw_only=True):
         return msgspec.json.decode(self.to_json(), type=EvalResults)
 
     def to_json(
-        self,
-        outcomes: Callable[[], Iterable[Outcome]] | None = None,
-        *,
-        iteration: WatchIteration | None = None,
+        self, outcomes: Callable[[], Iterable[Outcome]] | None = None, *, iteration: WatchIteration | None = None
     ) -> bytes:
         """The documented results as JSON; only the encoded rows are held in memory.
 

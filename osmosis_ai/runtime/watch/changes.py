@@ -10,15 +10,7 @@ import pathspec
 
 from osmosis_ai.records import Record
 
-__all__ = [
-    "GitIgnore",
-    "Stale",
-    "Watched",
-    "classify",
-    "counts",
-    "from_root",
-    "repository_files",
-]
+__all__ = ["GitIgnore", "Stale", "Watched", "classify", "counts", "from_root", "repository_files"]
 
 IGNORED_FOLDERS = {
     ".osmosis",

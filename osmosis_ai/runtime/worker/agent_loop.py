@@ -15,13 +15,7 @@ import msgspec
 
 from osmosis_ai.config import LimitsConfig
 from osmosis_ai.records import Completion, FinishReason, JsonObject, JsonValue, Message, Tool, opening_messages
-from osmosis_ai.rollout.core.base import (
-    ChatClient,
-    CompletionsResult,
-    RolloutAgentLoop,
-    RolloutContext,
-    RolloutResult,
-)
+from osmosis_ai.rollout.core.base import ChatClient, CompletionsResult, RolloutAgentLoop, RolloutContext, RolloutResult
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest
 from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms

@@ -47,25 +47,11 @@ from osmosis_ai.records import (
     opening_messages,
 )
 from osmosis_ai.rollout.client import encode
-from osmosis_ai.rollout.core.base import (
-    ChatClient,
-    CompletionsResult,
-    RolloutAgentLoop,
-    RolloutContext,
-)
+from osmosis_ai.rollout.core.base import ChatClient, CompletionsResult, RolloutAgentLoop, RolloutContext
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.outcome import LoopOutcome, describe_raised, outcome_of, plain_messages, tool_dicts, tools_of
 from osmosis_ai.rollout.validator import validate_agent_loop
-from osmosis_ai.runtime.protocol import (
-    Acting,
-    Asked,
-    Event,
-    Inspected,
-    LoopFinding,
-    Replied,
-    RolloutJob,
-    TrainerReply,
-)
+from osmosis_ai.runtime.protocol import Acting, Asked, Event, Inspected, LoopFinding, Replied, RolloutJob, TrainerReply
 from osmosis_ai.runtime.worker.agent_loop import SteppedContext, result_of, row_request
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 from osmosis_ai.runtime.worker.stepping import Stepper

@@ -384,11 +384,7 @@ def _value(name: str, trajectory: ScoringInput) -> Any:
         return trajectory.ground_truth
     if name == "messages":
         return _copy(trajectory.messages)
-    return {
-        **_copy(trajectory.extra),
-        "row_index": trajectory.row_index,
-        "ground_truth": trajectory.ground_truth,
-    }
+    return {**_copy(trajectory.extra), "row_index": trajectory.row_index, "ground_truth": trajectory.ground_truth}
 
 
 def _copy(value: Any) -> Any:
