@@ -12,20 +12,6 @@ import msgspec
 
 from osmosis_ai.records import FailureKind, FinishReason, Origin
 
-__all__ = [
-    "Columns",
-    "PlaceColumns",
-    "RolloutColumns",
-    "RowColumns",
-    "RunColumns",
-    "RunStatus",
-    "ScoreColumns",
-    "TrajectoryColumns",
-    "insert",
-    "select",
-]
-
-
 RunStatus: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 

@@ -16,27 +16,6 @@ from osmosis_ai.store.compare import FlippedRow, FunctionComparison, RunComparis
 from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, SharedRows
 from osmosis_ai.store.tables import RunStatus
 
-__all__ = [
-    "ComparedFunction",
-    "ComparedRuns",
-    "ListedRuns",
-    "RemovedRuns",
-    "RescoredRun",
-    "RolloutDetail",
-    "RolloutSummary",
-    "RunView",
-    "ShownRow",
-    "ShownRun",
-    "ShownStatus",
-    "WrittenExport",
-    "comparison_view",
-    "encode_view",
-    "rollout_detail",
-    "rollout_summary",
-    "run_view",
-    "shown_status",
-]
-
 ShownStatus: TypeAlias = Literal[RunStatus, "killed"]
 
 R = TypeVar("R", bound="_Rollout")

@@ -10,32 +10,10 @@ import msgspec
 
 from osmosis_ai.errors import ModelStartError, StoreError
 from osmosis_ai.records import Failure, FunctionRef, JsonObject, Rollout, Score
+from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.pool.base import InFlight
 from osmosis_ai.runtime.pool.group import JobFailedError, WorkerGroup
 from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
-from osmosis_ai.runtime.protocol import (
-    Inspected,
-    InspectJob,
-    Probed,
-    ProbeJob,
-    Progress,
-    Ready,
-    Replied,
-    Resume,
-    RolloutDone,
-    RolloutJob,
-    SampleDone,
-    ScoreJob,
-    ScoresDone,
-    ScoringStarted,
-    ServeDone,
-    ServeJob,
-    ToolsDone,
-    ToolsJob,
-    TrainerReply,
-    TurnDone,
-    WorkerSpec,
-)
 
 __all__ = ["WorkerPool", "open_groups"]
 
@@ -46,18 +24,20 @@ class _Rollouts:
     def __init__(self) -> None:
         self.spent_usd = 0.0
         self._builders: dict[str, TrajectoryBuilder] = {}
-        self._listeners: dict[str, Callable[[Progress], None]] = {}
+        self._listeners: dict[str, Callable[[protocol.Progress], None]] = {}
 
-    def add(self, event: Progress) -> None:
+    def add(self, event: protocol.Progress) -> None:
         """Take in what a worker reports of a rollout."""
         self._builders[event.job].add(event)
-        if isinstance(event, (TurnDone, SampleDone)) and not event.turn.cached:
+        if isinstance(event, (protocol.TurnDone, protocol.SampleDone)) and not event.turn.cached:
             self.spent_usd += event.turn.cost_usd or 0.0
         if event.job in self._listeners:
             self._listeners[event.job](event)
 
     @contextmanager
-    def start(self, job: RolloutJob, listen: Callable[[Progress], None] | None) -> Iterator[TrajectoryBuilder]:
+    def start(
+        self, job: protocol.RolloutJob, listen: Callable[[protocol.Progress], None] | None
+    ) -> Iterator[TrajectoryBuilder]:
         builder = self._builders[job.id] = TrajectoryBuilder(job)
         if listen is not None:
             self._listeners[job.id] = listen
@@ -74,7 +54,7 @@ class _Rollouts:
             return None
         return InFlight(builder.job.row.index, builder.job.run_index, builder.elapsed_ms / 1000, builder.waiting_on)
 
-    def resume(self, order: Resume) -> None:
+    def resume(self, order: protocol.Resume) -> None:
         """A person's order goes to a paused rollout."""
         if order.action == "next" and order.id in self._builders:
             self._builders[order.id].resume()
@@ -86,16 +66,16 @@ class WorkerPool:
     Made by `open_groups`.
     """
 
-    def __init__(self, spec: WorkerSpec, agents: WorkerGroup | None, scorers: WorkerGroup | None) -> None:
+    def __init__(self, spec: protocol.WorkerSpec, agents: WorkerGroup | None, scorers: WorkerGroup | None) -> None:
         self._agents = agents
         self._scorers = scorers
         self._refs = {ref.name: ref for ref in spec.functions}
         self._rollouts = _Rollouts()
 
     @property
-    def loaded(self) -> Ready:
-        agent = (self._agents and self._agents.loaded) or Ready()
-        scorer = (self._scorers and self._scorers.loaded) or Ready()
+    def loaded(self) -> protocol.Ready:
+        agent = (self._agents and self._agents.loaded) or protocol.Ready()
+        scorer = (self._scorers and self._scorers.loaded) or protocol.Ready()
         return msgspec.structs.replace(scorer, tools=agent.tools, tool_sources=agent.tool_sources, agent=agent.agent)
 
     @property
@@ -108,41 +88,43 @@ class WorkerPool:
 
     async def probe(self, policy: str, *, price: bool) -> None:
         assert self._agents is not None
-        job = ProbeJob(uuid4().hex, policy, price)
+        job = protocol.ProbeJob(uuid4().hex, policy, price)
         try:
-            _check(await self._agents.run(job, Probed, _ignore, _nothing))
+            _check(await self._agents.run(job, protocol.Probed, _ignore, _nothing))
         except JobFailedError as failed:
             raise ModelStartError(f"the model could not be asked: {failed}") from failed
 
-    async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
+    async def rollout(
+        self, job: protocol.RolloutJob, listen: Callable[[protocol.Progress], None] | None = None
+    ) -> Rollout:
         assert self._agents is not None
         with self._rollouts.start(job, listen) as builder:
             try:
-                done = await self._agents.run(job, RolloutDone, self._rollouts.add, builder.restart)
+                done = await self._agents.run(job, protocol.RolloutDone, self._rollouts.add, builder.restart)
             except JobFailedError as failed:
                 return builder.abandon(_while_running(failed.failure, builder.open_tools))
             return builder.finish(done)
 
-    def resume(self, order: Resume) -> None:
+    def resume(self, order: protocol.Resume) -> None:
         assert self._agents is not None
         self._rollouts.resume(order)
         self._agents.resume(order)
 
-    async def score(self, job: ScoreJob) -> list[list[Score]]:
+    async def score(self, job: protocol.ScoreJob) -> list[list[Score]]:
         assert self._scorers is not None
         if len(job.keys) == 1:
             return [await self._score_one(job)]
         try:
-            return _scores(await self._scorers.run(job, ScoresDone, _ignore, _nothing))
+            return _scores(await self._scorers.run(job, protocol.ScoresDone, _ignore, _nothing))
         except JobFailedError:
             # The function that has taken the worker down is found, and pays alone, when each is scored on its own.
             parts = zip(job.keys, job.rows, strict=True)
             return [
-                await self._score_one(ScoreJob(f"{job.id}.{number}", [key], [row], job.functions))
+                await self._score_one(protocol.ScoreJob(f"{job.id}.{number}", [key], [row], job.functions))
                 for number, (key, row) in enumerate(parts)
             ]
 
-    async def _score_one(self, job: ScoreJob) -> list[Score]:
+    async def _score_one(self, job: protocol.ScoreJob) -> list[Score]:
         """Score a single rollout, again without each function that takes a worker down."""
         assert self._scorers is not None
         scores: dict[str, Score] = {}
@@ -150,7 +132,7 @@ class WorkerPool:
             started = _LastStarted()
             rest = msgspec.structs.replace(job, functions=waiting)
             try:
-                done = await self._scorers.run(rest, ScoresDone, started.listen, _nothing)
+                done = await self._scorers.run(rest, protocol.ScoresDone, started.listen, _nothing)
             except JobFailedError as failed:
                 name = started.function or waiting[0]
                 scores[name] = Score(name, failure=_blame_function(self._refs[name], failed.failure))
@@ -160,23 +142,23 @@ class WorkerPool:
 
     async def serve(self, request: JsonObject) -> JsonObject:
         assert self._agents is not None
-        replies: list[TrainerReply] = []
+        replies: list[protocol.TrainerReply] = []
 
-        def listen(event: Progress) -> None:
+        def listen(event: protocol.Progress) -> None:
             # The job has this very list: in another worker it goes on from there.
-            if isinstance(event, Replied):
+            if isinstance(event, protocol.Replied):
                 replies.append(event.reply)
 
-        job = ServeJob(uuid4().hex, request, replies)
-        return (await self._agents.run(job, ServeDone, listen, _nothing)).response
+        job = protocol.ServeJob(uuid4().hex, request, replies)
+        return (await self._agents.run(job, protocol.ServeDone, listen, _nothing)).response
 
-    async def tools(self, request: JsonObject) -> ToolsDone:
+    async def tools(self, request: JsonObject) -> protocol.ToolsDone:
         assert self._agents is not None
-        return await self._agents.run(ToolsJob(uuid4().hex, request), ToolsDone, _ignore, _nothing)
+        return await self._agents.run(protocol.ToolsJob(uuid4().hex, request), protocol.ToolsDone, _ignore, _nothing)
 
-    async def inspect(self) -> Inspected:
+    async def inspect(self) -> protocol.Inspected:
         assert self._agents is not None
-        return await self._agents.run(InspectJob(uuid4().hex), Inspected, _ignore, _nothing)
+        return await self._agents.run(protocol.InspectJob(uuid4().hex), protocol.Inspected, _ignore, _nothing)
 
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()
@@ -189,7 +171,7 @@ class WorkerPool:
 
 @asynccontextmanager
 async def open_groups(
-    spec: WorkerSpec, agents: WorkerGroup | None, scorers: WorkerGroup | None
+    spec: protocol.WorkerSpec, agents: WorkerGroup | None, scorers: WorkerGroup | None
 ) -> AsyncIterator[WorkerPool]:
     """Start groups of workers, wait until they have loaded the repository, and give them as a pool.
 
@@ -209,17 +191,17 @@ class _LastStarted:
 
     function: str | None = None
 
-    def listen(self, event: Progress) -> None:
-        if isinstance(event, ScoringStarted):
+    def listen(self, event: protocol.Progress) -> None:
+        if isinstance(event, protocol.ScoringStarted):
             self.function = event.function
 
 
 def _check(done: object) -> None:
-    if isinstance(done, Probed) and done.error is not None:
+    if isinstance(done, protocol.Probed) and done.error is not None:
         raise ModelStartError(done.error)
 
 
-def _scores(done: ScoresDone) -> list[list[Score]]:
+def _scores(done: protocol.ScoresDone) -> list[list[Score]]:
     if done.error is not None:
         raise StoreError(done.error)
     return done.scores
@@ -237,7 +219,7 @@ def _blame_function(ref: FunctionRef, failure: Failure) -> Failure:
     return Failure(ref.kind, failure.message, kind=failure.kind, file=ref.file, line=ref.line)
 
 
-def _ignore(event: Progress) -> None:
+def _ignore(event: protocol.Progress) -> None:
     """Nobody listens to this job's events."""
 
 

@@ -18,18 +18,7 @@ from osmosis_ai.records import (
     Usage,
     opening_messages,
 )
-from osmosis_ai.runtime.protocol import (
-    Acting,
-    Asked,
-    CallDone,
-    Paused,
-    Progress,
-    Reworded,
-    RolloutDone,
-    RolloutJob,
-    SampleDone,
-    TurnDone,
-)
+from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 
 __all__ = ["TrajectoryBuilder", "total_cost", "total_usage"]
@@ -54,7 +43,7 @@ def total_cost(turns: list[Turn]) -> float | None:
 class TrajectoryBuilder:
     """One rollout in flight."""
 
-    def __init__(self, job: RolloutJob) -> None:
+    def __init__(self, job: protocol.RolloutJob) -> None:
         self.job = job
         # Moved on by the time that a person thinks.
         self._started = monotonic()
@@ -91,34 +80,34 @@ class TrajectoryBuilder:
             return "the agent loop"
         return f"the model (turn {len(self._turns) + 1})"
 
-    def add(self, event: Progress) -> None:
+    def add(self, event: protocol.Progress) -> None:
         """Take in what the worker reports."""
-        if isinstance(event, TurnDone):
+        if isinstance(event, protocol.TurnDone):
             self._flush_results()
             self._turns.append(event.turn)
             self._messages.append(event.message)
             self._asked = monotonic()
             self._open_calls = {call["id"]: call for call in event.message.get("tool_calls") or ()}
-        elif isinstance(event, CallDone):
+        elif isinstance(event, protocol.CallDone):
             self._open_calls.pop(event.call.id, None)
             if event.call.edited:
                 edited = (event.call.turn, event.call.id)
                 self._calls = [call for call in self._calls if (call.turn, call.id) != edited]
             self._calls.append(event.call)
             self._results[event.call.id] = event.message
-        elif isinstance(event, Asked):
+        elif isinstance(event, protocol.Asked):
             self._messages[event.kept :] = event.messages
             self._calls.extend(event.calls)
             self._open_calls.clear()
             self._acting = False
-        elif isinstance(event, Acting):
+        elif isinstance(event, protocol.Acting):
             self._acting = True
-        elif isinstance(event, SampleDone):
+        elif isinstance(event, protocol.SampleDone):
             self._samples.append(event.turn)
-        elif isinstance(event, Reworded):
+        elif isinstance(event, protocol.Reworded):
             self._messages = list(event.messages)
             self._results.clear()
-        elif isinstance(event, Paused):
+        elif isinstance(event, protocol.Paused):
             self._paused = monotonic()
 
     def resume(self) -> None:
@@ -127,7 +116,7 @@ class TrajectoryBuilder:
             self._started += monotonic() - self._paused
             self._paused = None
 
-    def finish(self, done: RolloutDone) -> Rollout:
+    def finish(self, done: protocol.RolloutDone) -> Rollout:
         """The finished rollout."""
         rollout = self._build(done.finish_reason, done.duration_ms, done.failure, done.agent)
         return rollout if done.messages is None else msgspec.structs.replace(rollout, messages=done.messages)

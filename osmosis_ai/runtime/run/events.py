@@ -6,20 +6,6 @@ from typing import Literal, TypeAlias
 
 from osmosis_ai.records import Message, Record, Rollout, Score, Tool, ToolCall, Turn
 
-__all__ = [
-    "DatasetProgress",
-    "LimitReached",
-    "Notice",
-    "RolloutDone",
-    "RolloutScored",
-    "RolloutStarted",
-    "RunEvent",
-    "RunLoaded",
-    "RunStarted",
-    "ToolCallDone",
-    "TurnDone",
-]
-
 
 class Notice(Record, frozen=True):
     """Something a user should know: a stand-in that is no model, a function that can't be loaded."""

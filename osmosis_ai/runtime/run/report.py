@@ -14,27 +14,8 @@ import msgspec
 from osmosis_ai.records import CallSummary, Failure, JsonObject, ModelSpec, Origin, Outcome, Record, Score, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
 from osmosis_ai.runtime.protocol import Ready
+from osmosis_ai.runtime.run import results as objects
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
-from osmosis_ai.runtime.run.results import (
-    BaselineObject,
-    Cause,
-    EvalConfig,
-    EvalObject,
-    EvalResults,
-    EvalRow,
-    EvalRun,
-    EvalSummary,
-    JudgeTotals,
-    RunTotals,
-    TestConfig,
-    TestObject,
-    TestResults,
-    TestRow,
-    TestSummary,
-    TokenUsage,
-    ToolStatistics,
-    WatchIteration,
-)
 from osmosis_ai.store.queries import Queries
 
 __all__ = ["Baseline", "Policy", "Report", "build_report", "run_summary", "score_names"]
@@ -109,11 +90,11 @@ class Report(Record, frozen=True, kw_only=True):
     """The baseline model and its rollouts, None without one."""
     scoring_errors: int
     """Scores that could not be computed, those of the baseline's rollouts included."""
-    tools: dict[str, ToolStatistics]
+    tools: dict[str, objects.ToolStatistics]
     """Statistics of each tool that the policy called."""
-    failures: list[Cause]
+    failures: list[objects.Cause]
     """Failures by cause, most frequent first, those of the baseline included."""
-    judges: JudgeTotals
+    judges: objects.JudgeTotals
     """Requests of rubrics to their judges."""
     wall_ms: float
     """Time from the first rollout to the last record in milliseconds."""
@@ -149,18 +130,21 @@ class Report(Record, frozen=True, kw_only=True):
         """
         return Queries(Path(self.store)).outcomes(self.run_id)
 
-    def results(self) -> TestResults | EvalResults:
+    def results(self) -> objects.TestResults | objects.EvalResults:
         """The documented results with all their rows, as records.
 
         Raises:
             StoreError: The run store can't be read.
         """
         if self.command == "test":
-            return msgspec.json.decode(self.to_json(), type=TestResults)
-        return msgspec.json.decode(self.to_json(), type=EvalResults)
+            return msgspec.json.decode(self.to_json(), type=objects.TestResults)
+        return msgspec.json.decode(self.to_json(), type=objects.EvalResults)
 
     def to_json(
-        self, outcomes: Callable[[], Iterable[Outcome]] | None = None, *, iteration: WatchIteration | None = None
+        self,
+        outcomes: Callable[[], Iterable[Outcome]] | None = None,
+        *,
+        iteration: objects.WatchIteration | None = None,
     ) -> bytes:
         """The documented results as JSON; only the encoded rows are held in memory.
 
@@ -174,10 +158,12 @@ class Report(Record, frozen=True, kw_only=True):
         outcomes = outcomes or self.outcomes
         if self.command == "test":
             rows = _encoded(_test_row(outcome, self.functions) for outcome in outcomes())
-            return msgspec.json.encode(TestObject(_test_config(self), _test_summary(self), rows, iteration))
+            return msgspec.json.encode(objects.TestObject(_test_config(self), _test_summary(self), rows, iteration))
         rows = _encoded(_eval_rows(outcomes(), POLICY, self.functions))
         baseline = None if self.baseline is None else _baseline_object(self.baseline, outcomes())
-        return msgspec.json.encode(EvalObject(_eval_config(self), _eval_summary(self), rows, baseline, iteration))
+        return msgspec.json.encode(
+            objects.EvalObject(_eval_config(self), _eval_summary(self), rows, baseline, iteration)
+        )
 
 
 def build_report(
@@ -199,7 +185,7 @@ def build_report(
     tallies = {policy: _PolicyTally() for policy in plan.policies}
     tools: dict[str, _ToolTally] = {}
     failures = _FailureTally()
-    judges = JudgeTotals(0, 0, None)
+    judges = objects.JudgeTotals(0, 0, None)
     for outcome in outcomes:
         tallies[outcome.policy].add(outcome)
         grid.add(outcome)
@@ -308,9 +294,9 @@ class _ToolTally:
         if call.error is not None:
             self._errors[call.error] += 1
 
-    def statistics(self) -> ToolStatistics:
+    def statistics(self) -> objects.ToolStatistics:
         ordered = sorted(self._durations)
-        return ToolStatistics(
+        return objects.ToolStatistics(
             calls=len(ordered),
             errors=dict(self._errors.most_common()),
             median_ms=round(_quantile(ordered, 0.5), 3),
@@ -351,14 +337,14 @@ class _FailureTally:
     """Counts failures by cause, and keeps the first of each."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[Origin, str, str | None, int | None, str | None], Cause] = {}
+        self._first: dict[tuple[Origin, str, str | None, int | None, str | None], objects.Cause] = {}
         self._counts: Counter[tuple[Origin, str, str | None, int | None, str | None]] = Counter()
 
     def add(self, outcome: Outcome, failure: Failure, function: str | None) -> None:
         key = (failure.origin, failure.kind, failure.file, failure.line, function)
         self._counts[key] += 1
         if key not in self._first:
-            self._first[key] = Cause(
+            self._first[key] = objects.Cause(
                 origin=failure.origin,
                 kind=failure.kind,
                 count=1,
@@ -370,15 +356,15 @@ class _FailureTally:
                 function=function,
             )
 
-    def causes(self) -> list[Cause]:
+    def causes(self) -> list[objects.Cause]:
         """The causes, most frequent first."""
         return [msgspec.structs.replace(self._first[key], count=count) for key, count in self._counts.most_common()]
 
 
-def _with_judges(judges: JudgeTotals, score: Score) -> JudgeTotals:
+def _with_judges(judges: objects.JudgeTotals, score: Score) -> objects.JudgeTotals:
     for call in score.judge_calls:
         cost = judges.cost_usd if call.cost_usd is None else (judges.cost_usd or 0.0) + call.cost_usd
-        judges = JudgeTotals(judges.calls + 1, judges.total_tokens + call.usage.total_tokens, cost)
+        judges = objects.JudgeTotals(judges.calls + 1, judges.total_tokens + call.usage.total_tokens, cost)
     return judges
 
 
@@ -390,8 +376,8 @@ def _quantile(ordered: list[float], fraction: float) -> float:
 # The documented results
 
 
-def _test_config(report: Report) -> TestConfig:
-    return TestConfig(
+def _test_config(report: Report) -> objects.TestConfig:
+    return objects.TestConfig(
         model=report.policy.model,
         base_url=report.policy.base_url,
         stand_in=report.policy.stand_in,
@@ -403,8 +389,8 @@ def _test_config(report: Report) -> TestConfig:
     )
 
 
-def _eval_config(report: Report) -> EvalConfig:
-    return EvalConfig(
+def _eval_config(report: Report) -> objects.EvalConfig:
+    return objects.EvalConfig(
         **msgspec.structs.asdict(_test_config(report)),
         n_runs=report.n,
         pass_threshold=report.pass_threshold,
@@ -413,9 +399,9 @@ def _eval_config(report: Report) -> EvalConfig:
     )
 
 
-def _totals(report: Report) -> RunTotals:
+def _totals(report: Report) -> objects.RunTotals:
     policy = report.policy
-    return RunTotals(
+    return objects.RunTotals(
         passed=policy.passed,
         failed=policy.failed + policy.missing,
         missing=policy.missing,
@@ -430,18 +416,20 @@ def _totals(report: Report) -> RunTotals:
     )
 
 
-def _test_summary(report: Report) -> TestSummary:
+def _test_summary(report: Report) -> objects.TestSummary:
     totals = msgspec.structs.asdict(_totals(report))
-    return TestSummary(total=report.policy.planned, **totals, functions=report.functions)
+    return objects.TestSummary(total=report.policy.planned, **totals, functions=report.functions)
 
 
-def _eval_summary(report: Report) -> EvalSummary:
+def _eval_summary(report: Report) -> objects.EvalSummary:
     totals = msgspec.structs.asdict(_totals(report))
-    return EvalSummary(total_rows=report.rows, total_runs=report.policy.planned, eval_fns=report.functions, **totals)
+    return objects.EvalSummary(
+        total_rows=report.rows, total_runs=report.policy.planned, eval_fns=report.functions, **totals
+    )
 
 
-def _baseline_object(baseline: Baseline, outcomes: Iterable[Outcome]) -> BaselineObject[msgspec.Raw]:
-    return BaselineObject(
+def _baseline_object(baseline: Baseline, outcomes: Iterable[Outcome]) -> objects.BaselineObject[msgspec.Raw]:
+    return objects.BaselineObject(
         model=baseline.model,
         stand_in=baseline.stand_in,
         failed=baseline.failed + baseline.missing,
@@ -467,14 +455,14 @@ def _encoded(rows: Iterable[Record]) -> msgspec.Raw:
     return msgspec.Raw(text)
 
 
-def _test_row(outcome: Outcome, functions: Iterable[str]) -> TestRow:
+def _test_row(outcome: Outcome, functions: Iterable[str]) -> objects.TestRow:
     usage = outcome.usage
-    return TestRow(
+    return objects.TestRow(
         row_index=outcome.row_index,
         success=outcome.failure is None,
         error=_error_text(outcome.failure),
         duration_ms=outcome.duration_ms,
-        token_usage=TokenUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
+        token_usage=objects.TokenUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
         reward=outcome.reward,
         finish_reason=outcome.finish_reason,
         scores=_values(outcome, functions),
@@ -486,15 +474,15 @@ def _test_row(outcome: Outcome, functions: Iterable[str]) -> TestRow:
     )
 
 
-def _eval_rows(outcomes: Iterable[Outcome], policy: str, functions: Iterable[str]) -> Iterator[EvalRow]:
+def _eval_rows(outcomes: Iterable[Outcome], policy: str, functions: Iterable[str]) -> Iterator[objects.EvalRow]:
     own = (outcome for outcome in outcomes if outcome.policy == policy)
     for row_id, attempts in groupby(own, key=lambda outcome: outcome.row_id):
         first, *others = attempts
-        yield EvalRow(first.row_index, row_id, [_eval_run(outcome, functions) for outcome in (first, *others)])
+        yield objects.EvalRow(first.row_index, row_id, [_eval_run(outcome, functions) for outcome in (first, *others)])
 
 
-def _eval_run(outcome: Outcome, functions: Iterable[str]) -> EvalRun:
-    return EvalRun(
+def _eval_run(outcome: Outcome, functions: Iterable[str]) -> objects.EvalRun:
+    return objects.EvalRun(
         run_index=outcome.run_index,
         success=outcome.failure is None,
         scores=_values(outcome, functions),

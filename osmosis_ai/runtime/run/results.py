@@ -10,32 +10,6 @@ from typing import Generic, TypeVar
 from osmosis_ai.records import FinishReason, JsonObject, Origin, Record
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison
 
-__all__ = [
-    "BaselineObject",
-    "Cause",
-    "EvalConfig",
-    "EvalObject",
-    "EvalResults",
-    "EvalRow",
-    "EvalRun",
-    "EvalSummary",
-    "Flip",
-    "Flipped",
-    "JudgeTotals",
-    "PlannedTotals",
-    "Redone",
-    "RunTotals",
-    "TestConfig",
-    "TestObject",
-    "TestResults",
-    "TestRow",
-    "TestSummary",
-    "TokenUsage",
-    "ToolChanges",
-    "ToolStatistics",
-    "WatchIteration",
-]
-
 Rows = TypeVar("Rows")
 """The type of an object's rows: a list of records to read, `msgspec.Raw` to write."""
 

@@ -40,31 +40,7 @@ from osmosis_ai.records import (
     ToolCall,
     Turn,
 )
-from osmosis_ai.runtime.protocol import (
-    Acting,
-    CallDone,
-    Event,
-    Imported,
-    InspectJob,
-    Job,
-    Probed,
-    ProbeJob,
-    Ready,
-    Resume,
-    Retiring,
-    RolloutDone,
-    RolloutJob,
-    SampleDone,
-    ScoreJob,
-    ScoresDone,
-    ScoringStarted,
-    ServeDone,
-    ServeJob,
-    ToolsDone,
-    ToolsJob,
-    TurnDone,
-    WorkerSpec,
-)
+from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.worker.admission import Admission
 from osmosis_ai.runtime.worker.deadlines import Deadline, Deadlines, elapsed_ms
 from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
@@ -97,20 +73,20 @@ job_label: ContextVar[str | None] = ContextVar("job_label", default=None)
 """The same job in the user's words, for the log."""
 
 
-def label_of(job: Job) -> str:
+def label_of(job: protocol.Job) -> str:
     """A job in the user's words."""
-    if isinstance(job, RolloutJob):
+    if isinstance(job, protocol.RolloutJob):
         return f"row {job.row.index} run {job.run_index}"
-    if isinstance(job, ScoreJob):
+    if isinstance(job, protocol.ScoreJob):
         return _scoring_label(job.rows[0]) if len(job.rows) == 1 else "scores"
-    if isinstance(job, (ServeJob, ToolsJob)):
+    if isinstance(job, (protocol.ServeJob, protocol.ToolsJob)):
         return f"rollout {job.request.get('rollout_id')}"
     return "probe"
 
 
-def labels_of(job: Job) -> list[str]:
+def labels_of(job: protocol.Job) -> list[str]:
     """Every label under which a job's code may have printed."""
-    return [_scoring_label(row) for row in job.rows] if isinstance(job, ScoreJob) else [label_of(job)]
+    return [_scoring_label(row) for row in job.rows] if isinstance(job, protocol.ScoreJob) else [label_of(job)]
 
 
 def _scoring_label(row_index: int) -> str:
@@ -122,7 +98,7 @@ class LoadedRepository:
     """User code, imported: the server (or how to reach one) or the agent loop, the functions, and what could not be
     loaded."""
 
-    spec: WorkerSpec
+    spec: protocol.WorkerSpec
     server: object
     agent: LoadedAgent | None
     scorers: dict[str, Scorer]
@@ -131,7 +107,7 @@ class LoadedRepository:
     function_sources: dict[str, str]
 
 
-def load_repository(spec: WorkerSpec) -> LoadedRepository:
+def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
     """Import the user code that the spec names into this process. Starts no event loop and no thread of its own.
 
     Raises StartError, with the user's file and line, when something can't be loaded.
@@ -155,7 +131,7 @@ def load_repository(spec: WorkerSpec) -> LoadedRepository:
 class Worker:
     """A loaded repository that runs jobs. Made by `Worker.open`."""
 
-    def __init__(self, loaded: LoadedRepository, emit: Callable[[Event], None]) -> None:
+    def __init__(self, loaded: LoadedRepository, emit: Callable[[protocol.Event], None]) -> None:
         self.spec = loaded.spec
         self.deadlines = Deadlines()
         self.admission = Admission()
@@ -173,7 +149,7 @@ class Worker:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, loaded: LoadedRepository, emit: Callable[[Event], None]) -> AsyncIterator[Worker]:
+    async def open(cls, loaded: LoadedRepository, emit: Callable[[protocol.Event], None]) -> AsyncIterator[Worker]:
         """Start the server and the models' clients, and emit Ready; raises StartError when the server doesn't start."""
         worker = cls(loaded, emit)
         async with AsyncExitStack() as stack:
@@ -194,7 +170,7 @@ class Worker:
                 worker._models[policy] = create_model(model, options)
                 stack.push_async_callback(worker._models[policy].aclose)
             emit(
-                Ready(
+                protocol.Ready(
                     tools=tools,
                     functions=list(worker._scorers),
                     problems=loaded.problems,
@@ -205,19 +181,19 @@ class Worker:
             )
             yield worker
 
-    async def run(self, job: Job) -> None:
+    async def run(self, job: protocol.Job) -> None:
         """Run one job to its last event. A job never raises for what user code or a model does."""
         current_job.set(job.id)
         with anyio.CancelScope() as scope:
             self._scopes[job.id] = scope
             try:
-                if isinstance(job, RolloutJob):
+                if isinstance(job, protocol.RolloutJob):
                     await self._rollout(job)
-                elif isinstance(job, ScoreJob):
+                elif isinstance(job, protocol.ScoreJob):
                     await self._score(job)
-                elif isinstance(job, ProbeJob):
+                elif isinstance(job, protocol.ProbeJob):
                     await self._probe(job)
-                elif isinstance(job, ServeJob):
+                elif isinstance(job, protocol.ServeJob):
                     await self._serve(job)
                 else:
                     self._look_at_agent(job)
@@ -234,19 +210,19 @@ class Worker:
             sources = imported_sources(Path(self.spec.root))
             if sources.keys() != self._sources:
                 self._sources = set(sources)
-                self._emit(Imported(sources))
+                self._emit(protocol.Imported(sources))
 
     def cancel(self, job: str) -> None:
         """Cancel a job, if it still runs. It emits nothing more."""
         if job in self._scopes:
             self._scopes[job].cancel()
 
-    def resume(self, order: Resume) -> None:
+    def resume(self, order: protocol.Resume) -> None:
         """Pass an order on to a paused rollout, if it still runs."""
         if order.id in self._steppers:
             self._steppers[order.id].resume(order)
 
-    async def _probe(self, job: ProbeJob) -> None:
+    async def _probe(self, job: protocol.ProbeJob) -> None:
         model = self._models[job.policy]
         try:
             if job.price and not model.price_known():
@@ -255,24 +231,24 @@ class Worker:
                 )
             await model.probe()
         except StartError as error:
-            self._emit(Probed(job.id, str(error)))
+            self._emit(protocol.Probed(job.id, str(error)))
         else:
-            self._emit(Probed(job.id))
+            self._emit(protocol.Probed(job.id))
 
     def _tool_deadline(self, seconds: float) -> Deadline:
         return self.deadlines.limit(seconds, current_job.get() or "")
 
-    async def _score(self, job: ScoreJob) -> None:
+    async def _score(self, job: protocol.ScoreJob) -> None:
         try:
             trajectories = await self._read(job.keys)
         except StoreError as error:
-            self._emit(ScoresDone(job.id, error=str(error)))
+            self._emit(protocol.ScoresDone(job.id, error=str(error)))
             return
         by_function = []
         for name in job.functions:
-            self._emit(ScoringStarted(job.id, name))
+            self._emit(protocol.ScoringStarted(job.id, name))
             by_function.append(await self._call_function(name, trajectories, job.id))
-        self._emit(ScoresDone(job.id, [list(scores) for scores in zip(*by_function, strict=True)]))
+        self._emit(protocol.ScoresDone(job.id, [list(scores) for scores in zip(*by_function, strict=True)]))
         self._retire_if_blocked(chain.from_iterable(by_function))
 
     async def _read(self, keys: list[int]) -> list[ScoringInput]:
@@ -306,9 +282,9 @@ class Worker:
 
     def _retire_if_blocked(self, scores: Iterable[Score]) -> None:
         if any(score.failure is not None and score.failure.kind == "timeout" for score in scores):
-            self._emit(Retiring("a function that ran out of time may still hold a thread"))
+            self._emit(protocol.Retiring("a function that ran out of time may still hold a thread"))
 
-    async def _rollout(self, job: RolloutJob) -> None:
+    async def _rollout(self, job: protocol.RolloutJob) -> None:
         model = self._models[job.policy].for_rollout(job.row, job.run_index)
         edges = _RolloutRun(job, self.spec, model, self._emit, admission=self.admission)
         if self._agent is not None:
@@ -316,7 +292,7 @@ class Worker:
         elif self._host is not None:
             await self._tool_rollout(job, edges, self._host)
 
-    async def _tool_rollout(self, job: RolloutJob, rollout: _RolloutRun, host: ToolHost) -> None:
+    async def _tool_rollout(self, job: protocol.RolloutJob, rollout: _RolloutRun, host: ToolHost) -> None:
         from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop, McpContext, SteppedMcpContext, row_request
 
         await self.admission.enter(job.id)
@@ -355,11 +331,11 @@ class Worker:
             if rollout.stepper is not None:
                 started += rollout.stepper.paused_seconds
             # The record is out before the session closes: a tool that holds the session open can't hold it back.
-            self._emit(RolloutDone(job.id, reason, elapsed_ms(started), failure))
+            self._emit(protocol.RolloutDone(job.id, reason, elapsed_ms(started), failure))
         if not session.clean:
-            self._emit(Retiring(f"a tool of row {job.row.index} still holds a thread"))
+            self._emit(protocol.Retiring(f"a tool of row {job.row.index} still holds a thread"))
 
-    async def _agent_rollout(self, job: RolloutJob, edges: _RolloutRun, agent: LoadedAgent) -> None:
+    async def _agent_rollout(self, job: protocol.RolloutJob, edges: _RolloutRun, agent: LoadedAgent) -> None:
         from osmosis_ai.runtime.worker.agents import AgentRollout, Ending
 
         spec, limits = self.spec, self.spec.limits
@@ -383,15 +359,15 @@ class Worker:
             ending = await rollout.run(self._retire_held)
         if edges.stepper is not None:
             started += edges.stepper.paused_seconds
-        self._emit(RolloutDone(job.id, ending.finish_reason, elapsed_ms(started), *ending[1:]))
+        self._emit(protocol.RolloutDone(job.id, ending.finish_reason, elapsed_ms(started), *ending[1:]))
 
-    async def _serve(self, job: ServeJob) -> None:
+    async def _serve(self, job: protocol.ServeJob) -> None:
         from osmosis_ai.rollout.core.schemas import RolloutRequest
         from osmosis_ai.rollout.runner import error_response, run_loop
         from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop
         from osmosis_ai.runtime.worker.agents import ReplayedChat, sendable
 
-        self._emit(Acting(job.id))
+        self._emit(protocol.Acting(job.id))
         request = RolloutRequest.model_validate(job.request)
         seconds = self.spec.limits.timeout
         chat = ReplayedChat(self._trainers.client(request), job.id, self._emit, job.replies)
@@ -416,9 +392,9 @@ class Worker:
                     response = await run(McpAgentLoop(host.tools), make_context=self._served(request, session))
             if clock.cancelled_caught:
                 response.final_messages = chat.conversation
-            self._emit(ServeDone(job.id, sendable(response)))
+            self._emit(protocol.ServeDone(job.id, sendable(response)))
         if session is not None and not session.clean:
-            self._emit(Retiring("a tool still holds a thread"))
+            self._emit(protocol.Retiring("a tool still holds a thread"))
 
     @property
     def _trainers(self) -> TrainerPool:
@@ -455,27 +431,27 @@ class Worker:
             McpContext, call_tool=call_tool, max_tokens_total=request.max_tokens_total, counted="completion_tokens"
         )
 
-    def _look_at_agent(self, job: ToolsJob | InspectJob) -> None:
+    def _look_at_agent(self, job: protocol.ToolsJob | protocol.InspectJob) -> None:
         from osmosis_ai.rollout.core.schemas import RolloutRequest
         from osmosis_ai.rollout.outcome import tool_dicts, tools_of
         from osmosis_ai.runtime.worker.agents import inspect_agent
 
-        self._emit(Acting(job.id))
+        self._emit(protocol.Acting(job.id))
         assert self._agent is not None
         # What it may take is kept to by the watchdog: nothing here lets go of the event loop.
         with self.deadlines.limit(min(LOOK_SECONDS, self.spec.limits.timeout), job.id):
-            if isinstance(job, InspectJob):
+            if isinstance(job, protocol.InspectJob):
                 self._emit(inspect_agent(self._agent, job.id))
                 return
             try:
                 tools = tool_dicts(tools_of(self._agent.loop, RolloutRequest.model_validate(job.request)))
             except OsmosisRolloutError as error:
-                self._emit(ToolsDone(job.id, error=str(error)))
+                self._emit(protocol.ToolsDone(job.id, error=str(error)))
             else:
-                self._emit(ToolsDone(job.id, tools))
+                self._emit(protocol.ToolsDone(job.id, tools))
 
     def _retire_held(self) -> None:
-        self._emit(Retiring("an agent loop that was cancelled goes on"))
+        self._emit(protocol.Retiring("an agent loop that was cancelled goes on"))
 
 
 class _RolloutRun:
@@ -483,10 +459,10 @@ class _RolloutRun:
 
     def __init__(
         self,
-        job: RolloutJob,
-        spec: WorkerSpec,
+        job: protocol.RolloutJob,
+        spec: protocol.WorkerSpec,
         model: ChatModel,
-        emit: Callable[[Event], None],
+        emit: Callable[[protocol.Event], None],
         *,
         admission: Admission,
     ) -> None:
@@ -518,20 +494,20 @@ class _RolloutRun:
         turn = self._turn(self._turns, completion, started, params)
         if self.stepper is not None:
             turn, completion = await self.stepper.after_reply(turn, completion)
-        self._emit(TurnDone(self._job.id, turn, completion.message))
+        self._emit(protocol.TurnDone(self._job.id, turn, completion.message))
         self._turns += 1
         return completion
 
     async def sample(self, messages: list[Message], params: JsonObject) -> Message:
         started = monotonic()
         completion = await self._model.complete(messages, [], {**self._params, **params})
-        self._emit(SampleDone(self._job.id, self._turn(self._turns - 1, completion, started, self._params)))
+        self._emit(protocol.SampleDone(self._job.id, self._turn(self._turns - 1, completion, started, self._params)))
         return completion.message
 
     async def call_tool(self, call: JsonObject) -> Message:
         record, text = await self._call(call["id"], call["function"]["name"], call["function"]["arguments"])
         message = {"role": "tool", "tool_call_id": call["id"], "content": text}
-        self._emit(CallDone(self._job.id, record, message))
+        self._emit(protocol.CallDone(self._job.id, record, message))
         if self.stepper is not None:
             self.stepper.called(record)
         return message
@@ -589,7 +565,7 @@ def _load_tools(source: McpSource, root: Path) -> object:
     return source.url
 
 
-def _open_cache(spec: WorkerSpec) -> ReplyCache | None:
+def _open_cache(spec: protocol.WorkerSpec) -> ReplyCache | None:
     if spec.cache is None or not spec.policies:
         return None
     from osmosis_ai.masking import Masker
@@ -599,7 +575,7 @@ def _open_cache(spec: WorkerSpec) -> ReplyCache | None:
     return open_cache(Path(spec.cache), Masker.from_environment(os.environ, keys))
 
 
-def _load_functions(spec: WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]:
+def _load_functions(spec: protocol.WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]:
     # The first one asked for comes first.
     for folder in reversed(list(dict.fromkeys(ref.root for ref in spec.functions))):
         if folder not in sys.path:
@@ -622,7 +598,7 @@ async def _no_call_by_hand(name: str, arguments: str) -> tuple[ToolCall, str]:
     return call, "Error: an agent loop runs its tools itself; they can't be called by hand"
 
 
-def _call_meta(job: RolloutJob) -> JsonObject:
+def _call_meta(job: protocol.RolloutJob) -> JsonObject:
     """What a tool may know of its rollout: never the ground truth."""
     return {"rollout_id": job.id, "row_index": job.row.index, "metadata": job.row.extra}
 
