@@ -88,12 +88,24 @@ class Failure(Record, frozen=True):
     detail: str | None = None
 
 
+class TokenUsage(Record, frozen=True):
+    """Tokens of all model calls of a rollout."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
 class Usage(Record, frozen=True):
     """Tokens of one or more model calls."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
+
+    def as_object(self) -> TokenUsage:
+        """The same with every field, also those that are 0."""
+        return TokenUsage(self.prompt_tokens, self.completion_tokens, self.total_tokens)
 
 
 TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from osmosis_ai.records import FinishReason, JsonObject, Logprobs, Message, Record, TokenIds, Tool, Turn, reward
+from osmosis_ai.records import (
+    FinishReason,
+    JsonObject,
+    Logprobs,
+    Message,
+    Record,
+    TokenIds,
+    TokenUsage,
+    Tool,
+    Turn,
+    reward,
+)
 from osmosis_ai.store.queries import Queries, RunInfo, ScoredRollout
 from osmosis_ai.text import failure_line
 
-__all__ = ["ExportedRollout", "ExportedTurn", "Selection", "TokenUsage", "exported_rollouts"]
+__all__ = ["ExportedRollout", "ExportedTurn", "Selection", "exported_rollouts"]
 
 
 class Selection(Record, frozen=True):
@@ -36,14 +47,6 @@ class Selection(Record, frozen=True):
         return (self.min_score is None or min(values) >= self.min_score) and (
             self.min_reward is None or mean >= self.min_reward
         )
-
-
-class TokenUsage(Record, frozen=True):
-    """Tokens of all model calls of a rollout."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
 
 
 class ExportedTurn(Record, frozen=True):
@@ -140,7 +143,7 @@ def _exported(run: RunInfo, scored: ScoredRollout) -> ExportedRollout:
         error=None if rollout.failure is None else failure_line(rollout.failure),
         ground_truth=row.ground_truth,
         metadata=row.extra,
-        token_usage=TokenUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
+        token_usage=usage.as_object(),
         cost_usd=rollout.cost_usd,
         duration_ms=rollout.duration_ms,
         turns=[_turn(turn) for turn in rollout.turns],

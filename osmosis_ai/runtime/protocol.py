@@ -9,8 +9,11 @@ Between processes of one machine a record is a frame: a length of four bytes and
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import struct
+from collections.abc import Callable
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -76,7 +79,7 @@ class Places(Record, frozen=True):
 class Boot(Record, frozen=True):
     """What a worker process is told before its first job: what to load, where that is, and how to run.
 
-    `spec` has no path of the machine that made it, see `places.detach`. `keys` are values that the log must not show;
+    `spec` has no path of the machine that made it, see `detach`. `keys` are values that the log must not show;
     `environ` are variables to set, or to remove where the value is None.
     """
 
@@ -85,6 +88,33 @@ class Boot(Record, frozen=True):
     debug: bool = False
     keys: list[str] = []
     environ: dict[str, str | None] = {}
+
+
+def detach(spec: WorkerSpec) -> tuple[WorkerSpec, Places]:
+    """Take the paths of this machine out of a spec: it has paths relative to the root, and the places stand apart."""
+    root = os.path.normpath(Path(spec.root).absolute())
+    places = Places(root, store=spec.store, cache=spec.cache, debug_dir=spec.debug_dir)
+    named = _with_paths(spec, lambda path: os.path.relpath(path, root))
+    return msgspec.structs.replace(named, root="", store=None, cache=None, debug_dir=None), places
+
+
+def attach(spec: WorkerSpec, places: Places) -> WorkerSpec:
+    """Put the paths of the worker's machine into a spec that `detach` gave."""
+    found = _with_paths(spec, lambda path: os.path.normpath(Path(places.root, path)))
+    return msgspec.structs.replace(
+        found, root=places.root, store=places.store, cache=places.cache, debug_dir=places.debug_dir
+    )
+
+
+def _with_paths(spec: WorkerSpec, change: Callable[[str], str]) -> WorkerSpec:
+    replace = msgspec.structs.replace
+    mcp, agent = spec.mcp, spec.agent
+    return replace(
+        spec,
+        mcp=replace(mcp, path=change(mcp.path)) if mcp is not None and mcp.path is not None else mcp,
+        agent=replace(agent, root=change(agent.root)) if agent is not None else None,
+        functions=[replace(ref, root=change(ref.root)) for ref in spec.functions],
+    )
 
 
 # From the run to a worker: jobs, and orders about them.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.inline import open_inline
@@ -18,16 +18,9 @@ BACKENDS: dict[str, Opener] = {"inline": open_inline, "local": open_local}
 """Each loads a repository and gives its workers as a pool; raises StartError when something can't be loaded."""
 
 
-@asynccontextmanager
-async def open_pool(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
+def open_pool(spec: WorkerSpec, options: PoolOptions) -> AbstractAsyncContextManager[Pool]:
     """Load the repository into workers, or into this process.
 
-    Args:
-        spec: What to load.
-        options: Where workers run, how many, and what they may use.
-
-    Raises:
-        StartError: Something can't be loaded; the message names the user's file and line.
+    Raises StartError when something can't be loaded; the message names the user's file and line.
     """
-    async with BACKENDS[options.backend](spec, options) as pool:
-        yield pool
+    return BACKENDS[options.backend](spec, options)

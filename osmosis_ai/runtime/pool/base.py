@@ -1,4 +1,4 @@
-"""What can be asked of workers, wherever they run."""
+"""What can be asked of workers, and what is needed of one, wherever they run: no socket, no process id, no path."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from collections.abc import Callable
 from typing import Protocol
 
 from osmosis_ai.records import JsonObject, Record, Rollout, Score
-from osmosis_ai.runtime.pool.channel import LOAD_SECONDS
-from osmosis_ai.runtime.protocol import Inspected, Progress, Ready, Resume, RolloutJob, ScoreJob, ToolsDone
+from osmosis_ai.runtime.protocol import (
+    Event,
+    Inspected,
+    Order,
+    Progress,
+    Ready,
+    Resume,
+    RolloutJob,
+    ScoreJob,
+    ToolsDone,
+)
 
-__all__ = ["InFlight", "Pool", "PoolOptions", "default_workers"]
+__all__ = ["LOAD_SECONDS", "Channel", "InFlight", "Pool", "PoolOptions", "Spawner", "default_workers"]
+
+LOAD_SECONDS = 120.0
+"""How long user code may take to load."""
 
 
 class PoolOptions(Record, frozen=True):
@@ -100,6 +112,45 @@ class Pool(Protocol):
 
     def kill(self) -> None:
         """End every worker at once."""
+
+
+class Channel(Protocol):
+    """A connection to one worker."""
+
+    @property
+    def ending(self) -> str:
+        """How the worker ended, in words; known when `read` has returned."""
+        ...
+
+    async def read(self, take: Callable[[Event], None]) -> None:
+        """Hand over every event, in order, until the worker has ended and nothing that it started is left.
+
+        When cancelled, it ends the worker first.
+        """
+
+    def send(self, order: Order) -> None:
+        """Send the worker a job, or an order about one; lost when the worker has ended."""
+
+    def kill(self) -> None:
+        """End the worker and whatever it started, now. May be called from a signal handler."""
+
+    def memory(self) -> int:
+        """Bytes the worker holds; 0 if nobody knows."""
+        ...
+
+
+class Spawner(Protocol):
+    """Starts workers of one kind."""
+
+    async def spawn(self) -> Channel:
+        """Start one; raises OSError when it can't."""
+        ...
+
+    def stop(self) -> None:
+        """Start no more, and give up a start that doesn't come to an end."""
+
+    async def aclose(self) -> None:
+        """End what was needed for starting them."""
 
 
 def default_workers(batch_size: int) -> int:

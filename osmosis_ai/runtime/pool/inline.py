@@ -16,8 +16,7 @@ from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.group import WorkerGroup
 from osmosis_ai.runtime.pool.pool import open_groups
 from osmosis_ai.runtime.protocol import Event, NotReady, Order, Retiring, WorkerSpec
-from osmosis_ai.runtime.worker.orders import follow_orders
-from osmosis_ai.runtime.worker.worker import Worker, load_repository
+from osmosis_ai.runtime.worker.worker import Worker, follow_orders, load_repository
 
 __all__ = ["open_inline"]
 

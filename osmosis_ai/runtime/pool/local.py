@@ -13,14 +13,12 @@ import anyio
 import msgspec
 import psutil
 
-from osmosis_ai.runtime.places import detach
 from osmosis_ai.runtime.pool import forkserver
-from osmosis_ai.runtime.pool.base import Pool, PoolOptions
-from osmosis_ai.runtime.pool.channel import LOAD_SECONDS
+from osmosis_ai.runtime.pool.base import LOAD_SECONDS, Pool, PoolOptions
 from osmosis_ai.runtime.pool.forks import ChildProcess, ForkLine
 from osmosis_ai.runtime.pool.group import WorkerGroup
 from osmosis_ai.runtime.pool.pool import open_groups
-from osmosis_ai.runtime.protocol import Boot, Event, Order, WorkerSpec, decode_event, pack, read_frame
+from osmosis_ai.runtime.protocol import Boot, Event, Order, WorkerSpec, decode_event, detach, pack, read_frame
 from osmosis_ai.runtime.worker.forking import TEMPLATE, WORKER
 from osmosis_ai.tasks import task_group
 

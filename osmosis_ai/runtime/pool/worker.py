@@ -12,7 +12,7 @@ from osmosis_ai import errors
 from osmosis_ai.errors import StartError, WorkerError
 from osmosis_ai.records import Failure
 from osmosis_ai.runtime import protocol
-from osmosis_ai.runtime.pool.channel import Channel
+from osmosis_ai.runtime.pool.base import Channel
 from osmosis_ai.runtime.protocol import Done, Event, Job, Progress
 
 __all__ = ["WorkerHandle", "WorkerLostError", "blocked", "died"]

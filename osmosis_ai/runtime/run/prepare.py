@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,10 +15,13 @@ from osmosis_ai.data.formats import suffixes
 from osmosis_ai.discovery.agents import AgentSource, resolve_agent
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
 from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function, scan_functions
-from osmosis_ai.errors import FunctionError, UsageError
+from osmosis_ai.errors import FunctionError, MissingAPIKeyError, ModelStartError, UsageError
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.records import FunctionRef, ModelSpec, Record
+from osmosis_ai.reward_rubric.configs import load_rubric
+from osmosis_ai.reward_rubric.redirect import current_redirect
 from osmosis_ai.reward_rubric.resolve import resolve_rubrics
+from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, find_target
 from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.store.schema import database_path
@@ -25,6 +29,7 @@ from osmosis_ai.store.schema import database_path
 __all__ = [
     "Prepared",
     "agent_spec",
+    "check_judges",
     "check_output",
     "find_agent",
     "find_dataset",
@@ -200,6 +205,42 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
     except OSError as error:
         raise UsageError(f"-o {path} can't be written: {error.strerror or error}") from None
     return file
+
+
+def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *, priced: bool) -> None:
+    """See that the judges that are known have their keys, and prices if they must. Connects to nothing.
+
+    Which judge an `@osmosis_rubric` function asks is known only where all judge calls are redirected to one model; an
+    unpriced one is refused when the function asks it (`redirect.JUDGE_PRICED`). With `priced` this imports LiteLLM.
+    Raises ModelStartError.
+    """
+    from osmosis_ai.reward_rubric.judge import has_price
+
+    redirect = current_redirect(environ)
+    for ref in functions:
+        if ref.kind != "rubric":
+            continue
+        if ref.module and not (redirect and redirect.model):
+            continue
+        try:
+            judge = find_target(_model_info(ref), environ)
+        except (MissingAPIKeyError, ValueError) as error:
+            raise ModelStartError(f"rubric {ref.name}: {error}") from None
+        if priced and not has_price(judge):
+            raise ModelStartError(
+                f"no price is known for the judge {judge.name} of {ref.name}, so --max-cost can't be kept; "
+                "leave the option out"
+            )
+
+
+def _model_info(ref: FunctionRef) -> dict[str, Any]:
+    if ref.module:
+        # Whatever it is: the calls are redirected.
+        return {"provider": DEFAULT_PROVIDER, "model": DEFAULT_MODEL}
+    try:
+        return load_rubric(Path(ref.root, ref.file or ""), ref.attribute).model_info
+    except UsageError as error:
+        raise ModelStartError(str(error)) from None
 
 
 def _find_cache(repository: Repository) -> str:

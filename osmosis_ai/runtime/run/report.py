@@ -462,7 +462,7 @@ def _test_row(outcome: Outcome, functions: Iterable[str]) -> objects.TestRow:
         success=outcome.failure is None,
         error=_error_text(outcome.failure),
         duration_ms=outcome.duration_ms,
-        token_usage=objects.TokenUsage(usage.prompt_tokens, usage.completion_tokens, usage.total_tokens),
+        token_usage=usage.as_object(),
         reward=outcome.reward,
         finish_reason=outcome.finish_reason,
         scores=_values(outcome, functions),

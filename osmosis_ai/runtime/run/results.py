@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from osmosis_ai.records import FinishReason, JsonObject, Origin, Record
+from osmosis_ai.records import FinishReason, JsonObject, Origin, Record, TokenUsage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison
 
 Rows = TypeVar("Rows")
@@ -59,14 +59,6 @@ class JudgeTotals(Record, frozen=True):
     """Tokens of all requests."""
     cost_usd: float | None
     """Cost in US dollars, null if no price is known."""
-
-
-class TokenUsage(Record, frozen=True):
-    """Tokens of all model calls of a rollout."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
 
 
 class TestConfig(Record, frozen=True, kw_only=True):

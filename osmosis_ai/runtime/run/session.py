@@ -35,9 +35,8 @@ from osmosis_ai.runtime.protocol import CallDone, Progress, RolloutJob
 from osmosis_ai.runtime.protocol import TurnDone as WorkerTurnDone
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.events import RunEvent
-from osmosis_ai.runtime.run.judges import check_judges
 from osmosis_ai.runtime.run.plan import RunPlan
-from osmosis_ai.runtime.run.prepare import Prepared, find_root, prepare
+from osmosis_ai.runtime.run.prepare import Prepared, check_judges, find_root, prepare
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.run.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run.run import Run

@@ -27,9 +27,8 @@ from osmosis_ai.reward_rubric.resolve import rubric_files
 from osmosis_ai.runtime.pool.backends import open_pool
 from osmosis_ai.runtime.pool.base import InFlight, Pool, PoolOptions
 from osmosis_ai.runtime.protocol import Inspected, Progress, Ready, Resume, RolloutJob, ScoreJob, ToolsDone, WorkerSpec
-from osmosis_ai.runtime.run.judges import check_judges
 from osmosis_ai.runtime.run.plan import POLICY, RunPlan
-from osmosis_ai.runtime.run.prepare import Prepared, prepare
+from osmosis_ai.runtime.run.prepare import Prepared, check_judges, prepare
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.run.results import Flip, Flipped, Redone, ToolChanges, WatchIteration
 from osmosis_ai.runtime.run.resume import run_config, run_identity

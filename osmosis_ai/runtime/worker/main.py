@@ -20,15 +20,14 @@ from osmosis_ai.models.host import import_model
 from osmosis_ai.process_tree import end_group, end_with
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file
-from osmosis_ai.runtime.places import attach
-from osmosis_ai.runtime.protocol import Boot, Event, Job, Order, pack, read_frame, receive_frame
+from osmosis_ai.runtime.protocol import Boot, Event, Job, Order, attach, pack, read_frame, receive_frame
 from osmosis_ai.runtime.worker.forking import WORKER, Forker
-from osmosis_ai.runtime.worker.orders import follow_orders
 from osmosis_ai.runtime.worker.watchdog import JobTasks, Watchdog
 from osmosis_ai.runtime.worker.worker import (
     LoadedRepository,
     Worker,
     current_job,
+    follow_orders,
     job_label,
     labels_of,
     load_repository,

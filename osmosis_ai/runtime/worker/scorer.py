@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
@@ -28,6 +28,9 @@ from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Message, Score, 
 from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
 from osmosis_ai.reward_rubric.tracing import trace_judge_calls
 from osmosis_ai.runtime.worker.series import Overdue, run_series
+
+if TYPE_CHECKING:
+    from osmosis_ai.reward_rubric.configs import Rubric
 
 __all__ = ["Scorer", "load_scorer"]
 
@@ -297,13 +300,35 @@ def load_scorer(ref: FunctionRef) -> Scorer:
 
 def _rubric_scorer(ref: FunctionRef) -> Scorer:
     from osmosis_ai.reward_rubric.configs import load_rubric
-    from osmosis_ai.runtime.worker.rubric_entry import RubricEntry
 
     try:
         rubric = load_rubric(Path(ref.root, ref.file or ""), ref.attribute)
     except UsageError as error:
         raise FunctionError(str(error)) from None
-    return Scorer(ref, RubricEntry(rubric))
+    return Scorer(ref, _RubricEntry(rubric))
+
+
+class _RubricEntry:
+    """Scores a text as an entry of a rubric file says. What the row says itself comes before what the entry says."""
+
+    def __init__(self, rubric: Rubric) -> None:
+        self._rubric = rubric
+
+    async def __call__(self, solution_str: str, ground_truth: str | None, extra_info: dict[str, Any]) -> float:
+        from osmosis_ai.reward_rubric.judge import aevaluate_rubric
+
+        rubric = self._rubric
+        result = await aevaluate_rubric(
+            rubric.rubric,
+            solution_str,
+            {**rubric.model_info, "system_prompt": rubric.system_prompt or rubric.model_info.get("system_prompt")},
+            ground_truth=rubric.ground_truth if ground_truth is None else ground_truth,
+            original_input=extra_info["original_input"] or rubric.original_input,
+            score_min=rubric.score_min,
+            score_max=rubric.score_max,
+        )
+        assert isinstance(result, float)
+        return result
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -57,7 +57,16 @@ if TYPE_CHECKING:
     from osmosis_ai.runtime.worker.agent_loop import McpContext
     from osmosis_ai.runtime.worker.agents import LoadedAgent
 
-__all__ = ["LoadedRepository", "Worker", "current_job", "job_label", "label_of", "labels_of", "load_repository"]
+__all__ = [
+    "LoadedRepository",
+    "Worker",
+    "current_job",
+    "follow_orders",
+    "job_label",
+    "label_of",
+    "labels_of",
+    "load_repository",
+]
 
 SCORE_GRACE_SECONDS = 1.0
 READ_AT_ONCE = 16
@@ -452,6 +461,26 @@ class Worker:
 
     def _retire_held(self) -> None:
         self._emit(protocol.Retiring("an agent loop that was cancelled goes on"))
+
+
+async def follow_orders(
+    worker: Worker,
+    next_order: Callable[[], Awaitable[protocol.Order]],
+    run: Callable[[protocol.Job], Coroutine[object, None, None]],
+) -> None:
+    """Run jobs concurrently until told to stop; jobs that still run then are cancelled."""
+    async with anyio.create_task_group() as group:
+        while not isinstance(order := await next_order(), protocol.Stop):
+            if isinstance(order, protocol.Cancel):
+                worker.cancel(order.id)
+            elif isinstance(order, protocol.Resume):
+                worker.resume(order)
+            else:
+                # Set before the task is made, so that the task and all it starts are known to be the job's.
+                current_job.set(order.id)
+                job_label.set(label_of(order))
+                group.start_soon(run, order)
+        group.cancel_scope.cancel()
 
 
 class _RolloutRun:

@@ -19,7 +19,6 @@ import pytest
 
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.runtime import protocol
-from osmosis_ai.runtime.places import detach
 from osmosis_ai.runtime.pool.forks import ForkLine
 from osmosis_ai.runtime.pool.forkserver import open_line
 from osmosis_ai.runtime.pool.local import ForkServerSpawner, LocalChannel, TemplateSpawner
@@ -51,7 +50,7 @@ def write_agent(root: Path, text: str = AGENT) -> protocol.Boot:
     """Write an agent loop that lists its tools, or exits when a request says so."""
     (root / "listing.py").write_text(text, encoding="utf-8")
     source = AgentSource("listing", "agent", str(root), "listing.py")
-    return protocol.Boot(*detach(protocol.WorkerSpec(str(root), protocol.LimitsConfig(), agent=source)))
+    return protocol.Boot(*protocol.detach(protocol.WorkerSpec(str(root), protocol.LimitsConfig(), agent=source)))
 
 
 class Heard:

@@ -9,8 +9,7 @@ import msgspec
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.records import FunctionRef
-from osmosis_ai.runtime.places import attach, detach
-from osmosis_ai.runtime.protocol import LimitsConfig, Places, WorkerSpec, encode
+from osmosis_ai.runtime.protocol import LimitsConfig, Places, WorkerSpec, attach, detach, encode
 
 
 def make_spec(root: Path) -> WorkerSpec:
