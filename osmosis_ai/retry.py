@@ -33,14 +33,9 @@ class RetryPolicy(Record, frozen=True):
     max_delay: float = 30.0
 
     def delay(self, attempts: int, asked: float | None, uniform: Callable[[float, float], float]) -> float:
-        """Return the seconds to wait after a number of failed attempts, with full jitter.
+        """The seconds to wait after so many failed attempts, over what the endpoint asked for (`Retry-After`).
 
-        https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
-
-        Args:
-            attempts: Requests so far.
-            asked: Seconds the endpoint asked to wait (`Retry-After`), if it did.
-            uniform: Draws a number between two others.
+        Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
         """
         jitter = uniform(0, min(self.max_delay, self.base_delay * 2.0 ** min(attempts - 1, 30)))
         # The jitter on top spreads out the rollouts that were all told to come back at the same moment.
@@ -61,18 +56,13 @@ async def with_retries(
 
     Args:
         attempt: Makes the request; it gets the attempt's number, from 1.
-        failed: The errors that mean a failed request.
+        failed: The errors that mean a failed request. The last one is raised; its message says how many there were.
         policy: The bounds.
         on_wait: Called before each wait with the error and the seconds.
-        sleep: Waits for a number of seconds.
-        clock: Seconds, for `max_seconds`.
-        uniform: Draws the jitter. The default is seeded anew in every forked process.
-
-    Raises:
-        ErrorT: The last attempt's error; its message says how many there were.
+        sleep, clock, uniform: Time, in seconds, and the jitter. `random` is seeded anew in every forked process.
     """
-    attempts = 0
     deadline: float | None = None
+    attempts = 0
     while True:
         attempts += 1
         try:

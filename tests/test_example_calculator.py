@@ -19,7 +19,7 @@ from fastmcp import Client
 from fastmcp.client.transports import StdioTransport
 
 from osmosis_ai.data.dataset import open_dataset
-from osmosis_ai.models.offline.oracle import OracleModel
+from osmosis_ai.models.offline.engine import OracleModel
 from osmosis_ai.records import Row
 
 REPO = Path(__file__).parents[1] / "examples" / "calculator"

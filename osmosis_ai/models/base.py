@@ -35,19 +35,19 @@ class ChatModel(Protocol):
         ...
 
 
+_KINDS: dict[int, FailureKind] = {
+    **dict.fromkeys((401, 403), "auth"),
+    **dict.fromkeys((404, 405), "not_found"),
+    408: "timeout",
+    429: "rate_limit",
+}
+
+
 def error_kind(status: int) -> FailureKind:
     """The `ModelError` kind of an HTTP status."""
-    if status in (401, 403):
-        return "auth"
-    if status in (404, 405) or 300 <= status < 400:
-        return "not_found"
-    if status == 408:
-        return "timeout"
-    if status == 429:
-        return "rate_limit"
-    if status >= 500:
-        return "overloaded"
-    return "bad_request"
+    if status in _KINDS:
+        return _KINDS[status]
+    return "not_found" if 300 <= status < 400 else "overloaded" if status >= 500 else "bad_request"
 
 
 def parse_reply(reply: Any, *, source: str, position: int, key: str | None = None) -> Completion:
@@ -76,10 +76,8 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
         if isinstance(code, int) and 400 <= code < 600:
             raise ModelError(f"{source} answered with error {code}: {text}", kind=error_kind(code), status=code)
         raise ModelError(f"{source} answered with an error: {text}", kind="bad_reply")
-    if not isinstance(choices, list):
-        raise _bad_reply(source, "has no `choices`")
-    if not choices:
-        raise _bad_reply(source, "has an empty `choices`")
+    if not isinstance(choices, list) or not choices:
+        raise _bad_reply(source, "has an empty `choices`" if choices == [] else "has no `choices`")
     choice = choices[0]
     given = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(given, dict):
@@ -100,12 +98,8 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
     if finish_reason == "function_call" or not isinstance(finish_reason, str):
         finish_reason = "tool_calls" if calls else "stop"
     model = reply.get("model")
-    tokens = token_data(
-        {
-            "logprobs": choice.get("logprobs"),
-            **{name: choice.get(name, reply.get(name)) for name in ("prompt_token_ids", "token_ids")},
-        }
-    )
+    ids = {name: choice.get(name, reply.get(name)) for name in ("prompt_token_ids", "token_ids")}
+    tokens = token_data({"logprobs": choice.get("logprobs"), **ids})
     return Completion(
         message=message,
         finish_reason=finish_reason,

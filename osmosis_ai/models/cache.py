@@ -7,6 +7,7 @@ write-ahead log readers wait for nobody, and writes from one thread of its own.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sqlite3
 import sys
@@ -22,7 +23,7 @@ from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.folders import private_folder
 from osmosis_ai.masking import Masker
 from osmosis_ai.models.base import ChatModel
-from osmosis_ai.models.host import load_engine
+from osmosis_ai.models.engines import load_engine
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Record, Tool
 from osmosis_ai.store.schema import configure, database_path, migrate
 from osmosis_ai.store.writer import Writer
@@ -65,6 +66,7 @@ _MIGRATIONS = (
 )
 _INSERT = "INSERT OR IGNORE INTO replies (key, used_at, data) VALUES (?, ?, ?)"
 _USE = "UPDATE replies SET used_at = max(used_at, ?), hits = hits + ? WHERE key = ?"
+_USED = "SELECT page_size, page_count - freelist_count FROM pragma_page_size, pragma_page_count, pragma_freelist_count"
 _CONTENTS = "SELECT count(*), coalesce(sum(length(data)), 0), coalesce(sum(hits), 0) FROM replies"
 _PRUNE = """
     DELETE FROM replies WHERE key IN (
@@ -93,14 +95,8 @@ def cache_path(root: Path) -> Path:
 
 
 def prepare_cache(root: Path, *, limit: int = LIMIT_BYTES) -> Path:
-    """See, before a run, that its cache can be read and written; make it if there is none, and prune it.
-
-    Args:
-        root: The repository's folder.
-        limit: Bytes from which on the least recently used replies are dropped.
-
-    Returns:
-        The cache's file.
+    """See, before a run, that the cache of the repository at `root` can be used, and give its file. It is made if there
+    is none; from `limit` bytes on the least recently used replies are dropped.
 
     Raises:
         StartError: It can't be used; the message says what to do.
@@ -117,7 +113,7 @@ def prepare_cache(root: Path, *, limit: int = LIMIT_BYTES) -> Path:
         with closing(_connect(path, START_BUSY_SECONDS)) as connection, _transaction(connection):
             # Only a statement that writes finds out that a file is read-only.
             connection.execute("DELETE FROM replies WHERE key = x''")
-            if _used_bytes(connection) > limit:
+            if math.prod(connection.execute(_USED).fetchone()) > limit:
                 connection.execute(_PRUNE, (ENTRY_OVERHEAD, int(limit * KEPT_SHARE)))
     except (sqlite3.Error, StoreError) as error:
         raise StartError(
@@ -129,12 +125,7 @@ def prepare_cache(root: Path, *, limit: int = LIMIT_BYTES) -> Path:
 def open_cache(path: Path, masker: Masker) -> ReplyCache | None:
     """Open a cache that `prepare_cache` has seen, in the process and thread that will use it.
 
-    Args:
-        path: Its file.
-        masker: Knows the key values that must not be written.
-
-    Returns:
-        The cache; None, with a line on stderr, when it has become unusable since: a run goes on without it.
+    When it has become unusable since, give None and say so on stderr: a run goes on without it.
     """
     try:
         return ReplyCache(path, masker)
@@ -145,15 +136,7 @@ def open_cache(path: Path, masker: Masker) -> ReplyCache | None:
 
 class ReplyCache:
     """Stored replies by key. Its methods never raise for what is wrong with the file: it is reported on stderr, once,
-    and from then on nothing is found and nothing stored.
-
-    Args:
-        path: The file.
-        masker: Knows the key values that must not be written.
-
-    Raises:
-        sqlite3.Error: The file can't be used.
-        StoreError: A newer version of the package wrote it.
+    and from then on nothing is found and nothing stored. Replies that hold a key the masker knows aren't stored either.
     """
 
     def __init__(self, path: Path, masker: Masker) -> None:
@@ -170,11 +153,11 @@ class ReplyCache:
             return None
         try:
             found = self._reader.execute("SELECT data FROM replies WHERE key = ?", (key,)).fetchone()
-            completion = None if found is None else _decode(found[0])
+            if found is None:
+                return None
+            completion = _decode(found[0])
         except (sqlite3.Error, msgspec.DecodeError) as error:
             self._give_up(error)
-            return None
-        if completion is None:
             return None
         # Hits are noted many at a time: a write for each would cost more than the look-up.
         self._uses[key] += 1
@@ -187,13 +170,10 @@ class ReplyCache:
 
         Returns when it is written, so that a reply that was paid for survives this process.
         """
-        if self._broken:
-            return
-        data = _stored_form(completion, self._masker)
-        if data is None:
-            return
-        now = time.time()
-        await self._write(lambda db: db.execute(_INSERT, (key, now, data)))
+        data = None if self._broken else _stored_form(completion, self._masker)
+        if data is not None:
+            now = time.time()
+            await self._write(lambda db: db.execute(_INSERT, (key, now, data)))
 
     async def aclose(self) -> None:
         """Note which replies were used, and let go of the file."""
@@ -230,7 +210,7 @@ class CachedModel:
         cache: Where replies are.
         spec: Describes `inner`. Its API key is no part of the cache's key.
         attempt: Which attempt at its row the rollout is, so that several attempts stay several samples.
-        environ: Environment variables, for engines that choose the endpoint by them.
+        environ: For engines that choose the endpoint by environment variables.
     """
 
     def __init__(
@@ -251,11 +231,7 @@ class CachedModel:
         self._asked: Counter[bytes] = Counter()
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """The stored reply to this request, else the model's.
-
-        Raises:
-            ModelError: The model's error.
-        """
+        """The stored reply to this request, else the model's."""
         key = self._key(messages, tools, params)
         if key is None:
             return await self._inner.complete(messages, tools, params)
@@ -359,13 +335,6 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-
-
-def _used_bytes(connection: sqlite3.Connection) -> int:
-    page_size, pages, free = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
-    )
-    return int(page_size * (pages - free))
 
 
 def _contents(connection: sqlite3.Connection) -> CacheContents:

@@ -36,15 +36,7 @@ def choose_model(
 
     A name without a slash is an OpenAI model. With a base URL the name is sent exactly as given, slashes or not, and
     the key is `--api-key`, else `OSMOSIS_API_KEY`. `OPENAI_API_KEY` is sent to OpenAI only: any other endpoint that a
-    user names is a third party to that key.
-
-    Args:
-        model: `--model`.
-        base_url: `--base-url`, with or without a slash at its end; `…/chat/completions` is accepted too.
-        api_key: `--api-key`.
-        params: Sampling parameters of every request.
-        request_timeout: Seconds per request.
-        environ: The environment.
+    user names is a third party to that key. A base URL may end in a slash or `/chat/completions`.
 
     Raises:
         UsageError: A name, address, key or parameter that can't be used.
@@ -83,12 +75,7 @@ def choose_model(
 
 
 def named_by_rows(spec: ModelSpec, *, references: bool) -> ModelSpec:
-    """The model as reports must name it: where an oracle finds nothing to play or to answer, it is `offline/smoke`.
-
-    Args:
-        spec: The model that was chosen.
-        references: True if any row has a solution or a ground truth.
-    """
+    """The model as reports must name it: an oracle is `offline/smoke` unless a row has a solution or a ground truth."""
     return msgspec.structs.replace(spec, name=SMOKE, model=SMOKE) if spec.name == STAND_IN and not references else spec
 
 

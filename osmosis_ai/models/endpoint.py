@@ -8,7 +8,7 @@ from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.http import MAX_REPLY_BYTES, Answer, HttpClient, HttpError, HttpProblem, encode_json, retry_after
 from osmosis_ai.models.base import error_kind, parse_reply
-from osmosis_ai.models.remote import RemoteEngine
+from osmosis_ai.models.host import RemoteEngine
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool
 
 __all__ = ["ENGINE", "OpenAICompatibleModel"]
@@ -20,26 +20,18 @@ _KINDS: dict[HttpProblem, FailureKind] = {
     "timeout": "timeout",
     "refused": "refused",
     "dropped": "dropped",
-    "not_http": "bad_reply",
-    "too_long": "bad_reply",
-    "bad_json": "bad_reply",
     "unsendable": "bad_request",
 }
 
 
 class OpenAICompatibleModel:
-    """A model behind an OpenAI-compatible endpoint.
-
-    Args:
-        spec: `base_url` without a slash at its end; `params` go into every request.
-        max_reply_bytes: A longer reply is an error.
-    """
+    """A model behind an OpenAI-compatible endpoint."""
 
     def __init__(self, spec: ModelSpec, *, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
         if spec.base_url is None:
             raise ValueError("an OpenAI-compatible model needs a base_url")
         self._spec = spec
-        self._base_url = spec.base_url.rstrip("/")
+        self._base_url = spec.base_url
         self.url = f"{self._base_url}/chat/completions"
         self._target = URL(self.url)
         # How many requests run at a time is the limiter's business.
@@ -67,22 +59,20 @@ class OpenAICompatibleModel:
                 raise self._refused(answer)
             reply = answer.json()
         except HttpError as error:
-            raise ModelError(str(error), kind=_KINDS[error.problem], status=error.status) from error
+            raise ModelError(str(error), kind=_KINDS.get(error.problem, "bad_reply"), status=error.status) from error
         return parse_reply(reply, source=self.url, position=len(messages), key=self._spec.api_key)
 
     async def served_models(self) -> list[str]:
-        """The model names the endpoint lists at `/models`; empty when it doesn't say."""
+        """The model names the endpoint lists at `/models`, for an error message; empty when it doesn't say."""
         try:
             reply = (await self._http.get(f"{self._base_url}/models", seconds=MODELS_TIMEOUT)).json()
         except HttpError:
-            # Only asked to make an error message more helpful.
             return []
         items = reply.get("data") if isinstance(reply, dict) else None
         names = [item.get("id") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
         return [name for name in names if isinstance(name, str)]
 
     async def aclose(self) -> None:
-        """Close the session and its connections."""
         await self._http.aclose()
 
     def _refused(self, answer: Answer) -> ModelError:
@@ -109,7 +99,12 @@ class _Engine(RemoteEngine):
                 return "Pass another key with --api-key or OSMOSIS_API_KEY."
             return "Pass a key with --api-key or OSMOSIS_API_KEY (OPENAI_API_KEY is sent to OpenAI only)."
         if kind in ("not_found", "unknown_model"):
-            names = await self._served_models(spec)
+            # A client of its own: the host's is wrapped in retries.
+            client = OpenAICompatibleModel(spec)
+            try:
+                names = await client.served_models()
+            finally:
+                await client.aclose()
             if spec.model in names:
                 return f"Check --base-url: {spec.model!r} is listed at {spec.base_url}/models."
             if names:
@@ -122,14 +117,6 @@ class _Engine(RemoteEngine):
             "bad_reply": "Check --base-url (usually it ends in /v1).",
             "quota": "Check the account behind the key.",
         }.get(kind, "Check the endpoint's own log, or try again later.")
-
-    async def _served_models(self, spec: ModelSpec) -> list[str]:
-        # A client of its own: the host's is wrapped in retries, and this answer is only for an error message.
-        client = OpenAICompatibleModel(spec)
-        try:
-            return await client.served_models()
-        finally:
-            await client.aclose()
 
 
 ENGINE = _Engine()

@@ -6,14 +6,16 @@ Imports nothing but names: this is read before anything else of the package is l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
 from osmosis_ai.models.offline import OFFLINE_MODELS
 
 if TYPE_CHECKING:
+    from osmosis_ai.models.host import Engine
     from osmosis_ai.records import ModelSpec
 
-__all__ = ["ENGINES", "EngineInfo", "banner_of", "engine_for"]
+__all__ = ["ENGINES", "EngineInfo", "banner_of", "engine_for", "load_engine"]
 
 
 class EngineInfo(NamedTuple):
@@ -43,17 +45,10 @@ ENGINES: dict[str, EngineInfo] = {
     info.name: info
     for info in (
         EngineInfo(
-            "offline",
-            "osmosis_ai.models.offline.engine",
-            prefix="offline",
-            stand_in=True,
-            models={name: model.banner for name, model in OFFLINE_MODELS.items()},
+            "offline", "osmosis_ai.models.offline.engine", prefix="offline", stand_in=True, models=OFFLINE_MODELS
         ),
         EngineInfo(
-            "openai_compatible",
-            "osmosis_ai.models.endpoint",
-            at_base_url=True,
-            preload="osmosis_ai.models.endpoint",
+            "openai_compatible", "osmosis_ai.models.endpoint", at_base_url=True, preload="osmosis_ai.models.endpoint"
         ),
         EngineInfo("litellm", "osmosis_ai.models.litellm", prefix="", preload="osmosis_ai.models.preload_litellm"),
     )
@@ -62,16 +57,15 @@ ENGINES: dict[str, EngineInfo] = {
 
 
 def engine_for(model: str, *, base_url: bool) -> EngineInfo:
-    """The engine that asks a model.
+    """The engine that asks a model, by its name as in `--model`; `base_url` is True if it is to be found at one."""
+    prefixes = (model.partition("/")[0], "")
+    return next(info for info in ENGINES.values() if (info.at_base_url if base_url else info.prefix in prefixes))
 
-    Args:
-        model: The model's name, as in `--model`.
-        base_url: True if it is to be found at `--base-url`.
-    """
-    prefix = model.partition("/")[0]
-    if base_url:
-        return next(info for info in ENGINES.values() if info.at_base_url)
-    return next(info for info in ENGINES.values() if info.prefix in (prefix, ""))
+
+def load_engine(spec: ModelSpec) -> Engine:
+    """Import the engine of a model."""
+    engine: Engine = import_module(ENGINES[spec.engine].module).ENGINE
+    return engine
 
 
 def banner_of(spec: ModelSpec) -> str | None:

@@ -18,12 +18,13 @@ from importlib.metadata import version
 from types import ModuleType
 
 import anyio
+import msgspec
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.http import MAX_ERROR_TEXT, describe_error, mask, retry_after
 from osmosis_ai.models.base import error_kind, parse_reply
-from osmosis_ai.models.remote import RemoteEngine
+from osmosis_ai.models.host import RemoteEngine
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool
 
 __all__ = ["ENGINE", "LiteLLMModel", "import_litellm", "missing_keys", "price_known"]
@@ -62,11 +63,7 @@ def import_litellm() -> ModuleType:
 
 @functools.cache
 def price_known(model: str) -> bool:
-    """Whether LiteLLM's price table has this model's price per token.
-
-    Args:
-        model: As in `--model`, with its provider.
-    """
+    """True if LiteLLM's price table has the price per token of a model, named with its provider."""
     litellm = import_litellm()
     try:
         bare, provider, _, _ = litellm.get_llm_provider(model)
@@ -91,9 +88,7 @@ class LiteLLMModel:
     """A model called through LiteLLM.
 
     Parameters the provider doesn't take are refused, not dropped: what was asked for is part of a run's identity.
-
-    Args:
-        spec: `model` is LiteLLM's name; without `api_key` or `base_url` LiteLLM reads the provider's own variables.
+    Without an `api_key` or `base_url` LiteLLM reads the provider's own variables.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -134,15 +129,13 @@ class LiteLLMModel:
         except Exception as error:
             # LiteLLM lets any type through, and all of them are this request's failure.
             raise self._failure(error) from error
-        completion = parse_reply(
-            _without_empty_extras(reply.model_dump(warnings=False)),
-            source=spec.name,
-            position=len(messages),
-            key=spec.api_key,
-        )
-        if not self._priced:
+        plain = _without_empty_extras(reply.model_dump(warnings=False))
+        completion = parse_reply(plain, source=spec.name, position=len(messages), key=spec.api_key)
+        usage = getattr(reply, "usage", None)
+        if not self._priced or usage is None:
             return completion
-        return _with_cost(completion, self._cost(getattr(reply, "usage", None)))
+        prompt, answer = self._litellm.cost_per_token(model=spec.model, usage_object=usage)
+        return msgspec.structs.replace(completion, cost_usd=float(prompt + answer))
 
     async def aclose(self) -> None:
         """Close LiteLLM's connections, once no other model in this process uses them."""
@@ -154,12 +147,6 @@ class LiteLLMModel:
         if not _open_models:
             await self._litellm.close_litellm_async_clients()
 
-    def _cost(self, usage: object) -> float | None:
-        if usage is None:
-            return None
-        prompt, completion = self._litellm.cost_per_token(model=self._spec.model, usage_object=usage)
-        return float(prompt + completion)
-
     def _timeout(self) -> ModelError:
         return ModelError(f"{self._spec.name} gave no answer within {self._spec.request_timeout:g} s", kind="timeout")
 
@@ -170,9 +157,8 @@ class LiteLLMModel:
         causes = list(_causes(error))
         status, wait = _http_facts(causes)
         said, code = self._said(error)
-        if status is None and any(
-            isinstance(cause, (ConnectionRefusedError, socket.gaierror, ssl.SSLError)) for cause in causes
-        ):
+        unreachable = (ConnectionRefusedError, socket.gaierror, ssl.SSLError)
+        if status is None and any(isinstance(cause, unreachable) for cause in causes):
             reason = next(str(cause) for cause in reversed(causes) if isinstance(cause, OSError))
             where = f" at {url}" if (url := self._base_url()) else ""
             return ModelError(f"{self._spec.name} can't be reached{where}: {reason}", kind="refused")
@@ -180,22 +166,15 @@ class LiteLLMModel:
             return ModelError(f"LiteLLM knows no provider for the model {self._spec.name!r}", kind="unknown_model")
         if status is None and any(isinstance(cause, json.JSONDecodeError) for cause in causes):
             return ModelError(f"{self._spec.name} answered with broken JSON: {said}", kind="bad_reply")
-        if status is None:
-            status, kind = self._kind_without_reply(error, said)
-        else:
-            kind = error_kind(status)
+        claimed = getattr(error, "status_code", None)
+        if status is None and isinstance(claimed, int) and claimed < 500:
+            status = claimed
+        # LiteLLM calls a connection that broke an internal server error.
+        lost: FailureKind = "auth" if KEY_TROUBLE.search(said) else "dropped"
+        kind = lost if status is None else error_kind(status)
         if status == 429 and "insufficient_quota" in (code, *(getattr(cause, "code", None) for cause in causes)):
             kind = "quota"
         return ModelError(f"{self._spec.name} failed: {said}", kind=kind, status=status, retry_after=wait)
-
-    def _kind_without_reply(self, error: Exception, said: str) -> tuple[int | None, FailureKind]:
-        claimed = getattr(error, "status_code", None)
-        if isinstance(claimed, int) and claimed < 500:
-            return claimed, error_kind(claimed)
-        if KEY_TROUBLE.search(said):
-            return None, "auth"
-        # LiteLLM calls a connection that broke an internal server error.
-        return None, "dropped"
 
     def _said(self, error: Exception) -> tuple[str, str | None]:
         """What the provider said, in short, and its error code if it gave one as JSON."""
@@ -245,12 +224,6 @@ def _without_empty_extras(reply: JsonObject) -> JsonObject:
             kept = {name: value for name, value in extras.items() if value is not None and message.get(name) != value}
             message["provider_specific_fields"] = kept or None
     return reply
-
-
-def _with_cost(completion: Completion, cost: float | None) -> Completion:
-    import msgspec
-
-    return msgspec.structs.replace(completion, cost_usd=cost)
 
 
 class _Engine(RemoteEngine):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -31,11 +29,9 @@ class AdaptiveLimiter:
     on their way; then it creeps back, one more after as many successes as the current number, up to the start value
     (additive increase, multiplicative decrease, as in TCP congestion control, RFC 5681).
 
-    Args:
-        limit: Requests at a time, at least 1.
-
     Attributes:
-        limit: The current number.
+        limit: Requests at a time, at least 1.
+        in_flight: Requests on their way.
         throttled: How many requests the endpoint turned away.
     """
 
@@ -43,26 +39,17 @@ class AdaptiveLimiter:
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit}")
         self.limit = limit
+        self.in_flight = 0
         self.throttled = 0
         self._start = limit
-        self._in_flight = 0
         self._successes = 0
         self._round = 0
         self._waiters: deque[asyncio.Future[None]] = deque()
 
-    @property
-    def in_flight(self) -> int:
-        """Requests on their way."""
-        return self._in_flight
-
     async def acquire(self) -> int:
-        """Wait for a slot; every call must be followed by one `release`.
-
-        Returns:
-            The round the request belongs to, for `throttle`.
-        """
-        if self._in_flight < self.limit and not self._waiters:
-            self._in_flight += 1
+        """Wait for a slot and give the round the request belongs to, for `throttle`. One `release` must follow."""
+        if self.in_flight < self.limit and not self._waiters:
+            self.in_flight += 1
             return self._round
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
@@ -80,12 +67,10 @@ class AdaptiveLimiter:
         return self._round
 
     def release(self) -> None:
-        """Give a slot back."""
-        self._in_flight -= 1
+        self.in_flight -= 1
         self._hand_over()
 
     def succeed(self) -> None:
-        """A request succeeded."""
         if self.limit == self._start:
             return
         self._successes += 1
@@ -95,11 +80,7 @@ class AdaptiveLimiter:
             self._hand_over()
 
     def throttle(self, started: int) -> None:
-        """A request was turned away.
-
-        Args:
-            started: What `acquire` returned for it.
-        """
+        """A request for which `acquire` returned `started` was turned away."""
         self.throttled += 1
         if started != self._round:
             return
@@ -108,10 +89,10 @@ class AdaptiveLimiter:
         self.limit = max(1, self.limit // 2)
 
     def _hand_over(self) -> None:
-        while self._waiters and self._in_flight < self.limit:
+        while self._waiters and self.in_flight < self.limit:
             waiter = self._waiters.popleft()
             if not waiter.done():
-                self._in_flight += 1
+                self.in_flight += 1
                 waiter.set_result(None)
 
 
@@ -120,13 +101,6 @@ class RetryingModel:
 
     Only what may succeed later is tried again (`ModelError.retryable`). A wait the endpoint asked for (`Retry-After`)
     is honoured, as far as `max_seconds` allows. Between attempts no slot of the limiter is held.
-
-    Args:
-        inner: The model.
-        policy: The bounds.
-        limiter: Shared by all rollouts of one endpoint.
-        on_wait: Called before each wait.
-        sleep, clock, uniform: As for `with_retries`.
     """
 
     def __init__(
@@ -135,18 +109,13 @@ class RetryingModel:
         policy: RetryPolicy,
         limiter: AdaptiveLimiter,
         on_wait: OnWait | None = None,
-        *,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        clock: Callable[[], float] = time.monotonic,
-        uniform: Callable[[float, float], float] = random.uniform,
+        retries: Callable[..., Awaitable[Completion]] = with_retries,
     ) -> None:
         self._inner = inner
         self._policy = policy
         self._limiter = limiter
         self._on_wait = on_wait
-        self._sleep = sleep
-        self._clock = clock
-        self._uniform = uniform
+        self._retries = retries
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """The next assistant message; `attempts` counts every request that was made for it.
@@ -154,18 +123,10 @@ class RetryingModel:
         Raises:
             ModelError: The last attempt's error; its message says how many there were.
         """
-        return await with_retries(
-            partial(self._attempt, messages, tools, params),
-            ModelError,
-            self._policy,
-            on_wait=self._on_wait,
-            sleep=self._sleep,
-            clock=self._clock,
-            uniform=self._uniform,
-        )
+        attempt = partial(self._attempt, messages, tools, params)
+        return await self._retries(attempt, ModelError, self._policy, on_wait=self._on_wait)
 
     async def aclose(self) -> None:
-        """Close the model inside."""
         await self._inner.aclose()
 
     async def _attempt(

@@ -358,7 +358,7 @@ async def _complete(judge: _Judge, evaluation: _Evaluation, messages: list[Messa
 
 
 def _failure(target: Target, error: ModelError) -> ProviderRequestError:
-    from osmosis_ai.models.remote import UNKNOWN_MODEL
+    from osmosis_ai.models.host import UNKNOWN_MODEL
 
     detail = str(error)
     if error.status == 404 or (error.kind == "bad_request" and UNKNOWN_MODEL.search(detail)):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from typing import Any
 
 import anyio
@@ -14,7 +15,7 @@ from osmosis_ai.models.endpoint import OpenAICompatibleModel
 from osmosis_ai.models.host import HostOptions, create_model
 from osmosis_ai.models.retry import AdaptiveLimiter, RetryingModel
 from osmosis_ai.records import Completion, Message, ModelSpec, Row, Tool
-from osmosis_ai.retry import RetryPolicy
+from osmosis_ai.retry import RetryPolicy, with_retries
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, drop, status, text
 
 pytestmark = pytest.mark.anyio
@@ -69,9 +70,7 @@ def retrying(
         inner,
         policy or RetryPolicy(),
         limiter or AdaptiveLimiter(4),
-        sleep=clock.sleep,
-        clock=clock,
-        uniform=random.Random(1).uniform,
+        retries=partial(with_retries, sleep=clock.sleep, clock=clock, uniform=random.Random(1).uniform),
         **options,
     )
 
@@ -138,9 +137,7 @@ def test_waits_are_full_jitter_under_a_doubling_bound(seed: int, attempts: int) 
         Failing(*[error()] * attempts),
         policy,
         AdaptiveLimiter(1),
-        sleep=clock.sleep,
-        clock=clock,
-        uniform=random.Random(seed).uniform,
+        retries=partial(with_retries, sleep=clock.sleep, clock=clock, uniform=random.Random(seed).uniform),
     )
     with pytest.raises(ModelError):
         anyio.run(model.complete, MESSAGES, [], {})

@@ -1,43 +1,28 @@
-"""Stand-ins for a model, which need no network and no key. Another one is a file here, and a line in the table.
+"""Stand-ins for a model, which need no network and no key. Another one is a class of `engine`, and a line in the table.
 
 Their scores say nothing about a model: they check tools, wiring and rewards.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-__all__ = ["OFFLINE_MODELS", "OfflineModel", "offline_names"]
+__all__ = ["OFFLINE_MODELS", "offline_names"]
 
 _NO_MODEL = (
     "its scores say nothing about a model. Pass --model, or set OSMOSIS_MODEL or OPENAI_API_KEY, to run a real one."
 )
 
-
-class OfflineModel(NamedTuple):
-    """An offline model: the module that has its `create(row)`, and what every report must say about it."""
-
-    module: str
-    banner: str
-
-
-OFFLINE_MODELS: dict[str, OfflineModel] = {
-    "offline/oracle": OfflineModel(
-        "osmosis_ai.models.offline.oracle",
+OFFLINE_MODELS: dict[str, str] = {
+    "offline/oracle": (
         "offline/oracle is a stand-in, not a model: it plays each row's solution through the tools, or answers with "
-        f"its ground truth; {_NO_MODEL}",
+        f"its ground truth; {_NO_MODEL}"
     ),
-    "offline/smoke": OfflineModel(
-        "osmosis_ai.models.offline.smoke",
+    "offline/smoke": (
         "offline/smoke is a stand-in, not a model: it calls every tool once, with the smallest arguments its schema "
-        f"allows, and gives no answer; {_NO_MODEL}",
+        f"allows, and gives no answer; {_NO_MODEL}"
     ),
-    "offline/empty": OfflineModel(
-        "osmosis_ai.models.offline.empty",
-        "offline/empty answers with nothing: a control that must score worst, not a model.",
-    ),
+    "offline/empty": "offline/empty answers with nothing: a control that must score worst, not a model.",
 }
-"""Every offline model by its name; the first one runs where no other model is named and there is no key."""
+"""What every report must say about each; the first one runs where no other model is named and there is no key."""
 
 
 def offline_names() -> tuple[str, ...]:

@@ -1,28 +1,143 @@
-"""The engine of the offline models: nothing to connect to, to pay, to retry or to cache."""
+"""The offline models and their engine: nothing to connect to, to pay, to retry or to cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
+import json
+from collections.abc import Iterable
 
-from osmosis_ai.errors import ModelStartError
+from osmosis_ai.data.solution import Result, fill, fill_text
+from osmosis_ai.errors import ModelError, ModelStartError
 from osmosis_ai.models.base import ChatModel
 from osmosis_ai.models.host import HostOptions
-from osmosis_ai.models.offline import OFFLINE_MODELS
-from osmosis_ai.records import ModelSpec, Row
+from osmosis_ai.models.offline.answers import render
+from osmosis_ai.models.offline.schemas import smallest_arguments
+from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Row, SolutionCall, Tool
 
-__all__ = ["ENGINE"]
+__all__ = ["ENGINE", "OracleModel"]
+
+
+class _OfflineModel:
+    """The model of one row. It keeps no state: what it has done is what the conversation shows."""
+
+    name: str
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+
+    def _answer(self, text: str) -> Completion:
+        return Completion(message={"role": "assistant", "content": text}, model=self.name, cost_usd=0.0)
+
+    def _call(self, calls: Iterable[tuple[str, JsonObject]], first: int = 0) -> Completion:
+        """Calls of tools with their arguments, under ids such as `oracle_0`."""
+        made = [
+            {
+                "id": self._call_id(number),
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
+            }
+            for number, (name, arguments) in enumerate(calls, first)
+        ]
+        message: Message = {"role": "assistant", "content": None, "tool_calls": made}
+        return Completion(message=message, finish_reason="tool_calls", model=self.name, cost_usd=0.0)
+
+    def _has_called(self, number: int, messages: list[Message]) -> bool:
+        call_id = self._call_id(number)
+        return any(call.get("id") == call_id for message in messages for call in message.get("tool_calls") or ())
+
+    def _call_id(self, number: int) -> str:
+        return f"{self.name.removeprefix('offline/')}_{number}"
+
+
+class EmptyModel(_OfflineModel):
+    """Answers with the empty text: a reward function that scores it above its minimum gives points for nothing."""
+
+    name = "offline/empty"
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
+        return self._answer("")
+
+
+class SmokeModel(_OfflineModel):
+    """Calls every tool in its first reply and says nothing in its second, which shows whether the tools work at all."""
+
+    name = "offline/smoke"
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
+        if not tools or self._has_called(0, messages):
+            return self._answer("")
+        functions = [tool["function"] for tool in tools]
+        return self._call((each["name"], smallest_arguments(each.get("parameters"))) for each in functions)
+
+
+class OracleModel(_OfflineModel):
+    """Plays one row's solution, step by step. Where there is none, or its last step is no text, it answers with the
+    ground truth, in the form that the prompts ask for; where there is neither, it does as `SmokeModel`.
+
+    A reward function that doesn't give this policy its best score is wrong, or the row is, or a tool.
+    """
+
+    name = "offline/oracle"
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
+        """The first step that isn't in the conversation yet.
+
+        Raises:
+            ModelError: The step refers to what no result has.
+        """
+        if self._row.solution is None and self._row.ground_truth is None:
+            return await SmokeModel(self._row).complete(messages, tools, params)
+        results = {message.get("tool_call_id"): message.get("content") for message in messages}
+        try:
+            return self._next(messages, tools, lambda number: results.get(self._call_id(number)))
+        except ValueError as error:
+            raise ModelError(f"the solution of row {self._row.index} can't go on: {error}", kind="solution") from None
+
+    def _next(self, messages: list[Message], tools: list[Tool], result: Result) -> Completion:
+        schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+        made = 0
+        for step in self._row.solution or []:
+            if isinstance(step, str):
+                return self._answer(fill_text(step, result))
+            if not tools:
+                break  # A tool that samples is asking, and it offers none.
+            if not self._has_called(made, messages):
+                return self._call(
+                    ((call.tool, _arguments(call, schemas.get(call.tool), result)) for call in step), made
+                )
+            made += len(step)
+        if not self._row.ground_truth:
+            return self._answer("")
+        said = {message["role"]: str(message.get("content") or "") for message in reversed(messages)}
+        return self._answer(render(self._row.ground_truth, said.get("system", ""), said.get("user", "")))
+
+
+def _arguments(call: SolutionCall, schema: JsonObject | None, result: Result) -> JsonObject:
+    properties = (schema or {}).get("properties") or {}
+    texts = {name for name, part in properties.items() if isinstance(part, dict) and part.get("type") == "string"}
+    return {
+        name: fill_text(value, result) if name in texts and isinstance(value, str) else fill(value, result)
+        for name, value in call.arguments.items()
+    }
+
+
+_MODELS: dict[str, type[OracleModel | SmokeModel | EmptyModel]] = {
+    model.name: model for model in (OracleModel, SmokeModel, EmptyModel)
+}
 
 
 class _Host:
     """An offline model; each rollout gets one of its own, made for its row."""
 
     def __init__(self, spec: ModelSpec) -> None:
+        if spec.model not in _MODELS:
+            raise ModelStartError(f"There is no offline model {spec.model!r}.")
         self.spec = spec
-        self._create = _creator(spec)
 
     def for_rollout(self, row: Row, run_index: int) -> ChatModel:
-        return self._create(row)
+        return _MODELS[self.spec.model](row)
 
     def price_known(self) -> bool:
         return True  # it costs nothing
@@ -39,17 +154,10 @@ class _Engine:
         return _Host(spec)
 
     def preload(self, spec: ModelSpec) -> None:
-        _creator(spec)
+        _Host(spec)
 
     def destination(self, spec: ModelSpec, environ: object) -> None:
         """Nowhere."""
-
-
-def _creator(spec: ModelSpec) -> Callable[[Row], ChatModel]:
-    if spec.model not in OFFLINE_MODELS:
-        raise ModelStartError(f"There is no offline model {spec.model!r}.")
-    create: Callable[[Row], ChatModel] = import_module(OFFLINE_MODELS[spec.model].module).create
-    return create
 
 
 ENGINE = _Engine()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from osmosis_ai.records import JsonObject, JsonValue
@@ -35,21 +36,23 @@ _FORMATS = {
     "byte": "YQ==",
     "binary": "a",
 }
+_BOUNDS = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum"), -math.inf),
+    **dict.fromkeys(("maximum", "exclusiveMaximum"), math.inf),
+    "multipleOf": 0.0,
+}
 _IMPLIED = {
     **dict.fromkeys(("properties", "required"), "object"),
     **dict.fromkeys(("items", "prefixItems"), "array"),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
+    **dict.fromkeys(_BOUNDS, "number"),
 }
 _SAMPLES = ("a", "A", "1", "a1", "A1", "1a", "a-1", "A-1", "/a", "+1", *_FORMATS.values())
 
 
 def smallest_arguments(schema: object) -> JsonObject:
-    """Arguments for one call: the required ones alone, each as small as its schema lets it be.
+    """Arguments for a call of a tool with these parameters: the required ones alone, each as small as it may be.
 
     Numbers are 1 and texts one character where they can be, because many tools refuse 0 and the empty text.
-
-    Args:
-        schema: The tool's parameters.
     """
     root = schema if isinstance(schema, dict) else {}
     options = list(_alternatives(root, root, [_MAX_LOOKS]))
@@ -76,10 +79,9 @@ class _Filler:
             return chosen["const"]
         if isinstance(chosen.get("enum"), list) and chosen["enum"]:
             return chosen["enum"][number % len(chosen["enum"])]
-        if number == 0:
-            for given in (*_list(chosen.get("examples")), *([chosen["default"]] if "default" in chosen else [])):
-                if given is not None:
-                    return given
+        given = [value for value in (*_list(chosen.get("examples")), chosen.get("default")) if value is not None]
+        if given and number == 0:
+            return given[0]
         make: dict[str, Callable[[], JsonValue]] = {
             "integer": lambda: _number(chosen, number, whole=True),
             "number": lambda: _number(chosen, number, whole=False),
@@ -146,9 +148,9 @@ def _merged(one: JsonObject, other: JsonObject) -> JsonObject:
         if key in one and key in other:
             parts = one[key], other[key]
             if all(isinstance(part, dict) for part in parts):
-                both[key] = {**parts[0], **parts[1]}
+                both[key] = parts[0] | parts[1]
             elif all(isinstance(part, list) for part in parts):
-                both[key] = [*parts[0], *parts[1]]
+                both[key] = parts[0] + parts[1]
     return both
 
 
@@ -173,47 +175,37 @@ def _nesting(schema: JsonObject) -> int:
 
 def _number(schema: JsonObject, number: int, *, whole: bool) -> float:
     low, above, high, below, step = (
-        value if isinstance(value := schema.get(name), (int, float)) and not isinstance(value, bool) else None
-        for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+        value if isinstance(value := schema.get(name), (int, float)) and not isinstance(value, bool) else otherwise
+        for name, otherwise in _BOUNDS.items()
     )
-    least, most = (value if other is None else other for value, other in ((low, above), (high, below)))
+    edges = [edge for edge in (max(low, above), min(high, below)) if math.isfinite(edge)]
     candidates: list[float] = [1, 0]
-    candidates += [] if least is None else [least, math.ceil(least), math.floor(least) + 1]
-    candidates += [] if most is None else [most, math.floor(most), math.ceil(most) - 1]
-    candidates += [] if least is None or most is None else [(least + most) / 2]
+    for edge in edges:
+        candidates += [edge, math.ceil(edge), math.floor(edge) + 1, math.floor(edge), math.ceil(edge) - 1]
+    candidates += [sum(edges) / 2] if len(edges) == 2 else []
     candidates += [math.ceil(value / step) * step for value in candidates] if step else []
-    for value in candidates:
-        if (
-            not (whole and not float(value).is_integer())
-            and not (low is not None and value < low)
-            and not (high is not None and value > high)
-            and not (above is not None and value <= above)
-            and not (below is not None and value >= below)
-            and not (step and not math.isclose(value / step, round(value / step), abs_tol=1e-9))
-        ):
-            break
-    else:
-        value = 1
-    value += number * (step or 1)
+
+    def fits(value: float) -> bool:
+        is_multiple = not step or math.isclose(value / step, round(value / step), abs_tol=1e-9)
+        return low <= value <= high and above < value < below and is_multiple and not (whole and value % 1)
+
+    value = next(filter(fits, candidates), 1) + number * (step or 1)
     return int(value) if float(value).is_integer() else value
 
 
 def _text(schema: JsonObject, number: int) -> str:
     least = min(_size(schema, "minLength", 0), _LARGEST_TEXT)
     most = _size(schema, "maxLength", _LARGEST_TEXT)
-    pattern = schema.get("pattern")
-    form = schema.get("format")
+    pattern, form = schema.get("pattern"), _FORMATS.get(str(schema.get("format")), "a")
     if isinstance(pattern, str):
         sizes = range(max(least, 1), min(max(least, 1) + 40, most + 1))
-        for sample in (_FORMATS.get(str(form), ""), *_SAMPLES, *(each * size for size in sizes for each in "aA01")):
-            try:
+        samples = (form, *_SAMPLES, *(each * size for size in sizes for each in "aA01"))
+        with suppress(re.error):
+            for sample in samples:
                 if least <= len(sample) <= most and re.search(pattern, sample):
                     return sample
-            except re.error:
-                break
-    text = _FORMATS.get(str(form), "a")
-    text = text + "a" * (least - len(text))
-    return (text + str(number) if number else text)[: max(most, 0)]
+    text = form.ljust(least, "a")
+    return (text + str(number) if number else text)[:most]
 
 
 def _list(value: object) -> list[Any]:
