@@ -111,7 +111,7 @@ class EvalRubricConfig(Record, frozen=True):
 def eval_rubric(given: Given) -> None:
     """Have a judge score recorded solutions, and say how far it agrees with itself and with people."""
     from osmosis_ai.cli.session import ExitCode, command_session
-    from osmosis_ai.reward_rubric.redirect import judge_variables
+    from osmosis_ai.reward_rubric.target import judge_variables
 
     config = config_of(EvalRubricConfig, given)
     for option in ("rubric", "data"):
@@ -215,8 +215,8 @@ def _entry(options: RecordsConfig, data: Path, cwd: Path) -> tuple[Rubric, None,
 
 def _function(options: RecordsConfig, cwd: Path) -> tuple[None, FunctionRef, _JudgeFacts]:
     from osmosis_ai.discovery.repository import find_repository
-    from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
     from osmosis_ai.reward_rubric.resolve import resolve_rubrics
+    from osmosis_ai.reward_rubric.target import rubric_extra_info
 
     (ref,) = resolve_rubrics([options.rubric], find_repository(None, cwd), cwd)
     judge = rubric_extra_info({}, None)
@@ -372,8 +372,6 @@ def _finish(plan: _Plan, judged: list[JudgedRecord], view: Output, masker: Maske
 
 
 def _results(plan: _Plan, judged: list[JudgedRecord]) -> RubricResults:
-    import msgspec
-
     from osmosis_ai.reward_rubric import evaluation
 
     overall = evaluation.statistics_of([run for item in judged for run in item.runs])
@@ -381,9 +379,7 @@ def _results(plan: _Plan, judged: list[JudgedRecord]) -> RubricResults:
     if plan.labels is not None and plan.config.comparison.against is not None:
         low, high = plan.bounds
         threshold = (low + high) / 2 if plan.config.comparison.threshold is None else plan.config.comparison.threshold
-        found = evaluation.compare_with_labels(judged, plan.labels, threshold)
-        measures = {"records": 0} if found is None else msgspec.structs.asdict(found)
-        labelled = evaluation.LabelAgreement(plan.config.comparison.against, **measures)
+        labelled = evaluation.compare_with_labels(plan.config.comparison.against, judged, plan.labels, threshold)
     if plan.baseline is not None and plan.config.comparison.baseline is not None:
         difference = None if overall.average is None else overall.average - plan.baseline
         baseline = evaluation.BaselineDifference(plan.config.comparison.baseline, plan.baseline, difference)

@@ -42,7 +42,7 @@ def _load(file: Path) -> tuple[str, Iterable[Any], list[str]]:
     if suffix in (".yaml", ".yml"):
         from osmosis_ai.reward_rubric.configs import load_rubrics
 
-        rubrics = load_rubrics(file).rubrics
+        rubrics = load_rubrics(file)
         keys = [rubric.model_info["api_key"] for rubric in rubrics if rubric.model_info.get("api_key")]
         return counted(len(rubrics), "rubric"), rubrics, keys
     if suffix == ".jsonl":

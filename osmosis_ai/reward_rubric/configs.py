@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.records import Record
-from osmosis_ai.reward_rubric.numbers import finite_number
+from osmosis_ai.reward_rubric.reply import finite_number
 
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["DEFAULT_FILE", "MAX_FILE_BYTES", "Rubric", "RubricFile", "load_rubric", "load_rubrics"]
+__all__ = ["DEFAULT_FILE", "MAX_FILE_BYTES", "Rubric", "did_you_mean", "load_rubric", "load_rubrics"]
 
 DEFAULT_FILE = "rubric_configs.yaml"
 MAX_FILE_BYTES = 1 << 20
@@ -23,23 +23,13 @@ MAX_NODES = 100_000
 MAX_DEPTH = 50
 VERSION = 1
 
+_TEXTS = ("id", "rubric", "title", "system_prompt", "original_input", "ground_truth")
 _OPTIONAL = ("title", "score_min", "score_max", "system_prompt", "original_input", "ground_truth")
 _ENTRY_KEYS = ("id", "rubric", "model_info", *_OPTIONAL)
 _WITH_DEFAULT = ("model_info", "score_min", "score_max", "system_prompt", "original_input")
 _FILE_KEYS = ("version", "rubrics", *(f"default_{name}" for name in _WITH_DEFAULT))
-_MODEL_KEYS = (
-    "provider",
-    "model",
-    "api_key",
-    "api_key_env",
-    "api_base",
-    "timeout",
-    "reasoning_effort",
-    "score_min",
-    "score_max",
-    "system_prompt",
-    "original_input",
-)
+_JUDGE_KEYS = ("provider", "model", "api_key", "api_key_env", "api_base", "timeout", "reasoning_effort")
+_MODEL_KEYS = (*_JUDGE_KEYS, "score_min", "score_max", "system_prompt", "original_input")
 
 
 class Rubric(Record, frozen=True):
@@ -60,47 +50,36 @@ class Rubric(Record, frozen=True):
         return f"Rubric(id={self.id!r})"
 
 
-class RubricFile(Record, frozen=True):
-    """A rubric file's entries, in order."""
-
-    path: str
-    rubrics: list[Rubric]
-
-
-def load_rubrics(path: Path) -> RubricFile:
-    """Read a rubric file.
-
-    Args:
-        path: The file.
+def load_rubrics(path: Path) -> list[Rubric]:
+    """Read the entries of a rubric file, in order.
 
     Raises:
         UsageError: It can't be read, is too large or no YAML, or an entry breaks a rule; the message names the file,
             the entry and the line.
     """
-    text = _read(path)
-    node, values = _parse(path, text)
-    return _Reader(path, node).file(values)
+    node, values = _parse(path, _read(path))
+    return _Reader(path, node).rubrics(values)
 
 
 def load_rubric(path: Path, rubric_id: str) -> Rubric:
     """One entry of a rubric file.
 
-    Args:
-        path: The file.
-        rubric_id: The entry's `id`.
-
     Raises:
         UsageError: The file can't be used, or has no such entry; the message lists those it has.
     """
-    rubrics = {rubric.id: rubric for rubric in load_rubrics(path).rubrics}
+    rubrics = {rubric.id: rubric for rubric in load_rubrics(path)}
     if rubric_id not in rubrics:
-        near = difflib.get_close_matches(rubric_id, rubrics, n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
         raise UsageError(
-            f"{path} has no rubric {rubric_id!r}{hint} It has: {', '.join(rubrics)}. "
+            f"{path} has no rubric {rubric_id!r}{did_you_mean(rubric_id, rubrics)} It has: {', '.join(rubrics)}. "
             "(A function of the repository is named as MODULE:FUNCTION.)"
         )
     return rubrics[rubric_id]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence that says that there is no such name."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else "."
 
 
 # YAML
@@ -139,8 +118,7 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, Any]:
         node = loader.get_single_node()
         if node is None:
             raise UsageError(f"{path} holds nothing but comments; it needs `version: 1` and a list `rubrics`")
-        _check_size(path, node)
-        _check_keys(path, node)
+        _check(path, node, frozenset(), {})
         return node, loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -154,54 +132,32 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, Any]:
         raise UsageError(f"{path}: a value can't be read: {error}") from None
 
 
-def _check_size(path: Path, root: yaml.Node) -> None:
+def _check(path: Path, node: yaml.Node, parents: frozenset[int], sizes: dict[int, int]) -> int:
+    """How many values a node stands for, counted once. Equal keys are refused too: YAML lets the last one win."""
     import yaml
 
-    sizes: dict[int, int] = {}
-
-    def size(node: yaml.Node, parents: frozenset[int]) -> int:
-        place = f"{path}:{node.start_mark.line + 1}"
-        if id(node) in parents:
-            raise UsageError(f"{place}: a value that contains itself; write it out")
-        if id(node) in sizes:
-            return sizes[id(node)]
-        if len(parents) > MAX_DEPTH:
-            raise UsageError(f"{place}: nested more than {MAX_DEPTH} levels deep")
-        inside = parents | {id(node)}
-        total = 1
-        if isinstance(node, yaml.MappingNode):
-            total += sum(size(key, inside) + size(value, inside) for key, value in node.value)
-        elif isinstance(node, yaml.SequenceNode):
-            total += sum(size(item, inside) for item in node.value)
-        if total > MAX_NODES:
-            raise UsageError(f"{place}: its aliases stand for more than {MAX_NODES:,} values; write less")
-        sizes[id(node)] = total
-        return total
-
-    size(root, frozenset())
-
-
-def _check_keys(path: Path, root: yaml.Node) -> None:
-    """YAML lets the last of two equal keys win, which hides a mistake."""
-    import yaml
-
-    waiting: list[yaml.Node] = [root]
-    seen: set[int] = set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-        elif isinstance(node, yaml.MappingNode):
-            names: set[str] = set()
-            for key, value in node.value:
-                waiting.append(value)
-                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                    if key.value in names:
-                        raise UsageError(f"{path}:{key.start_mark.line + 1}: the key {key.value!r} is there twice")
-                    names.add(key.value)
+    place = f"{path}:{node.start_mark.line + 1}"
+    if id(node) in parents:
+        raise UsageError(f"{place}: a value that contains itself; write it out")
+    if id(node) in sizes:
+        return sizes[id(node)]
+    if len(parents) > MAX_DEPTH:
+        raise UsageError(f"{place}: nested more than {MAX_DEPTH} levels deep")
+    inside: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inside = [part for pair in node.value for part in pair]
+        names: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in names and key.tag != "tag:yaml.org,2002:merge":
+                raise UsageError(f"{path}:{key.start_mark.line + 1}: the key {key.value!r} is there twice")
+            names.add(key.value)
+    elif isinstance(node, yaml.SequenceNode):
+        inside = node.value
+    total = 1 + sum(_check(path, part, parents | {id(node)}, sizes) for part in inside)
+    if total > MAX_NODES:
+        raise UsageError(f"{place}: its aliases stand for more than {MAX_NODES:,} values; write less")
+    sizes[id(node)] = total
+    return total
 
 
 # Rules
@@ -214,10 +170,10 @@ class _Reader:
         self._path = path
         self._node = node
 
-    def file(self, values: Any) -> RubricFile:
+    def rubrics(self, values: Any) -> list[Rubric]:
         if not isinstance(values, dict):
             raise self._error(None, f"it holds {_kind(values)}; it needs `version: 1` and a list `rubrics`")
-        self._check_names(values, _FILE_KEYS, None, "")
+        self._check_names(values, _FILE_KEYS, None)
         version = values.get("version")
         if version is None:
             raise self._error(None, "`version` is missing; write `version: 1`")
@@ -227,28 +183,22 @@ class _Reader:
         if not isinstance(entries, list) or not entries:
             raise self._error(None, "`rubrics` must be a list with an entry for each rubric")
         defaults = {name: values.get(f"default_{name}") for name in _WITH_DEFAULT}
-        rubrics: list[Rubric] = []
-        lines: dict[str, int] = {}
+        rubrics: dict[str, Rubric] = {}
         for number, entry in enumerate(entries):
             rubric = self._rubric(entry, number, defaults)
-            if rubric.id in lines:
-                raise self._error(number, f"the id {rubric.id!r} is used in line {lines[rubric.id]} already")
-            lines[rubric.id] = rubric.line
-            rubrics.append(rubric)
-        return RubricFile(str(self._path), rubrics)
+            if rubric.id in rubrics:
+                raise self._error(number, f"the id {rubric.id!r} is used in line {rubrics[rubric.id].line} already")
+            rubrics[rubric.id] = rubric
+        return list(rubrics.values())
 
     def _rubric(self, entry: Any, number: int, defaults: dict[str, Any]) -> Rubric:
         if not isinstance(entry, dict):
             raise self._error(number, f"is {_kind(entry)}, where an entry with id, rubric and model_info is expected")
         if "extra_info" in entry:
-            raise self._error(
-                number, "`extra_info` belongs to a record of the data, not to a rubric; remove it here", entry
-            )
-        self._check_names(entry, _ENTRY_KEYS, number, "")
-        texts = {
-            name: self._text(entry, name, number, required=name in ("id", "rubric"))
-            for name in ("id", "rubric", "title", "system_prompt", "original_input", "ground_truth")
-        }
+            message = "`extra_info` belongs to a record of the data, not to a rubric; remove it here"
+            raise self._error(number, message, entry)
+        self._check_names(entry, _ENTRY_KEYS, number)
+        texts = {name: self._text(entry, name, number) for name in _TEXTS}
         for name in ("system_prompt", "original_input"):
             if texts[name] is None:
                 texts[name] = self._text(defaults, name, number)
@@ -256,35 +206,29 @@ class _Reader:
         bounds = []
         for name, fallback in (("score_min", 0.0), ("score_max", 1.0)):
             choices = (entry.get(name), model_info.get(name), defaults[name], fallback)
-            bounds.append(self._number(next(value for value in choices if value is not None), name, number, entry))
-        if bounds[0] >= bounds[1]:
-            raise self._error(number, f"score_min ({bounds[0]:g}) must be less than score_max ({bounds[1]:g})", entry)
-        return Rubric(
-            id=(texts["id"] or "").strip(),
-            rubric=texts["rubric"] or "",
-            model_info=model_info,
-            score_min=bounds[0],
-            score_max=bounds[1],
-            title=texts["title"],
-            system_prompt=texts["system_prompt"],
-            original_input=texts["original_input"],
-            ground_truth=texts["ground_truth"],
-            line=self._line(number),
-        )
+            value = next(value for value in choices if value is not None)
+            bound = finite_number(value)
+            if bound is None:
+                raise self._error(number, f"`{name}` is {_kind(value)}, where a number is expected", entry)
+            bounds.append(bound)
+        low, high = bounds
+        if low >= high:
+            raise self._error(number, f"score_min ({low:g}) must be less than score_max ({high:g})", entry)
+        rubric_id, rubric, title, prompt, asked, truth = texts.values()
+        given = ((rubric_id or "").strip(), rubric or "", model_info, low, high)
+        return Rubric(*given, title, prompt, asked, truth, self._line(number))
 
     def _model_info(self, entry: dict[str, Any], number: int, defaults: dict[str, Any]) -> dict[str, Any]:
         from osmosis_ai.reward_rubric.judge import check_model_info
 
-        parts = [defaults["model_info"], entry.get("model_info")]
         merged: dict[str, Any] = {}
-        for part in parts:
+        for part in (defaults["model_info"], entry.get("model_info")):
             if part is None:
                 continue
             if not isinstance(part, dict):
-                raise self._error(
-                    number, f"`model_info` is {_kind(part)}, where provider and model are expected", entry
-                )
-            self._check_names(part, _MODEL_KEYS, number, "model_info: ", entry)
+                message = f"`model_info` is {_kind(part)}, where provider and model are expected"
+                raise self._error(number, message, entry)
+            self._check_names(part, _MODEL_KEYS, number, entry)
             merged |= part
         if not merged:
             raise self._error(number, "`model_info` is missing; it names the judge: provider and model", entry)
@@ -297,9 +241,9 @@ class _Reader:
             raise self._error(number, f"model_info: timeout is {timeout:g}; it takes seconds, more than 0", entry)
         return merged
 
-    def _text(self, values: Mapping[str, Any], name: str, number: int, *, required: bool = False) -> str | None:
+    def _text(self, values: Mapping[str, Any], name: str, number: int) -> str | None:
         value = values.get(name)
-        if value is None and not required:
+        if value is None and name not in ("id", "rubric"):
             return None
         if value is None:
             raise self._error(number, f"`{name}` is missing", values)
@@ -310,35 +254,20 @@ class _Reader:
             raise self._error(number, f"`{name}` is empty", values)
         return value
 
-    def _number(self, value: Any, name: str, number: int, entry: dict[str, Any]) -> float:
-        found = finite_number(value)
-        if found is None:
-            raise self._error(number, f"`{name}` is {_kind(value)}, where a number is expected", entry)
-        return found
-
     def _check_names(
-        self,
-        values: dict[Any, Any],
-        known: Iterable[str],
-        number: int | None,
-        where: str,
-        entry: dict[str, Any] | None = None,
+        self, values: dict[Any, Any], known: Sequence[str], number: int | None, entry: dict[str, Any] | None = None
     ) -> None:
-        names = list(known)
+        where = "" if entry is None else "model_info: "
         for name in values:
-            if name not in names:
-                near = difflib.get_close_matches(str(name), names, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(names)}"
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
                 raise self._error(number, f"{where}the key {name!r} is unknown; {hint}", entry or values)
 
     def _line(self, number: int) -> int:
-        import yaml
-
-        if isinstance(self._node, yaml.MappingNode):
-            for key, value in self._node.value:
-                if key.value == "rubrics" and isinstance(value, yaml.SequenceNode):
-                    return int(value.value[number].start_mark.line) + 1
-        return 1
+        # A mapping with a list of that many, as the values say; the list may have come by a merge key.
+        found = (value for key, value in self._node.value if key.value == "rubrics")
+        return next((int(value.value[number].start_mark.line) + 1 for value in found), 1)
 
     def _error(self, number: int | None, message: str, entry: Mapping[str, Any] | None = None) -> UsageError:
         if number is None:

@@ -10,7 +10,7 @@ import msgspec
 
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Record
-from osmosis_ai.reward_rubric.numbers import finite_number
+from osmosis_ai.reward_rubric.reply import finite_number
 
 __all__ = ["MAX_LINE_BYTES", "RubricRecord", "holds_solutions", "load_records"]
 
@@ -49,45 +49,37 @@ class RubricRecord(Record, frozen=True):
 
 
 def load_records(path: Path) -> list[RubricRecord]:
-    """Read and check every record.
-
-    Args:
-        path: A JSONL file.
+    """Read and check every record of a JSONL file.
 
     Raises:
         DatasetError: The file is missing, empty or unreadable, or records break a rule; the first ten are listed.
     """
     records: list[RubricRecord] = []
     problems: list[str] = []
-    unlisted = 0
     for line, data in _lines(path):
         try:
             records.append(_record(len(records), line, data))
         except _BadRecord as error:
-            if len(problems) < SHOWN_PROBLEMS:
-                problems.append(f"line {line}: {error}")
-            else:
-                unlisted += 1
+            problems.append(f"line {line}: {error}")
     if len(problems) == 1:
         raise DatasetError(f"{path}, {problems[0]}")
     if problems:
-        more = [f"and {unlisted} more"] if unlisted else []
-        listed = "\n".join(f"  {problem}" for problem in [*problems, *more])
-        raise DatasetError(f"{path}: {len(problems) + unlisted} problems\n{listed}")
+        more = [f"and {len(problems) - SHOWN_PROBLEMS} more"] if len(problems) > SHOWN_PROBLEMS else []
+        listed = "\n".join(f"  {problem}" for problem in [*problems[:SHOWN_PROBLEMS], *more])
+        raise DatasetError(f"{path}: {len(problems)} problems\n{listed}")
     if not records:
         raise DatasetError(f"{path}: the file has no records.")
     return records
 
 
 def holds_solutions(path: Path) -> bool:
-    """Whether the first record of a JSONL file has a `solution_str`, rather than prompts."""
-    for _, data in _lines(path):
-        try:
-            values = msgspec.json.decode(data or b"")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return False
-        return isinstance(values, dict) and "solution_str" in values
-    return False
+    """True if the first record of a JSONL file has a `solution_str`, rather than prompts."""
+    _, data = next(_lines(path), (0, None))
+    try:
+        values = msgspec.json.decode(data or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(values, dict) and "solution_str" in values
 
 
 class _BadRecord(Exception):  # noqa: N818 - says what the record is, and never leaves this module
@@ -101,9 +93,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
             found = "a folder, where a JSONL file is expected" if path.is_dir() else "no such file"
             raise DatasetError(f"{path}: {found}.")
         with path.open("rb") as file:
-            number = 0
-            while line := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(line) > MAX_LINE_BYTES:
                     while line and not line.endswith(b"\n"):
                         line = file.readline(MAX_LINE_BYTES)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import fmean
+from statistics import StatisticsError, correlation, fmean
 from time import perf_counter
 from typing import Any, Literal
 
@@ -16,13 +18,13 @@ from msgspec import UNSET, UnsetType
 
 from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.records import JsonObject, Record
-from osmosis_ai.reward_rubric.agreement import Agreement, Confusion, agreement
 from osmosis_ai.reward_rubric.configs import Rubric
 from osmosis_ai.reward_rubric.data import RubricRecord
 
 __all__ = [
     "Answer",
     "BaselineDifference",
+    "Confusion",
     "Judge",
     "JudgedRecord",
     "JudgedRun",
@@ -31,6 +33,7 @@ __all__ = [
     "RubricResults",
     "Spread",
     "Statistics",
+    "agreement",
     "compare_with_labels",
     "config_judge",
     "judge_records",
@@ -38,6 +41,7 @@ __all__ = [
     "now",
     "read_baseline",
     "record_results",
+    "spearman",
     "spread_of",
     "statistics_of",
     "without_label",
@@ -126,6 +130,15 @@ class Spread(Record, frozen=True):
     """Records whose scores are all equal."""
 
 
+class Confusion(Record, frozen=True):
+    """Records by whether the human label and the judge's score reach the threshold."""
+
+    true_positive: int
+    false_positive: int
+    false_negative: int
+    true_negative: int
+
+
 class LabelAgreement(Record, frozen=True):
     """How the records' mean scores agree with human labels. The measures are absent if no record has both."""
 
@@ -204,11 +217,7 @@ class RubricResults(Record, frozen=True, kw_only=True):
 
 
 def config_judge(rubric: Rubric) -> Judge:
-    """The judge that an entry of a rubric file describes. What a record says itself comes before what the entry says.
-
-    Args:
-        rubric: The entry.
-    """
+    """The judge that an entry of a rubric file describes. What a record says itself goes before what the entry says."""
     from osmosis_ai.reward_rubric.judge import aevaluate_rubric
 
     async def judge(record: RubricRecord) -> Answer:
@@ -240,17 +249,9 @@ async def judge_records(
     batch_size: int,
     done: Callable[[RubricRecord, JudgedRun], None],
 ) -> list[JudgedRecord]:
-    """Judge every record a number of times, so many at once. A failing run is recorded; the others go on.
+    """Judge every record a number of times, `batch_size` at once, and tell `done` about each run when it ends.
 
-    Args:
-        records: What to judge.
-        judge: Who does.
-        number: Runs of each record.
-        batch_size: Runs at a time.
-        done: Told about each run when it ends.
-
-    Returns:
-        The records in their order.
+    A failing run is recorded; the others go on.
     """
     runs: dict[tuple[int, int], JudgedRun] = {}
     # One iterator that all slots take from.
@@ -272,7 +273,7 @@ async def judge_records(
 
 async def _run(record: RubricRecord, run_index: int, judge: Judge) -> JudgedRun:
     started_at, started = now(), perf_counter()
-    answer: Answer | None = None
+    answer = Answer(math.nan)
     problem: str | None = None
     try:
         answer = await judge(record)
@@ -281,15 +282,15 @@ async def _run(record: RubricRecord, run_index: int, judge: Judge) -> JudgedRun:
     text = " ".join(record.solution_str[: 4 * PREVIEW].split())
     return JudgedRun(
         run_index=run_index,
-        status="error" if answer is None else "success",
+        status="success" if problem is None else "error",
         started_at=started_at,
         completed_at=now(),
         duration_seconds=round(perf_counter() - started, 6),
         preview=text if len(text) <= PREVIEW else f"{text[:PREVIEW]}…",
-        score=None if answer is None else answer.score,
-        explanation=None if answer is None else answer.explanation,
+        score=answer.score if problem is None else None,
+        explanation=answer.explanation,
         error=problem,
-        raw=None if answer is None else answer.raw,
+        raw=answer.raw,
     )
 
 
@@ -321,14 +322,7 @@ def spread_of(judged: Sequence[JudgedRecord]) -> Spread | None:
 
 def labels_of(records: Sequence[RubricRecord], column: str) -> dict[int, float]:
     """The human labels of records: a number, a numeric text or a boolean in a column, or under it in `metadata` or
-    `extra_info`. A record without one is left out.
-
-    Args:
-        records: The records.
-        column: The column's name.
-
-    Returns:
-        Labels by record index.
+    `extra_info`; by the record's index. A record without one is left out.
 
     Raises:
         UsageError: A label is no number, or no record has one; the message lists the columns there are.
@@ -348,34 +342,56 @@ def labels_of(records: Sequence[RubricRecord], column: str) -> dict[int, float]:
 def without_label(record: RubricRecord, column: str) -> RubricRecord:
     """The record as a judge may see it, without the label that it is compared with."""
 
-    def left(values: dict[str, Any] | None) -> dict[str, Any] | None:
-        return None if values is None else {name: value for name, value in values.items() if name != column}
+    def left(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name != column}
 
-    inner = {"metadata": left(record.metadata), "extra_info": left(record.extra_info)}
-    values = {name: inner.get(name, value) for name, value in record.values.items()}
-    return msgspec.structs.replace(record, values=left(values) or {}, **inner)
+    given = {"metadata": record.metadata, "extra_info": record.extra_info}
+    inner = {name: left(values) for name, values in given.items() if values is not None}
+    return msgspec.structs.replace(record, values=left(record.values | inner), **inner)
 
 
-def compare_with_labels(judged: Sequence[JudgedRecord], labels: dict[int, float], threshold: float) -> Agreement | None:
-    """Compare the records' mean scores with their labels.
+def compare_with_labels(
+    column: str, judged: Sequence[JudgedRecord], labels: dict[int, float], threshold: float
+) -> LabelAgreement:
+    """Compare the records' mean scores with their labels, which come from a column and are given by record index."""
+    both = [item for item in judged if item.scores and item.record.index in labels]
+    if not both:
+        return LabelAgreement(column, 0)
+    scores = [fmean(item.scores) for item in both]
+    return agreement(column, scores, [labels[item.record.index] for item in both], threshold)
 
-    Args:
-        judged: The judged records.
-        labels: Labels by record index.
-        threshold: Score or label from which on a record counts as positive.
 
-    Returns:
-        Their agreement; None if no record has both a score and a label.
+def agreement(column: str, scores: Sequence[float], labels: Sequence[float], threshold: float) -> LabelAgreement:
+    """Compare a judge's scores, one or more, with people's labels in the same order and on the same scale."""
+    pairs = list(zip(scores, labels, strict=True))
+    sides = Counter((label >= threshold, score >= threshold) for score, label in pairs)
+    counts = (sides[True, True], sides[False, True], sides[True, False], sides[False, False])
+    return LabelAgreement(
+        column,
+        len(pairs),
+        mean_absolute_error=math.fsum(abs(score - label) for score, label in pairs) / len(pairs),
+        spearman=spearman(scores, labels),
+        threshold=threshold,
+        confusion=Confusion(*counts),
+        accuracy=(counts[0] + counts[3]) / len(pairs),
+    )
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Spearman's rank correlation, from −1 to 1: Pearson's of the ranks, where equal values share the mean of theirs.
+
+    C. Spearman 1904, "The Proof and Measurement of Association between Two Things". None for fewer than two pairs, or
+    when all values on one side are equal.
     """
-    pairs = [
-        (fmean(item.scores), labels[item.record.index])
-        for item in judged
-        if item.scores and item.record.index in labels
-    ]
-    if not pairs:
+    try:
+        return max(-1.0, min(1.0, correlation(_ranks(a), _ranks(b))))
+    except StatisticsError:
         return None
-    scores, human = zip(*pairs, strict=True)
-    return agreement(scores, human, threshold)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [(bisect_left(ordered, value) + 1 + bisect_right(ordered, value)) / 2 for value in values]
 
 
 def read_baseline(path: Path) -> float:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -13,25 +16,21 @@ import msgspec
 from osmosis_ai.errors import ModelError, ModelNotFoundError, ProviderRequestError
 from osmosis_ai.records import Completion, JudgeCall, Message, ModelSpec, Record
 from osmosis_ai.reward_rubric import background
-from osmosis_ai.reward_rubric.numbers import finite_number
 from osmosis_ai.reward_rubric.prompt import RESPONSE_FORMAT, Case, judge_messages, repair_messages
-from osmosis_ai.reward_rubric.redirect import JUDGE_PRICED
-from osmosis_ai.reward_rubric.reply import Judgement, UnusableReplyError, parse_judgement
-from osmosis_ai.reward_rubric.target import Target, find_target, missing_key
-from osmosis_ai.reward_rubric.tracing import judge_call_listeners
+from osmosis_ai.reward_rubric.reply import Judgement, UnusableReplyError, finite_number, parse_judgement
+from osmosis_ai.reward_rubric.target import JUDGE_PRICED, Target, find_target, missing_key
 
 if TYPE_CHECKING:
     from osmosis_ai.models.litellm import LiteLLMModel
     from osmosis_ai.models.retry import AdaptiveLimiter
 
 __all__ = [
-    "DEFAULT_SCORE_MAX",
-    "DEFAULT_SCORE_MIN",
-    "DEFAULT_TIMEOUT",
     "RewardRubricRunResult",
     "aevaluate_rubric",
     "check_model_info",
     "evaluate_rubric",
+    "has_price",
+    "trace_judge_calls",
 ]
 
 DEFAULT_SCORE_MIN, DEFAULT_SCORE_MAX = 0.0, 1.0
@@ -45,6 +44,8 @@ ASKED_ONLINE = frozenset({"ollama", "ollama_chat", "huggingface"})
 # They have other ways to sign in than a key, which LiteLLM finds.
 OWN_CREDENTIALS = ("azure", "bedrock", "sagemaker", "vertex_ai", "watsonx", "github_copilot")
 
+_listeners: ContextVar[tuple[list[JudgeCall], ...]] = ContextVar("judge_call_listeners", default=())
+
 _TEXTS = ("provider", "model", "api_key", "api_key_env", "api_base", "system_prompt", "original_input")
 _NUMBERS = ("score_min", "score_max", "timeout")
 
@@ -55,6 +56,21 @@ class RewardRubricRunResult(TypedDict):
     score: float
     explanation: str
     raw: dict[str, Any]
+
+
+@contextmanager
+def trace_judge_calls() -> Iterator[list[JudgeCall]]:
+    """Collect the requests that `evaluate_rubric` and `aevaluate_rubric` make inside the block, in order of their end.
+
+    Tasks started in the block are heard of too, and threads that run in a copy of its context
+    (`contextvars.copy_context`, `asyncio.to_thread`).
+    """
+    calls: list[JudgeCall] = []
+    token = _listeners.set((*_listeners.get(), calls))
+    try:
+        yield calls
+    finally:
+        _listeners.reset(token)
 
 
 class _Evaluation(Record, frozen=True):
@@ -105,10 +121,9 @@ def evaluate_rubric(
         ModelNotFoundError: The provider has no such model.
         ProviderRequestError: The request failed, or the judge gave no usable reply twice.
     """
-    evaluation = _evaluation(
-        rubric, solution_str, model_info, ground_truth, original_input, metadata, score_min, score_max, timeout
+    result = background.wait(
+        _start(rubric, solution_str, model_info, ground_truth, original_input, metadata, score_min, score_max, timeout)
     )
-    result = background.wait(background.submit(_judge(evaluation, judge_call_listeners())))
     return result if return_details else result["score"]
 
 
@@ -126,10 +141,9 @@ async def aevaluate_rubric(
     return_details: bool = False,
 ) -> float | RewardRubricRunResult:
     """`evaluate_rubric` for async code, on asyncio. Cancelling it abandons the request."""
-    evaluation = _evaluation(
-        rubric, solution_str, model_info, ground_truth, original_input, metadata, score_min, score_max, timeout
+    result = await asyncio.wrap_future(
+        _start(rubric, solution_str, model_info, ground_truth, original_input, metadata, score_min, score_max, timeout)
     )
-    result = await asyncio.wrap_future(background.submit(_judge(evaluation, judge_call_listeners())))
     return result if return_details else result["score"]
 
 
@@ -148,14 +162,13 @@ def check_model_info(model_info: Any) -> None:
             raise TypeError(f"model_info[{name!r}] must be a str, not {_kind(value)}")
     for name in ("provider", "model"):
         if not (model_info.get(name) or "").strip():
-            raise ValueError(
-                f"model_info needs a {name!r}: {{'provider': 'openai', 'model': 'gpt-5-mini'}}, for example"
-            )
+            example = "{'provider': 'openai', 'model': 'gpt-5-mini'}"
+            raise ValueError(f"model_info needs a {name!r}: {example}, for example")
     for name in _NUMBERS:
         _number(model_info.get(name), f"model_info[{name!r}]")
 
 
-def _evaluation(
+def _start(
     rubric: str,
     solution_str: str,
     model_info: Mapping[str, Any],
@@ -165,7 +178,7 @@ def _evaluation(
     score_min: float | None,
     score_max: float | None,
     timeout: float | None,
-) -> _Evaluation:
+) -> Future[RewardRubricRunResult]:
     for name, value, optional in (
         ("rubric", rubric, False),
         ("solution_str", solution_str, False),
@@ -193,17 +206,11 @@ def _evaluation(
         raise ValueError(f"timeout must be a positive number of seconds, not {seconds:g}")
     if original_input is None:
         original_input = model_info.get("original_input")
-    case = Case(
-        rubric=rubric,
-        solution=solution_str,
-        score_min=low,
-        score_max=high,
-        ground_truth=ground_truth,
-        original_input=original_input,
-        metadata=dict(metadata) if metadata else None,
-        system_prompt=(model_info.get("system_prompt") or "").strip() or None,
-    )
-    return _Evaluation(case, find_target(model_info), seconds, model_info.get("reasoning_effort") or None)
+    system_prompt = (model_info.get("system_prompt") or "").strip() or None
+    context = dict(metadata) if metadata else None
+    case = Case(rubric, solution_str, low, high, ground_truth, original_input, context, system_prompt)
+    evaluation = _Evaluation(case, find_target(model_info), seconds, model_info.get("reasoning_effort") or None)
+    return background.submit(_judge(evaluation, _listeners.get()))
 
 
 def _number(value: Any, name: str) -> float | None:
@@ -222,11 +229,7 @@ def _kind(value: Any) -> str:
 
 
 def has_price(target: Target) -> bool:
-    """Whether it is known what a judge costs; what an endpoint of one's own charges isn't, whatever the model's name.
-
-    Args:
-        target: The judge.
-    """
+    """True if it's known what a judge costs; what an endpoint of one's own charges isn't, whatever the model's name."""
     from osmosis_ai.models.litellm import price_known
 
     return target.base_url is None and price_known(target.name)
@@ -239,22 +242,18 @@ class _Judge:
     """A judge's client, kept for the life of the process, and what holds requests to it back when it is overloaded."""
 
     def __init__(self, target: Target) -> None:
-        from osmosis_ai.models.litellm import LiteLLMModel, import_litellm
+        from osmosis_ai.models.litellm import LiteLLMModel, import_litellm, missing_keys
         from osmosis_ai.models.retry import AdaptiveLimiter
 
-        litellm = import_litellm()
         if os.environ.get(JUDGE_PRICED) and not has_price(target):
-            raise ProviderRequestError(
-                target.provider, target.model, "no price is known for it, so --max-cost can't be kept; it wasn't asked"
-            )
+            unpriced = "no price is known for it, so --max-cost can't be kept; it wasn't asked"
+            raise ProviderRequestError(target.provider, target.model, unpriced)
         if target.api_key is None and not target.provider.startswith(OWN_CREDENTIALS):
-            missing = litellm.validate_environment(model=target.name).get("missing_keys") or []
-            for variable in missing:
+            for variable in missing_keys(target.name):
                 if variable.endswith("_API_KEY"):
                     raise missing_key(target.name, variable)
-        self.takes_schema = target.provider not in ASKED_ONLINE and bool(
-            litellm.supports_response_schema(model=target.name)
-        )
+        supports_schema = import_litellm().supports_response_schema
+        self.takes_schema = target.provider not in ASKED_ONLINE and bool(supports_schema(model=target.name))
         # What the message calls it; whose it is stands before that.
         spec = ModelSpec("the judge", "litellm", target.name, target.base_url, target.api_key, request_timeout=3600.0)
         self.model: LiteLLMModel = LiteLLMModel(spec)
@@ -292,11 +291,8 @@ async def _judge(evaluation: _Evaluation, listeners: tuple[list[JudgeCall], ...]
     if isinstance(judged, UnusableReplyError):
         reply = " ".join(_text(completion, target).split())
         shown = reply if len(reply) <= SHOWN_REPLY else f"{reply[:SHOWN_REPLY]}…"
-        raise ProviderRequestError(
-            target.provider,
-            target.model,
-            f"the judge's reply can't be used, asked twice: {judged}. It begins: {shown!r}",
-        )
+        problem = f"the judge's reply can't be used, asked twice: {judged}. It begins: {shown!r}"
+        raise ProviderRequestError(target.provider, target.model, problem)
     score = min(max(judged.score, case.score_min), case.score_max)
     return {"score": score, "explanation": judged.explanation, "raw": _raw(completion, target)}
 
@@ -318,18 +314,14 @@ async def _ask(
         record(error=str(error))
         raise _failure(target, error) from error
     reply = _text(completion, target)
-    facts = {
-        "usage": completion.usage,
-        "cost_usd": completion.cost_usd if has_price(target) else None,
-        "attempts": completion.attempts,
-        "reply": reply[:TRACED_REPLY],
-    }
+    cost = completion.cost_usd if has_price(target) else None
+    known = {"usage": completion.usage, "cost_usd": cost, "attempts": completion.attempts}
     try:
         judged = parse_judgement(reply)
     except UnusableReplyError as problem:
-        record(**facts, error=f"the reply can't be used: {problem}")
+        record(**known, reply=reply[:TRACED_REPLY], error=f"the reply can't be used: {problem}")
         return completion, problem
-    record(**facts, score=judged.score, explanation=judged.explanation)
+    record(**known, reply=reply[:TRACED_REPLY], score=judged.score, explanation=judged.explanation)
     return completion, judged
 
 
@@ -363,11 +355,8 @@ def _failure(target: Target, error: ModelError) -> ProviderRequestError:
     detail = str(error)
     if error.status == 404 or (error.kind == "bad_request" and UNKNOWN_MODEL.search(detail)):
         where = " and api_base" if target.base_url is not None else ""
-        return ModelNotFoundError(
-            target.provider,
-            target.model,
-            f"{detail.rstrip('.')}. Check the model's name{where}: names of snapshots change",
-        )
+        detail = f"{detail.rstrip('.')}. Check the model's name{where}: names of snapshots change"
+        return ModelNotFoundError(target.provider, target.model, detail)
     return ProviderRequestError(target.provider, target.model, detail)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -56,19 +57,16 @@ class Case(Record, frozen=True):
 
 
 def judge_messages(case: Case) -> list[Message]:
-    """The conversation that asks a judge to score a solution. The same case always gives the same messages.
-
-    Args:
-        case: What to judge.
-    """
-    texts = {"rubric": case.rubric}
-    if case.original_input is not None:
-        texts["original_input"] = case.original_input
-    if case.ground_truth is not None:
-        texts["ground_truth"] = case.ground_truth
-    if case.metadata:
-        texts["metadata"] = json.dumps(case.metadata, ensure_ascii=False, indent=2, default=str)
-    texts["solution"] = case.solution
+    """The conversation that asks a judge to score a solution. The same case always gives the same messages."""
+    metadata = json.dumps(case.metadata, ensure_ascii=False, indent=2, default=str) if case.metadata else None
+    given = {
+        "rubric": case.rubric,
+        "original_input": case.original_input,
+        "ground_truth": case.ground_truth,
+        "metadata": metadata,
+        "solution": case.solution,
+    }
+    texts = {name: text for name, text in given.items() if text is not None}
     mark = _mark(texts)
     form = _FORM.format(low=case.score_min, high=case.score_max)
     rules = _RULES.format(mark=mark, form=form)
@@ -80,14 +78,7 @@ def judge_messages(case: Case) -> list[Message]:
 
 
 def repair_messages(messages: list[Message], reply: str, problem: str, case: Case) -> list[Message]:
-    """The conversation that asks once more after a reply that can't be used.
-
-    Args:
-        messages: The first request.
-        reply: The judge's reply.
-        problem: What is wrong with it.
-        case: What is judged.
-    """
+    """The conversation that asks once more after a reply that can't be used, because of a problem."""
     form = _FORM.format(low=case.score_min, high=case.score_max)
     return [
         *messages,
@@ -100,9 +91,5 @@ def repair_messages(messages: list[Message], reply: str, problem: str, case: Cas
 def _mark(texts: Mapping[str, str]) -> str:
     """A word that none of the texts holds, made from all of them so that it is the same in every run."""
     everything = json.dumps(list(texts.items())).encode()
-    number = 0
-    while True:
-        mark = hashlib.sha256(b"%d " % number + everything).hexdigest()[:16]
-        if not any(mark in text for text in texts.values()):
-            return mark
-        number += 1
+    marks = (hashlib.sha256(b"%d " % number + everything).hexdigest()[:16] for number in itertools.count())
+    return next(mark for mark in marks if not any(mark in text for text in texts.values()))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from osmosis_ai.reward_rubric.numbers import finite_number
-
-__all__ = ["Judgement", "UnusableReplyError", "parse_judgement"]
+__all__ = ["Judgement", "UnusableReplyError", "finite_number", "parse_judgement"]
 
 MAX_CHARACTERS = 200_000
 MAX_OBJECTS = 500
@@ -35,13 +34,11 @@ def parse_judgement(reply: str) -> Judgement:
 
     The object may stand in a code fence or in prose, and the number may be a string.
 
-    Args:
-        reply: The judge's text.
-
     Raises:
         UnusableReplyError: There is no such object, there are several that differ, or the score is no finite number.
     """
-    reply = THOUGHTS.sub("", reply, count=1) if THOUGHTS.match(reply) else reply
+    if thoughts := THOUGHTS.match(reply):
+        reply = reply[thoughts.end() :]
     if not reply.strip():
         raise UnusableReplyError("it was empty")
     found = list(_objects(reply[:MAX_CHARACTERS]))
@@ -49,7 +46,17 @@ def parse_judgement(reply: str) -> Judgement:
         raise UnusableReplyError('it holds no JSON object with a "score"')
     if any(other != found[0] for other in found):
         raise UnusableReplyError(f'it holds {len(found)} different JSON objects with a "score"')
-    return Judgement(_score(found[0]["score"]), _explanation(found[0]))
+    score, explanation = found[0]["score"], found[0].get("explanation")
+    if isinstance(score, str) and NUMBER.fullmatch(score.strip()):
+        score = float(score)
+    if isinstance(score, bool) or not isinstance(score, (int, float)):
+        raise UnusableReplyError(f'its "score" is {json.dumps(score)[:60]}, which is not a number')
+    number = finite_number(score)
+    if number is None:
+        raise UnusableReplyError('its "score" is not a finite number')
+    if not isinstance(explanation, str):
+        raise UnusableReplyError('it has no "explanation" that is a string')
+    return Judgement(number, explanation.strip())
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
@@ -72,20 +79,12 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
             position += 1
 
 
-def _score(value: Any) -> float:
-    if isinstance(value, str) and NUMBER.fullmatch(value.strip()):
-        value = float(value)
+def finite_number(value: Any) -> float | None:
+    """The value as a float; None when it is no number (a boolean isn't one), not finite, or too large for a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        shown = json.dumps(value)
-        raise UnusableReplyError(f'its "score" is {shown[:60]}, which is not a number')
-    number = finite_number(value)
-    if number is None:
-        raise UnusableReplyError('its "score" is not a finite number')
-    return number
-
-
-def _explanation(value: dict[str, Any]) -> str:
-    explanation = value.get("explanation")
-    if not isinstance(explanation, str):
-        raise UnusableReplyError('it has no "explanation" that is a string')
-    return explanation.strip()
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

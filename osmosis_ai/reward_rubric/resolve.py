@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from osmosis_ai.discovery.scan import Component, Problem, resolve_function, scan
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.imports import content_hash
 from osmosis_ai.records import FunctionRef
-from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, Rubric, load_rubrics
+from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, Rubric, did_you_mean, load_rubrics
 
 __all__ = ["discovered_rubrics", "resolve_rubrics", "rubric_files"]
 
@@ -29,11 +28,6 @@ def resolve_rubrics(specs: list[str], repository: Repository, cwd: Path) -> list
     working directory, then from the repository's root. Anything else is a function (its bare name or
     `MODULE:FUNCTION`), or the id of an entry of the repository's `rubric_configs.yaml`.
 
-    Args:
-        specs: The values as they were typed.
-        repository: The repository.
-        cwd: The working directory, absolute.
-
     Returns:
         Each rubric once, in the order asked for. An entry of a file has no module, its id as the attribute, and its
         file relative to its root.
@@ -46,16 +40,9 @@ def resolve_rubrics(specs: list[str], repository: Repository, cwd: Path) -> list
 
 
 def rubric_files(specs: list[str], repository: Repository, cwd: Path) -> list[Path]:
-    """The rubric files that `--rubric` values lead to, whether or not they are there and can be used.
-
-    Args:
-        specs: The values as they were typed.
-        repository: The repository.
-        cwd: The working directory, absolute.
-    """
-    files = [_named_file(spec.strip()) for spec in specs]
-    found = [repository.root / DEFAULT_FILE if file is None else _find(file, repository, cwd) for file in files]
-    return list(dict.fromkeys(found))
+    """The rubric files that `--rubric` values lead to, whether or not they are there and can be used."""
+    files = [_named_file(spec.strip()) or str(repository.root / DEFAULT_FILE) for spec in specs]
+    return list(dict.fromkeys(_find(file, repository, cwd) for file in files))
 
 
 def discovered_rubrics(repository: Repository) -> tuple[list[FunctionRef], list[Problem]]:
@@ -68,7 +55,8 @@ def discovered_rubrics(repository: Repository) -> tuple[list[FunctionRef], list[
 def _resolve(spec: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
     if spec == ALL:
         functions, problems = discovered_rubrics(repository)
-        _refuse_unreadable(problems)
+        if problems:
+            raise FunctionError(str(problems[0]))
         found = functions + _default_entries(repository)
         if not found:
             raise FunctionError(f"--rubric all: there are no rubrics. {_what_there_is([], [])}")
@@ -86,16 +74,10 @@ def _resolve(spec: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
     if matching:
         return matching
     # What could not be read may be just what was asked for.
-    _refuse_unreadable(problems)
-    names = [component.name for component in components] + [entry.attribute for entry in entries]
-    near = difflib.get_close_matches(spec, names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    if problems:
+        raise FunctionError(str(problems[0]))
+    hint = did_you_mean(spec, [component.name for component in components] + [entry.attribute for entry in entries])
     raise FunctionError(f"--rubric {spec!r}: there is no such rubric{hint} {_what_there_is(components, entries)}")
-
-
-def _refuse_unreadable(problems: Sequence[Problem]) -> None:
-    for problem in problems:
-        raise FunctionError(str(problem))
 
 
 def _of_file(spec: str, file: str, rubric_id: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
@@ -107,10 +89,9 @@ def _of_file(spec: str, file: str, rubric_id: str, repository: Repository, cwd: 
         return entries
     matching = [entry for entry in entries if entry.attribute == rubric_id]
     if not matching:
-        near = difflib.get_close_matches(rubric_id, [entry.attribute for entry in entries], n=1)
-        hint = f"; did you mean {near[0]}?" if near else "."
-        there = ", ".join(entry.attribute for entry in entries)
-        raise FunctionError(f"--rubric {spec}: {file} has no rubric {rubric_id!r}{hint} It has: {there}")
+        there = [entry.attribute for entry in entries]
+        hint = f"{did_you_mean(rubric_id, there)} It has: {', '.join(there)}"
+        raise FunctionError(f"--rubric {spec}: {file} has no rubric {rubric_id!r}{hint}")
     return matching
 
 
@@ -134,10 +115,9 @@ def _default_entries(repository: Repository) -> list[FunctionRef]:
 
 def _entries(path: Path, root: Path) -> list[FunctionRef]:
     try:
-        rubrics = load_rubrics(path).rubrics
+        return [_ref(rubric, path, root) for rubric in load_rubrics(path)]
     except UsageError as error:
         raise FunctionError(str(error)) from None
-    return [_ref(rubric, path, root) for rubric in rubrics]
 
 
 def _ref(rubric: Rubric, path: Path, root: Path) -> FunctionRef:
@@ -146,16 +126,8 @@ def _ref(rubric: Rubric, path: Path, root: Path) -> FunctionRef:
     model_info = {name: value for name, value in rubric.model_info.items() if name != "api_key"}
     said = msgspec.structs.replace(rubric, line=0, model_info=model_info)
     content = content_hash(msgspec.json.encode(said, order="deterministic"))
-    return FunctionRef(
-        f"{file}#{rubric.id}",
-        "",
-        rubric.id,
-        str(root),
-        kind="rubric",
-        file=file,
-        line=rubric.line,
-        content=content,
-    )
+    name = f"{file}#{rubric.id}"
+    return FunctionRef(name, "", rubric.id, str(root), kind="rubric", file=file, line=rubric.line, content=content)
 
 
 def _components(repository: Repository) -> tuple[Sequence[Component], list[Problem]]:

@@ -1,4 +1,9 @@
-"""Which judge a call goes to, and with which key."""
+"""Which judge a call goes to and with which key, and what a rubric function is told of it.
+
+A redirect sends every judge call of a process elsewhere, whatever the rubrics name. It lives in environment variables,
+so that worker processes have it too: `OSMOSIS_JUDGE_MODEL`, `OSMOSIS_JUDGE_BASE_URL` and, for the key,
+`OSMOSIS_JUDGE_API_KEY`. With `OSMOSIS_JUDGE_PRICED` only judges whose price is known are asked.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,22 @@ from typing import Any
 
 from osmosis_ai.errors import MissingAPIKeyError
 from osmosis_ai.records import Record
-from osmosis_ai.reward_rubric.redirect import current_redirect
+from osmosis_ai.reward_rubric.reply import finite_number
 from osmosis_ai.urls import UrlError, http_url
 
-__all__ = ["DEFAULT_MODEL", "DEFAULT_PROVIDER", "Target", "find_target", "key_variable", "missing_key"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "DEFAULT_PROVIDER",
+    "JUDGE_PRICED",
+    "KEY_VARIABLES",
+    "Target",
+    "current_redirect",
+    "find_target",
+    "judge_variables",
+    "key_variable",
+    "missing_key",
+    "rubric_extra_info",
+]
 
 DEFAULT_PROVIDER, DEFAULT_MODEL = "openai", "gpt-5-mini"
 
@@ -25,6 +42,53 @@ KEY_VARIABLES = {
 }
 NO_KEY = "no-key"
 OPENAI_HOST = "api.openai.com"
+
+JUDGE_MODEL = "OSMOSIS_JUDGE_MODEL"
+JUDGE_BASE_URL = "OSMOSIS_JUDGE_BASE_URL"
+JUDGE_KEY = "OSMOSIS_JUDGE_API_KEY"
+JUDGE_PRICED = "OSMOSIS_JUDGE_PRICED"
+
+DEFAULT_RUBRIC = (
+    "Judge how well the solution does what the original input asks for. The best score is for a solution that is "
+    "correct, complete and to the point, and agrees with the reference answer if there is one; the worst is for one "
+    "that is wrong, empty or doesn't answer."
+)
+
+
+class Redirect(Record, frozen=True):
+    """Where judge calls go: to a model (`provider/model`), to an OpenAI-compatible endpoint, or to a model there."""
+
+    model: str | None
+    base_url: str | None
+    api_key: str | None
+
+    def __repr__(self) -> str:
+        return f"Redirect(model={self.model!r}, base_url={self.base_url!r})"
+
+    def judge(self, model: str) -> tuple[str, str]:
+        """Provider and model for a call that names this model."""
+        if self.base_url is not None:
+            return "openai", self.model or model
+        before, slash, after = (self.model or "").partition("/")
+        return (before, after) if slash else (DEFAULT_PROVIDER, before)
+
+
+def judge_variables(model: str | None = None, base_url: str | None = None, *, priced: bool = False) -> dict[str, str]:
+    """The variables that send every judge call of a process elsewhere; what is None stays as its environment has it.
+
+    The model is `provider/model` as LiteLLM knows it; a bare name is an OpenAI model. With a base URL, of an
+    OpenAI-compatible endpoint, it is the name as served there, and without one the name in `model_info` stays.
+    """
+    given = {JUDGE_MODEL: model, JUDGE_BASE_URL: base_url, JUDGE_PRICED: "1" if priced else None}
+    return {name: value for name, value in given.items() if value}
+
+
+def current_redirect(environ: Mapping[str, str] = os.environ) -> Redirect | None:
+    """Where judge calls of a process with these variables are sent instead, if anywhere."""
+    model, base_url, api_key = (
+        environ.get(name, "").strip() or None for name in (JUDGE_MODEL, JUDGE_BASE_URL, JUDGE_KEY)
+    )
+    return Redirect(model, base_url, api_key) if model or base_url else None
 
 
 class Target(Record, frozen=True):
@@ -54,27 +118,20 @@ def find_target(model_info: Mapping[str, Any], environ: Mapping[str, str] = os.e
     """The judge that `model_info` names, or the one that all calls are redirected to.
 
     A key that the environment holds for a provider is sent to that provider only: for an `api_base` the key must be
-    named (`api_key`, `api_key_env`), and without one the endpoint gets none.
-
-    Args:
-        model_info: Checked already.
-        environ: Where keys and the redirect are looked up.
+    named (`api_key`, `api_key_env`), and without one the endpoint gets none. `model_info` is checked already.
 
     Raises:
         MissingAPIKeyError: There is no key; the message says which variable to export.
     """
     redirect = current_redirect(environ)
+    provider, model = model_info["provider"].strip(), model_info["model"].strip()
     if redirect is None:
-        provider, model = model_info["provider"].strip().lower(), model_info["model"].strip()
-        base_url = _base_url(model_info.get("api_base"), "model_info['api_base']")
-        return _with_key(Target(provider, model, base_url), model_info, environ)
-    if redirect.base_url is not None:
-        base_url = _base_url(redirect.base_url, "the judges' base URL")
-        target = Target("openai", redirect.model or model_info["model"].strip(), base_url)
+        base_url, given = _base_url(model_info.get("api_base"), "model_info['api_base']"), model_info
     else:
-        provider, slash, model = (redirect.model or "").partition("/")
-        target = Target(provider.lower(), model) if slash else Target(DEFAULT_PROVIDER, provider)
-    return _with_key(target, {"api_key": redirect.api_key}, environ)
+        provider, model = redirect.judge(model)
+        base_url, given = _base_url(redirect.base_url, "the judges' base URL"), {"api_key": redirect.api_key}
+    target = Target(provider.lower(), model, base_url)
+    return Target(target.provider, model, base_url, _key(target, given, environ))
 
 
 def key_variable(provider: str) -> str:
@@ -83,12 +140,7 @@ def key_variable(provider: str) -> str:
 
 
 def missing_key(name: str, variable: str) -> MissingAPIKeyError:
-    """The error for a judge without a key.
-
-    Args:
-        name: The judge.
-        variable: What isn't set.
-    """
+    """The error for a judge whose key's variable isn't set."""
     return MissingAPIKeyError(
         f"there is no API key for the judge {name}: the environment variable {variable} is not set. Set it with\n"
         f"    export {variable}='...'\n"
@@ -96,21 +148,17 @@ def missing_key(name: str, variable: str) -> MissingAPIKeyError:
     )
 
 
-def _with_key(target: Target, given: Mapping[str, Any], environ: Mapping[str, str]) -> Target:
-    key = (given.get("api_key") or "").strip()
-    if not key and (variable := (given.get("api_key_env") or "").strip()):
-        key = environ.get(variable, "").strip()
-        if not key:
-            raise missing_key(target.name, variable)
-    if not key and target.base_url is not None and http_url(target.base_url).host != OPENAI_HOST:
+def _key(target: Target, given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
+    if key := (given.get("api_key") or "").strip():
+        return str(key)
+    variable = (given.get("api_key_env") or "").strip()
+    if not variable and target.base_url is not None and http_url(target.base_url).host != OPENAI_HOST:
         # A key of some kind, or LiteLLM would send the provider's to this endpoint.
-        key = NO_KEY
-    if not key and target.provider in KEY_VARIABLES:
-        variable = KEY_VARIABLES[target.provider]
-        key = environ.get(variable, "").strip()
-        if not key:
-            raise missing_key(target.name, variable)
-    return Target(target.provider, target.model, target.base_url, key or None)
+        return NO_KEY
+    variable = variable or KEY_VARIABLES.get(target.provider)
+    if variable and not (key := environ.get(variable, "").strip()):
+        raise missing_key(target.name, variable)
+    return key or None
 
 
 def _base_url(text: str | None, where: str) -> str | None:
@@ -123,3 +171,44 @@ def _base_url(text: str | None, where: str) -> str | None:
         # The address isn't shown: it may hold a password.
         raise ValueError(f"{where} is not an address like http://localhost:8000/v1") from None
     return text.rstrip("/").removesuffix("/chat/completions")
+
+
+def rubric_extra_info(columns: Mapping[str, Any], original_input: str | None) -> dict[str, Any]:
+    """A row's columns, and beside them everything that rubric functions read.
+
+    `provider`, `model`, `rubric`, `api_key_env`, `score_min`, `score_max`, `system_prompt`, `original_input` and
+    `metadata` are always there. They are the row's own where it has them in the right type (`provider` and `model` only
+    together), else: the judge that calls are redirected to, or openai/gpt-5-mini; the provider's key variable; a
+    general rubric; 0.0 and 1.0; None; the row's user prompt; and all of the row's columns.
+    """
+    redirect = current_redirect()
+    provider, model = _text(columns, "provider"), _text(columns, "model")
+    if provider is None or model is None:
+        provider, model = DEFAULT_PROVIDER, DEFAULT_MODEL
+    variable = _text(columns, "api_key_env") or key_variable(provider)
+    if redirect is not None:
+        variable = JUDGE_KEY
+        provider, model = redirect.judge(model)
+    metadata = columns.get("metadata")
+    return {
+        **columns,
+        "provider": provider,
+        "model": model,
+        "rubric": _text(columns, "rubric") or DEFAULT_RUBRIC,
+        "api_key_env": variable,
+        "score_min": _number(columns, "score_min", 0.0),
+        "score_max": _number(columns, "score_max", 1.0),
+        "system_prompt": _text(columns, "system_prompt"),
+        "original_input": _text(columns, "original_input") or original_input,
+        "metadata": metadata if isinstance(metadata, dict) else dict(columns),
+    }
+
+
+def _text(columns: Mapping[str, Any], name: str) -> str | None:
+    value = columns.get(name)
+    return value if isinstance(value, str) and value.strip() else None
+
+
+def _number(columns: Mapping[str, Any], name: str, default: float) -> float:
+    number = finite_number(columns.get(name))
+    return default if number is None else number

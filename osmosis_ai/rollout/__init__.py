@@ -1,13 +1,13 @@
 """Agent loops of one's own, and the server that offers them to a trainer: the remote rollout SDK.
 
-The names are loaded when they are first used, so that a loop doesn't pay for a server it doesn't start.
+Agent loops in training repositories import every name from here, wherever it lives. Names are loaded when they are
+first used, so that a loop doesn't pay for a server it doesn't start.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from osmosis_ai.compat import ROLLOUT_NAMES, lazy_names
 
 if TYPE_CHECKING:
     from osmosis_ai.errors import (
@@ -87,7 +87,17 @@ __all__ = [
     "validate_agent_loop",
 ]
 
-__getattr__ = lazy_names(__name__, ROLLOUT_NAMES)
+_HOMES = ("errors", "rollout.tools", "rollout.core.schemas", "rollout.core.base", "rollout.validator", "rollout.server")
+"""Where the names live: what loads little comes first, because a name's module is looked for in this order."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = (import_module(f"osmosis_ai.{home}") for home in _HOMES)
+    value: object = next(getattr(module, name) for module in modules if name in module.__all__)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -40,7 +40,7 @@ def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Findi
             yield finding("OSM002", "a link to a place outside the repository", file=shown)
             continue
         try:
-            rubrics = load_rubrics(path).rubrics
+            rubrics = load_rubrics(path)
         except UsageError as error:
             message = str(error).removeprefix(str(path))
             line = re.match(r":(\d+)", message)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from osmosis_ai.reward_rubric.agreement import Confusion, agreement, spearman
+from osmosis_ai.reward_rubric.evaluation import Confusion, agreement, spearman
 
 NUMBERS = st.floats(-100, 100, allow_nan=False)
 
 
 def test_known_values() -> None:
-    found = agreement([0.9, 0.2, 0.4, 0.6], [1.0, 0.0, 0.5, 0.0], 0.5)
+    found = agreement("label", [0.9, 0.2, 0.4, 0.6], [1.0, 0.0, 0.5, 0.0], 0.5)
     assert found.mean_absolute_error == pytest.approx((0.1 + 0.2 + 0.1 + 0.6) / 4)
     assert found.confusion == Confusion(true_positive=1, false_positive=1, false_negative=1, true_negative=1)
     assert found.accuracy == 0.5
@@ -38,10 +38,10 @@ def test_it_is_symmetric_and_bounded(pairs: list[tuple[float, float]]) -> None:
     rank = spearman(a, b)
     assert rank == spearman(b, a)
     assert rank is None or -1 <= rank <= 1
-    assert agreement(a, a, 0.0).mean_absolute_error == 0
-    assert agreement(a, b, 0.0).records == len(pairs)
+    assert agreement("label", a, a, 0.0).mean_absolute_error == 0
+    assert agreement("label", a, b, 0.0).records == len(pairs)
 
 
 def test_as_many_scores_as_labels_are_needed() -> None:
-    with pytest.raises(ValueError, match="got 1 and 0"):
-        agreement([1.0], [], 0.5)
+    with pytest.raises(ValueError, match="shorter"):
+        agreement("label", [1.0], [], 0.5)

@@ -27,11 +27,10 @@ from osmosis_ai import (
     evaluate_rubric,
 )
 from osmosis_ai.records import Usage
+from osmosis_ai.reward_rubric.judge import trace_judge_calls
 from osmosis_ai.reward_rubric.prompt import Case, judge_messages
-from osmosis_ai.reward_rubric.redirect import judge_variables
 from osmosis_ai.reward_rubric.reply import Judgement, UnusableReplyError, parse_judgement
-from osmosis_ai.reward_rubric.target import find_target
-from osmosis_ai.reward_rubric.tracing import trace_judge_calls
+from osmosis_ai.reward_rubric.target import find_target, judge_variables
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, hang, status, text
 
 KEY = "sk-secret-0123456789"

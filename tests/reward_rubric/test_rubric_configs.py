@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_file_is_read_with_its_defaults(file: Path) -> None:
     file.write_text(GOOD, encoding="utf-8")
-    full, short = load_rubrics(file).rubrics
+    full, short = load_rubrics(file)
     assert (full.id, full.title, full.line) == ("support_followup", "Support Follow-Up Effectiveness", 6)
     assert full.rubric == "Is the customer told\nwhat happens next?"
     assert full.model_info == {"provider": "openai", "model": "gpt-5", "timeout": 45}

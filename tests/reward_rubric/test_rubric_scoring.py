@@ -15,8 +15,8 @@ import pytest
 from osmosis_ai.discovery.repository import find_repository
 from osmosis_ai.errors import FunctionError
 from osmosis_ai.records import FunctionRef, Score, ScoringInput
-from osmosis_ai.reward_rubric.redirect import judge_variables
 from osmosis_ai.reward_rubric.resolve import discovered_rubrics, resolve_rubrics
+from osmosis_ai.reward_rubric.target import judge_variables
 from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
 from osmosis_ai.testing import ScriptedEndpoint, status, text
 

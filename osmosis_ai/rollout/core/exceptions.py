@@ -1,6 +1,6 @@
-"""The errors of agent loops and of their talk with a trainer, under the path that repositories import: see `compat`.
+"""The errors of agent loops and of their talk with a trainer, under the path that repositories import.
 
-They are defined in `osmosis_ai.errors`, the one error tree.
+New code imports them from `osmosis_ai.errors`, the one error tree.
 """
 
 from __future__ import annotations

@@ -19,9 +19,8 @@ from osmosis_ai.errors import FunctionError, MissingAPIKeyError, ModelStartError
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.records import FunctionRef, ModelSpec, Record
 from osmosis_ai.reward_rubric.configs import load_rubric
-from osmosis_ai.reward_rubric.redirect import current_redirect
 from osmosis_ai.reward_rubric.resolve import resolve_rubrics
-from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, find_target
+from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, current_redirect, find_target
 from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.store.schema import database_path
@@ -211,7 +210,7 @@ def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *
     """See that the judges that are known have their keys, and prices if they must. Connects to nothing.
 
     Which judge an `@osmosis_rubric` function asks is known only where all judge calls are redirected to one model; an
-    unpriced one is refused when the function asks it (`redirect.JUDGE_PRICED`). With `priced` this imports LiteLLM.
+    unpriced one is refused when the function asks it (`target.JUDGE_PRICED`). With `priced` this imports LiteLLM.
     Raises ModelStartError.
     """
     from osmosis_ai.reward_rubric.judge import has_price

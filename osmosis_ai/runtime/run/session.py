@@ -27,7 +27,7 @@ from osmosis_ai.masking import Masker
 from osmosis_ai.models.engines import banner_of
 from osmosis_ai.options import secret_values
 from osmosis_ai.records import Outcome, Rollout
-from osmosis_ai.reward_rubric.redirect import judge_variables
+from osmosis_ai.reward_rubric.target import judge_variables
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.pool.backends import open_pool
 from osmosis_ai.runtime.pool.base import Pool, PoolOptions, default_workers

@@ -25,8 +25,8 @@ from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import SourceLoader
 from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Message, Score, ScoringInput
-from osmosis_ai.reward_rubric.extra_info import rubric_extra_info
-from osmosis_ai.reward_rubric.tracing import trace_judge_calls
+from osmosis_ai.reward_rubric.judge import trace_judge_calls
+from osmosis_ai.reward_rubric.target import rubric_extra_info
 from osmosis_ai.runtime.worker.series import Overdue, run_series
 
 if TYPE_CHECKING:
