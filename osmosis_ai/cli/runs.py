@@ -178,14 +178,14 @@ def compare(
     with _session(context, root, json) as session:
         from osmosis_ai.cli.runs_output import print_comparison, print_view
         from osmosis_ai.store.compare import compare_runs
-        from osmosis_ai.store.views import comparison_view
 
         store = session.store
-        comparison = compare_runs(store, store.find_run(a), store.find_run(b), pass_threshold)
+        found_a, found_b = store.find_run(a), store.find_run(b)
+        comparison = compare_runs(store, found_a, found_b, pass_threshold)
         if session.json:
-            print_view(session.output, session.masker, comparison_view(comparison))
+            print_view(session.output, session.masker, comparison)
         else:
-            print_comparison(session.output, comparison, store, limit=limit)
+            print_comparison(session.output, comparison, found_a, found_b, store, limit=limit)
         if not comparison.functions:
             if comparison.rows.shared:
                 session.output.warn("no function has scored both runs; `osmosis runs rescore` scores a stored run")

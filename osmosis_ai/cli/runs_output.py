@@ -15,9 +15,8 @@ from osmosis_ai.records import Failure, Record, Score
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store import FunctionTotals, Queries, RunInfo, ScoredRollout
-from osmosis_ai.store.compare import FunctionComparison, RunComparison
 from osmosis_ai.store.transcript import transcript
-from osmosis_ai.store.views import encode_view, shown_status
+from osmosis_ai.store.views import ComparedRuns, encode_view, shown_status
 from osmosis_ai.text import failure_line, visible
 
 __all__ = [
@@ -122,54 +121,48 @@ def print_transcript(output: Output, scored: ScoredRollout) -> None:
 # Comparisons
 
 
-def print_comparison(output: Output, comparison: RunComparison, store: Queries, *, limit: int) -> None:
+def print_comparison(
+    output: Output, comparison: ComparedRuns, a: RunInfo, b: RunInfo, store: Queries, *, limit: int
+) -> None:
     """Two runs side by side, and the rows that flipped.
 
-    Args:
-        output: Where to print.
-        comparison: What to print.
-        store: Where the rows are.
-        limit: Rows to list for each function.
+    At most `limit` rows are listed for each function.
     """
-    for name, run in (("A", comparison.a), ("B", comparison.b)):
+    for name, run in (("A", a), ("B", b)):
         _line(output, f"{name}  {run.id}  {run.command}, {_model(run)} on {_dataset(run)}, {_recorded(run)} rollouts")
     for note in comparison.notes:
         output.warn(visible(note))
     if comparison.functions:
         columns = ("function", "A ± stderr", "B ± stderr", "B − A", "95 % CI", "B wins", "B loses", "ties")
         table = _table(columns, right=columns[1:], folding=columns[:1])
-        for function in comparison.functions:
-            paired = function.paired
+        for name, function in comparison.functions.items():
             table.add_row(
                 *_cells(
                     output,
-                    function.function,
+                    name,
                     _mean(function.a),
                     _mean(function.b),
-                    f"{paired.mean_difference:+.3f}",
-                    _interval(paired.confidence_interval),
-                    *(str(count) for count in (paired.wins, paired.losses, paired.ties)),
+                    f"{function.difference:+.3f}",
+                    _interval(function.confidence_interval),
+                    *(str(count) for count in (function.wins, function.losses, function.ties)),
                 )
             )
         output.result(table)
-    for function in comparison.functions:
-        _print_flips(output, comparison, function, store, limit)
+    for name in comparison.functions:
+        _print_flips(output, comparison, name, store, limit)
     for name, functions in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if functions:
             _line(output, f"only {name} was scored with {', '.join(functions)}")
 
 
-def _print_flips(
-    output: Output, comparison: RunComparison, function: FunctionComparison, store: Queries, limit: int
-) -> None:
-    passing = sum(flip.passes for flip in function.flips)
-    failing = len(function.flips) - passing
+def _print_flips(output: Output, comparison: ComparedRuns, name: str, store: Queries, limit: int) -> None:
+    function = comparison.functions[name]
     if not function.flips:
-        _line(output, f"{function.function}: no row crossed the pass threshold {comparison.pass_threshold:g}")
+        _line(output, f"{name}: no row crossed the pass threshold {comparison.pass_threshold:g}")
         return
     _line(
         output,
-        f"{function.function}: flipped to passing: {passing}, to failing: {failing} "
+        f"{name}: flipped to passing: {function.now_pass}, to failing: {function.now_fail} "
         f"(pass threshold {comparison.pass_threshold:g})",
     )
     for flip in function.flips[:limit]:

@@ -1,82 +1,37 @@
-"""Two stored runs, row by row: what differs, by how much, and which rows flipped."""
+"""Compare two stored runs row by row: what differs, by how much, and which rows flipped."""
 
 from __future__ import annotations
 
 from statistics import fmean
 
-from osmosis_ai.records import Record
-from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
+from osmosis_ai.reward_fn.statistics import paired, summarize
 from osmosis_ai.store import FunctionTotals, PairedRow, Queries, RunInfo, SharedRows
+from osmosis_ai.store.views import ComparedFunction, ComparedRuns, FlippedRow, run_view
 
-__all__ = ["FlippedRow", "FunctionComparison", "RunComparison", "compare_runs"]
+__all__ = ["compare_runs"]
 
 _TOLERANCE = 1e-9
 
 
-class FlippedRow(Record, frozen=True):
-    """A row on the other side of the pass threshold in the second run."""
-
-    row_index: int
-    """Position of the row in the dataset of the first run, from 0."""
-    row_id: str
-    """Hash of the row's content and its occurrence number."""
-    a: float
-    """Mean score in the first run."""
-    b: float
-    """Mean score in the second run."""
-
-    @property
-    def passes(self) -> bool:
-        """True if the row passes in the second run."""
-        return self.b > self.a
-
-
-class FunctionComparison(Record, frozen=True):
-    """One function's scores on the rows both runs have. `paired` is b − a: a win is a row where b is higher.
-
-    `same_code` is None when it isn't known of every score which code computed it.
-    """
-
-    function: str
-    a: FunctionStatistics
-    b: FunctionStatistics
-    paired: PairedComparison
-    flips: list[FlippedRow]
-    same_code: bool | None
-
-
-class RunComparison(Record, frozen=True):
-    """The second run against the first. `notes` say what makes the comparison less than it seems."""
-
-    a: RunInfo
-    b: RunInfo
-    pass_threshold: float
-    rows: SharedRows
-    functions: list[FunctionComparison]
-    only_in_a: list[str]
-    only_in_b: list[str]
-    notes: list[str]
-
-
-def compare_runs(store: Queries, a: RunInfo, b: RunInfo, pass_threshold: float) -> RunComparison:
+def compare_runs(store: Queries, a: RunInfo, b: RunInfo, pass_threshold: float) -> ComparedRuns:
     """Compare run `b` with run `a` on the rows both have, by every function both were scored with.
 
     Rows are the same when their content is. A row's score is the mean over its attempts; a missing score counts as 0. A
     row passes when its mean score is at least `pass_threshold`.
     """
     totals_a, totals_b = _totals(store, a), _totals(store, b)
-    both = [name for name in totals_a if name in totals_b]
-    functions = [
-        _compare_function(store, a, b, name, pass_threshold, _same_code(totals_a[name], totals_b[name]))
-        for name in both
-    ]
+    functions = {
+        name: _compare_function(store, a, b, name, pass_threshold, _same_code(totals_a[name], totals_b[name]))
+        for name in totals_a
+        if name in totals_b
+    }
     rows = store.shared_rows(a.id, b.id)
-    return RunComparison(
-        a=a,
-        b=b,
+    return ComparedRuns(
+        a=run_view(a),
+        b=run_view(b),
         pass_threshold=pass_threshold,
         rows=rows,
-        functions=[function for function in functions if function.paired.rows],
+        functions={name: function for name, function in functions.items() if function.rows},
         only_in_a=[name for name in totals_a if name not in totals_b],
         only_in_b=[name for name in totals_b if name not in totals_a],
         notes=_notes(a, b, rows, functions),
@@ -97,7 +52,7 @@ def _same_code(a: FunctionTotals | None, b: FunctionTotals | None) -> bool | Non
 
 def _compare_function(
     store: Queries, a: RunInfo, b: RunInfo, function: str, threshold: float, same_code: bool | None
-) -> FunctionComparison:
+) -> ComparedFunction:
     scores_a: list[list[float | None]] = []
     scores_b: list[list[float | None]] = []
     flips = []
@@ -107,13 +62,22 @@ def _compare_function(
         flip = _flip(row, threshold)
         if flip is not None:
             flips.append(flip)
-    return FunctionComparison(
-        function=function,
+    difference = paired(scores_b, scores_a)
+    passing = sum(row.passes for row in flips)
+    return ComparedFunction(
         a=summarize(scores_a, threshold),
         b=summarize(scores_b, threshold),
-        paired=paired(scores_b, scores_a),
-        flips=flips,
+        difference=difference.mean_difference,
+        rows=difference.rows,
+        wins=difference.wins,
+        losses=difference.losses,
+        ties=difference.ties,
+        standard_error=difference.standard_error,
+        confidence_interval=difference.confidence_interval,
         same_code=same_code,
+        now_pass=passing,
+        now_fail=len(flips) - passing,
+        flips=flips,
     )
 
 
@@ -124,7 +88,7 @@ def _flip(row: PairedRow, threshold: float) -> FlippedRow | None:
     return FlippedRow(row.row_index, row.row_id, a, b)
 
 
-def _notes(a: RunInfo, b: RunInfo, rows: SharedRows, functions: list[FunctionComparison]) -> list[str]:
+def _notes(a: RunInfo, b: RunInfo, rows: SharedRows, functions: dict[str, ComparedFunction]) -> list[str]:
     notes = []
     for name, run in (("A", a), ("B", b)):
         if run.config.get("stand_in"):
@@ -154,7 +118,7 @@ def _notes(a: RunInfo, b: RunInfo, rows: SharedRows, functions: list[FunctionCom
     )
     if differing:
         notes.append(f"the runs also differ in: {', '.join(differing)}")
-    changed = [function.function for function in functions if function.same_code is False]
+    changed = [name for name, function in functions.items() if function.same_code is False]
     if changed:
         notes.append(
             f"other code computed the scores of {', '.join(changed)} in the other run; "

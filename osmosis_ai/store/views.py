@@ -12,7 +12,6 @@ import msgspec
 
 from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Record, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
-from osmosis_ai.store.compare import FlippedRow, FunctionComparison, RunComparison
 from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, SharedRows
 from osmosis_ai.store.tables import RunStatus
 
@@ -152,6 +151,24 @@ class ShownRow(Record, frozen=True):
     """Rollouts of the row beyond `--limit`."""
 
 
+class FlippedRow(Record, frozen=True):
+    """A row on the other side of the pass threshold in the second run."""
+
+    row_index: int
+    """Position of the row in the dataset of the first run, from 0."""
+    row_id: str
+    """Hash of the row's content and its occurrence number."""
+    a: float
+    """Mean score in the first run."""
+    b: float
+    """Mean score in the second run."""
+
+    @property
+    def passes(self) -> bool:
+        """True if the row passes in the second run."""
+        return self.b > self.a
+
+
 class ComparedFunction(Record, frozen=True):
     """One function's scores of two runs on the rows that both have."""
 
@@ -287,20 +304,6 @@ def rollout_detail(scored: ScoredRollout) -> RolloutDetail:
     )
 
 
-def comparison_view(comparison: RunComparison) -> ComparedRuns:
-    """Show the comparison of two runs."""
-    return ComparedRuns(
-        a=run_view(comparison.a),
-        b=run_view(comparison.b),
-        pass_threshold=comparison.pass_threshold,
-        rows=comparison.rows,
-        functions={function.function: _compared(function) for function in comparison.functions},
-        only_in_a=comparison.only_in_a,
-        only_in_b=comparison.only_in_b,
-        notes=comparison.notes,
-    )
-
-
 def _rollout(kind: type[R], scored: ScoredRollout, **more: object) -> R:
     stored, rollout = scored.stored, scored.stored.rollout
     return kind(
@@ -321,26 +324,6 @@ def _rollout(kind: type[R], scored: ScoredRollout, **more: object) -> R:
         finished_at=_iso(stored.finished_at),
         scores=scored.scores,
         **more,
-    )
-
-
-def _compared(function: FunctionComparison) -> ComparedFunction:
-    paired = function.paired
-    passing = sum(row.passes for row in function.flips)
-    return ComparedFunction(
-        a=function.a,
-        b=function.b,
-        difference=paired.mean_difference,
-        rows=paired.rows,
-        wins=paired.wins,
-        losses=paired.losses,
-        ties=paired.ties,
-        standard_error=paired.standard_error,
-        confidence_interval=paired.confidence_interval,
-        same_code=function.same_code,
-        now_pass=passing,
-        now_fail=len(function.flips) - passing,
-        flips=function.flips,
     )
 
 

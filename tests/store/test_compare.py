@@ -11,7 +11,8 @@ import pytest
 
 from osmosis_ai.records import Failure, Rollout, Row, Score
 from osmosis_ai.store import RunInfo, RunStore, SharedRows
-from osmosis_ai.store.compare import FlippedRow, compare_runs
+from osmosis_ai.store.compare import compare_runs
+from osmosis_ai.store.views import FlippedRow
 
 FAILURE = Failure("model", "dropped")
 
@@ -53,19 +54,19 @@ def test_rows_are_joined_by_content_and_scored_by_their_mean(store: RunStore) ->
     a = save(store, {"x": [0.7, 0.7, 0.7], "y": [1.0, 0.0], "gone": [1.0]})
     b = save(store, {"new": [0.0], "y": [1.0, 1.0], "x": [0.0]})
     found = compare_runs(store, a, b, 0.7)
-    (function,) = found.functions
+    (function,) = found.functions.values()
     # The mean of three times 0.7 is a little less than 0.7 in floating point, and passes all the same.
     assert function.flips == [FlippedRow(0, "x", pytest.approx(0.7), 0.0), FlippedRow(1, "y", 0.5, 1.0)]
     assert [flip.passes for flip in function.flips] == [False, True]
-    assert function.paired.mean_difference == pytest.approx((0.5 - 0.7) / 2)
-    assert (function.paired.wins, function.paired.losses, function.paired.ties) == (1, 1, 0)
+    assert function.difference == pytest.approx((0.5 - 0.7) / 2)
+    assert (function.wins, function.losses, function.ties) == (1, 1, 0)
     assert found.rows == SharedRows(2, 1, 1)
 
 
 def test_a_failed_rollout_counts_as_zero_and_is_said(store: RunStore) -> None:
     a, b = save(store, {"x": [1.0], "y": [1.0]}), save(store, {"x": [None], "y": [None]})
     found = compare_runs(store, a, b, 1.0)
-    assert found.functions[0].paired.mean_difference == -1.0
+    assert found.functions["f"].difference == -1.0
     assert found.notes == ["run B has 2 failed rollouts; their missing scores count as 0"]
 
 
@@ -97,5 +98,5 @@ def test_other_reward_code_is_noticed(
 ) -> None:
     a, b = save(store, {"x": [1.0]}, code=code_a), save(store, {"x": [1.0]}, code=code_b)
     found = compare_runs(store, a, b, 1.0)
-    assert found.functions[0].same_code is same
+    assert found.functions["f"].same_code is same
     assert any("rescore" in note for note in found.notes) is (same is False)

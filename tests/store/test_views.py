@@ -20,7 +20,6 @@ from osmosis_ai.store.views import (
     RescoredRun,
     ShownRow,
     ShownRun,
-    comparison_view,
     encode_view,
     rollout_detail,
     rollout_summary,
@@ -115,7 +114,7 @@ def test_rollouts_are_shown_without_and_with_their_trajectories(store: RunStore)
 
 def test_a_comparison_is_shown_by_function(store: RunStore) -> None:
     a, b = new_run(store, 0.0), new_run(store, 1.0)
-    shown = checked(comparison_view(compare_runs(store, a, b, 1.0)))
+    shown = checked(compare_runs(store, a, b, 1.0))
     function = shown["functions"]["f"]
     assert (function["difference"], function["wins"], function["now_pass"], function["now_fail"]) == (0.5, 1, 1, 0)
     assert function["flips"] == [{"row_index": 0, "row_id": "row0", "a": 0.0, "b": 1.0}]
