@@ -212,7 +212,7 @@ class _Watcher:
         self._follower.learn()
 
     def _show(self, display: Display, iteration: Iteration) -> None:
-        data = iteration.report.to_json(self.session.outcomes, iteration=iteration.as_object())
+        data = iteration.report.to_json(self.session.outcomes, iteration=iteration.done)
         data = self._masker.encoded(data)
         save_results(data, self._output_file)
         self._shown = iteration
@@ -238,7 +238,7 @@ class _Watcher:
 
     def _transcript(self) -> list[str]:
         iteration = self._shown
-        flips = [*iteration.passed, *iteration.failed] if iteration is not None else []
+        flips = [*iteration.done.flipped.passed, *iteration.done.flipped.failed] if iteration is not None else []
         if iteration is None or not flips:
             return ["no row has flipped"]
         from osmosis_ai.store.transcript import transcript

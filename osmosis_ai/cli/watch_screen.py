@@ -132,15 +132,15 @@ class _Working:
 
 
 def _results(iteration: Iteration) -> list[Any]:
-    plan, report = iteration.plan, iteration.report
+    done, plan, report = iteration.done, iteration.plan, iteration.report
     stand_in = " (offline stand-in)" if report.policy.stand_in else ""
-    redone = f"{iteration.rollouts} rollouts, {iteration.scores} scores, {iteration.cached_turns} cached turns"
+    redone = f"{done.redone.rollouts} rollouts, {done.redone.scores} scores, {done.redone.cached_turns} cached turns"
     parts: list[Any] = [
-        Text(f"iteration {iteration.number}: {', '.join(iteration.trigger)}", style="bold"),
-        Text(f"{report.policy.model}{stand_in}, {plan.total_rows} rows; redone: {redone}; {iteration.took_ms:.0f} ms"),
+        Text(f"iteration {done.number}: {', '.join(done.trigger)}", style="bold"),
+        Text(f"{report.policy.model}{stand_in}, {plan.total_rows} rows; redone: {redone}; {done.took_ms:.0f} ms"),
         _scores(iteration),
     ]
-    if iteration.out_of_budget:
+    if done.out_of_budget:
         parts.append(
             Text(f"stopped: the budget of ${plan.config.limits.max_cost:g} (--max-cost) is spent", style="red")
         )
@@ -155,13 +155,13 @@ def _results(iteration: Iteration) -> list[Any]:
             where = f" at {cause.file}:{cause.line}" if cause.file else ""
             parts.append(Text(f"  {cause.count} × {cause.origin}{where}: {cause.message}", style="red"))
     for name, style, tools in (
-        ("added", "green", iteration.tools.added),
-        ("removed", "red", iteration.tools.removed),
-        ("changed", "yellow", iteration.tools.changed),
+        ("added", "green", done.tools.added),
+        ("removed", "red", done.tools.removed),
+        ("changed", "yellow", done.tools.changed),
     ):
         if tools:
             parts.append(Text(f"tools {name}: {', '.join(tools)}", style=style))
-    parts += _flips("now pass", "green", iteration.passed) + _flips("now fail", "red", iteration.failed)
+    parts += _flips("now pass", "green", done.flipped.passed) + _flips("now fail", "red", done.flipped.failed)
     return parts
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import anyio.abc
@@ -15,9 +16,9 @@ from osmosis_ai.errors import OsmosisRolloutError, StartError
 from osmosis_ai.records import Failure, Tool
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import error_response
-from osmosis_ai.runtime.pool.backends import open_pool
-from osmosis_ai.runtime.pool.base import Pool, PoolOptions
+from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.pool.group import JobFailedError
+from osmosis_ai.runtime.pool.kept import KeptPool
 from osmosis_ai.runtime.protocol import Inspected, Ready, WorkerSpec
 from osmosis_ai.runtime.watch.changes import Watched, from_root
 from osmosis_ai.runtime.watch.follow import Follower, Save
@@ -30,54 +31,15 @@ BUILT_IN = "mcp"
 _log = logging.getLogger(__name__)
 
 
-class _Workers:
-    """Workers that have loaded one state of the code: those that run rollouts, and one that only says which tools
-    there are, so that this is never held up by what a loop does."""
+class _Loaded(NamedTuple):
+    """Workers that have loaded one state of the code: those that run rollouts, and, for an agent loop, one that only
+    says which tools there are, so that this is never held up by what the loop does."""
 
-    def __init__(self) -> None:
-        self.name = BUILT_IN
-        self.runs: Pool
-        self.asks: Pool | None = None
-        self.opened = anyio.Event()
-        self.closed = anyio.Event()
-        self.error: StartError | None = None
-        self._busy = 0
-        self._released = False
-        self._idle = anyio.Event()
+    runs: KeptPool
+    asks: KeptPool | None
 
-    async def keep(self, spec: WorkerSpec, options: PoolOptions) -> None:
-        """Hold them until they are released and have nothing left to do."""
-        try:
-            async with AsyncExitStack() as stack:
-                self.runs = await stack.enter_async_context(open_pool(spec, options))
-                self.name = self.runs.loaded.agent or BUILT_IN
-                if spec.agent is not None:
-                    asking = msgspec.structs.replace(options, workers=1, isolation="session")
-                    self.asks = await stack.enter_async_context(open_pool(spec, asking))
-                self.opened.set()
-                await self._idle.wait()
-        except StartError as error:
-            self.error = error
-        finally:
-            self.opened.set()
-            self.closed.set()
-
-    def __enter__(self) -> _Workers:
-        self._busy += 1
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._busy -= 1
-        self._let_go()
-
-    def release(self) -> None:
-        """No further job comes."""
-        self._released = True
-        self._let_go()
-
-    def _let_go(self) -> None:
-        if self._released and not self._busy:
-            self._idle.set()
+    def pools(self) -> list[KeptPool]:
+        return [self.runs] if self.asks is None else [self.runs, self.asks]
 
 
 class PoolRunner:
@@ -94,38 +56,37 @@ class PoolRunner:
         self._options = options
         self._reload = reload
         self._said = said
-        self._workers = _Workers()
-        self._all: list[_Workers] = []
+        self._workers: _Loaded
         self._group: anyio.abc.TaskGroup
         self._stop = anyio.Event()
 
     @property
     def name(self) -> str:
         """The agent loop's name."""
-        return self._workers.name
+        return self.loaded.agent or BUILT_IN
 
     @property
     def loaded(self) -> Ready:
         """What the workers have loaded."""
-        return self._workers.runs.loaded
+        return self._workers.runs.pool.loaded
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Load the agent into workers, which end with the block; raises StartError when it can't be loaded."""
+        # Ends when no pool is left: what runs goes on to its end.
         async with task_group() as self._group:
             self._workers = await self._load()
             try:
-                if self._reload:
-                    self._group.start_soon(self._follow_files)
-                yield
+                async with task_group() as following:
+                    if self._reload:
+                        following.start_soon(self._follow_files, following)
+                    yield
+                    self._stop.set()
+                    following.cancel_scope.cancel()
             finally:
                 self._stop.set()
-                for workers in self._all:
-                    workers.release()
-                with anyio.CancelScope(shield=True):
-                    for workers in self._all:
-                        await workers.closed.wait()
-                self._group.cancel_scope.cancel()
+                for kept in self._workers.pools():
+                    kept.release()
 
     async def start(self) -> None:
         """Nothing to do: the workers are there before the server is."""
@@ -135,19 +96,19 @@ class PoolRunner:
 
     async def inspect(self) -> Inspected:
         """Validate the agent loop; raises OsmosisRolloutError when that took its worker down."""
-        with self._workers as workers:
+        with self._workers.asks or self._workers.runs as pool:
             try:
-                return await (workers.asks or workers.runs).inspect()
+                return await pool.inspect()
             except JobFailedError as failed:
                 raise OsmosisRolloutError(_said(failed.failure)) from failed
 
     async def tools(self, request: RolloutRequest) -> list[Tool]:
         """The tools of a rollout; raises OsmosisRolloutError when the loop can't say."""
-        with self._workers as workers:
-            if workers.asks is None:
-                return workers.runs.loaded.tools
+        if self._workers.asks is None:
+            return self.loaded.tools
+        with self._workers.asks as pool:
             try:
-                done = await workers.asks.tools(request.model_dump(mode="json"))
+                done = await pool.tools(request.model_dump(mode="json"))
             except JobFailedError as failed:
                 raise OsmosisRolloutError(f"get_tools: {_said(failed.failure)}") from failed
         if done.error is not None:
@@ -156,9 +117,9 @@ class PoolRunner:
 
     async def run(self, request: RolloutRequest) -> RolloutResponse:
         """Run one rollout; what the loop does wrong, or does to its worker, is in the response."""
-        with self._workers as workers:
+        with self._workers.runs as pool:
             try:
-                return RolloutResponse.model_validate(await workers.runs.serve(request.model_dump(mode="json")))
+                return RolloutResponse.model_validate(await pool.serve(request.model_dump(mode="json")))
             except JobFailedError as failed:
                 return error_response(request, _said(failed.failure))
 
@@ -170,29 +131,35 @@ class PoolRunner:
             self._said(f"not reloaded, the last good code goes on: {error}")
             return
         old, self._workers = self._workers, fresh
-        old.release()
+        for kept in old.pools():
+            kept.release()
         self._said("reloaded")
 
-    async def _load(self) -> _Workers:
-        workers = _Workers()
-        self._all = [known for known in self._all if not known.closed.is_set()]
-        self._all.append(workers)
-        self._group.start_soon(workers.keep, self._spec, self._options)
-        await workers.opened.wait()
-        if workers.error is not None:
-            raise workers.error
-        return workers
+    async def _load(self) -> _Loaded:
+        runs, asks = KeptPool(self._group, self._spec, self._options), None
+        if self._spec.agent is not None:
+            options = msgspec.structs.replace(self._options, workers=1, isolation="session")
+            asks = KeptPool(self._group, self._spec, options)
+        fresh = _Loaded(runs, asks)
+        try:
+            for kept in fresh.pools():
+                await kept.opened()
+        except BaseException:
+            for kept in fresh.pools():
+                kept.abandon()
+            raise
+        return fresh
 
-    async def _follow_files(self) -> None:
+    async def _follow_files(self, group: anyio.abc.TaskGroup) -> None:
         root, agent_dir = _watched_folders(self._spec)
 
         def watched() -> Watched:
-            return Watched("", agent_dir, frozenset(self._workers.runs.loaded.tool_sources), frozenset())
+            return Watched("", agent_dir, frozenset(self.loaded.tool_sources), frozenset())
 
         follower = Follower(root, watched)
         follower.learn()
         send, saves = anyio.create_memory_object_stream[Save](1000)
-        self._group.start_soon(follower.follow, send, self._stop)
+        group.start_soon(follower.follow, send, self._stop)
         async for save in saves:
             if save.stale.tools:
                 await self.reload()

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 
 from osmosis_ai.errors import StartError
-from osmosis_ai.runtime.pool.base import Pool, PoolOptions
+from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.pool.group import WorkerGroup
-from osmosis_ai.runtime.pool.pool import open_groups
+from osmosis_ai.runtime.pool.pool import WorkerPool, open_groups
 from osmosis_ai.runtime.protocol import Event, NotReady, Order, Retiring, WorkerSpec
 from osmosis_ai.runtime.worker.worker import Worker, follow_orders, load_repository
 
@@ -22,7 +22,7 @@ __all__ = ["open_inline"]
 
 
 @asynccontextmanager
-async def open_inline(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
+async def open_inline(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[WorkerPool]:
     """Load the repository into this process. What user code prints goes to stderr meanwhile."""
     os.environ.update(options.environ)
     group = WorkerGroup(_InlineSpawner(spec), 1, sys.maxsize, math.inf, spec.batch_size, load_limit=math.inf)

@@ -14,10 +14,10 @@ import msgspec
 import psutil
 
 from osmosis_ai.runtime.pool import forkserver
-from osmosis_ai.runtime.pool.base import LOAD_SECONDS, Pool, PoolOptions
+from osmosis_ai.runtime.pool.base import LOAD_SECONDS, PoolOptions
 from osmosis_ai.runtime.pool.forks import ChildProcess, ForkLine
 from osmosis_ai.runtime.pool.group import WorkerGroup
-from osmosis_ai.runtime.pool.pool import open_groups
+from osmosis_ai.runtime.pool.pool import WorkerPool, open_groups
 from osmosis_ai.runtime.protocol import Boot, Event, Order, WorkerSpec, decode_event, detach, pack, read_frame
 from osmosis_ai.runtime.worker.forking import TEMPLATE, WORKER
 from osmosis_ai.tasks import task_group
@@ -31,7 +31,7 @@ EVENT_BUFFER = 1 << 20
 
 
 @asynccontextmanager
-async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Pool]:
+async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[WorkerPool]:
     """Load the repository into processes: some hold its tools or its agent loop, others its functions."""
     alone = spec.batch_size if options.isolation == "rollout" else 0
     # As many for the tools, as many for the functions.

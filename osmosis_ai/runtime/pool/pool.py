@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from uuid import uuid4
 
@@ -61,61 +61,60 @@ class _Rollouts:
 
 
 class WorkerPool:
-    """Two groups of workers, or the same one twice: for the repository's tools or agent loop, and for its functions.
+    """Two groups of workers, or the same one twice: for the repository's tools or agent loop, and for its functions."""
 
-    Made by `open_groups`.
-    """
-
-    def __init__(self, spec: protocol.WorkerSpec, agents: WorkerGroup | None, scorers: WorkerGroup | None) -> None:
-        self._agents = agents
-        self._scorers = scorers
-        self._refs = {ref.name: ref for ref in spec.functions}
+    def __init__(
+        self, functions: Iterable[FunctionRef], agents: WorkerGroup | None, scorers: WorkerGroup | None
+    ) -> None:
+        self.agents = agents
+        self.scorers = scorers
+        self._refs = {ref.name: ref for ref in functions}
         self._rollouts = _Rollouts()
 
     @property
     def loaded(self) -> protocol.Ready:
-        agent = (self._agents and self._agents.loaded) or protocol.Ready()
-        scorer = (self._scorers and self._scorers.loaded) or protocol.Ready()
+        agent = (self.agents and self.agents.loaded) or protocol.Ready()
+        scorer = (self.scorers and self.scorers.loaded) or protocol.Ready()
         return msgspec.structs.replace(scorer, tools=agent.tools, tool_sources=agent.tool_sources, agent=agent.agent)
 
     @property
     def mixed(self) -> bool:
-        return any(group.mixed for group in (self._agents, self._scorers) if group is not None)
+        return any(group.mixed for group in (self.agents, self.scorers) if group is not None)
 
     @property
     def spent_usd(self) -> float:
         return self._rollouts.spent_usd
 
     async def probe(self, policy: str, *, price: bool) -> None:
-        assert self._agents is not None
+        assert self.agents is not None
         job = protocol.ProbeJob(uuid4().hex, policy, price)
         try:
-            _check(await self._agents.run(job, protocol.Probed, _ignore, _nothing))
+            _check(await self.agents.run(job, protocol.Probed, _ignore, _nothing))
         except JobFailedError as failed:
             raise ModelStartError(f"the model could not be asked: {failed}") from failed
 
     async def rollout(
         self, job: protocol.RolloutJob, listen: Callable[[protocol.Progress], None] | None = None
     ) -> Rollout:
-        assert self._agents is not None
+        assert self.agents is not None
         with self._rollouts.start(job, listen) as builder:
             try:
-                done = await self._agents.run(job, protocol.RolloutDone, self._rollouts.add, builder.restart)
+                done = await self.agents.run(job, protocol.RolloutDone, self._rollouts.add, builder.restart)
             except JobFailedError as failed:
                 return builder.abandon(_while_running(failed.failure, builder.open_tools))
             return builder.finish(done)
 
     def resume(self, order: protocol.Resume) -> None:
-        assert self._agents is not None
+        assert self.agents is not None
         self._rollouts.resume(order)
-        self._agents.resume(order)
+        self.agents.resume(order)
 
     async def score(self, job: protocol.ScoreJob) -> list[list[Score]]:
-        assert self._scorers is not None
+        assert self.scorers is not None
         if len(job.keys) == 1:
             return [await self._score_one(job)]
         try:
-            return _scores(await self._scorers.run(job, protocol.ScoresDone, _ignore, _nothing))
+            return _scores(await self.scorers.run(job, protocol.ScoresDone, _ignore, _nothing))
         except JobFailedError:
             # The function that has taken the worker down is found, and pays alone, when each is scored on its own.
             parts = zip(job.keys, job.rows, strict=True)
@@ -126,13 +125,13 @@ class WorkerPool:
 
     async def _score_one(self, job: protocol.ScoreJob) -> list[Score]:
         """Score a single rollout, again without each function that takes a worker down."""
-        assert self._scorers is not None
+        assert self.scorers is not None
         scores: dict[str, Score] = {}
         while waiting := [name for name in job.functions if name not in scores]:
             started = _LastStarted()
             rest = msgspec.structs.replace(job, functions=waiting)
             try:
-                done = await self._scorers.run(rest, protocol.ScoresDone, started.listen, _nothing)
+                done = await self.scorers.run(rest, protocol.ScoresDone, started.listen, _nothing)
             except JobFailedError as failed:
                 name = started.function or waiting[0]
                 scores[name] = Score(name, failure=_blame_function(self._refs[name], failed.failure))
@@ -141,7 +140,7 @@ class WorkerPool:
         return [scores[name] for name in job.functions]
 
     async def serve(self, request: JsonObject) -> JsonObject:
-        assert self._agents is not None
+        assert self.agents is not None
         replies: list[protocol.TrainerReply] = []
 
         def listen(event: protocol.Progress) -> None:
@@ -150,21 +149,21 @@ class WorkerPool:
                 replies.append(event.reply)
 
         job = protocol.ServeJob(uuid4().hex, request, replies)
-        return (await self._agents.run(job, protocol.ServeDone, listen, _nothing)).response
+        return (await self.agents.run(job, protocol.ServeDone, listen, _nothing)).response
 
     async def tools(self, request: JsonObject) -> protocol.ToolsDone:
-        assert self._agents is not None
-        return await self._agents.run(protocol.ToolsJob(uuid4().hex, request), protocol.ToolsDone, _ignore, _nothing)
+        assert self.agents is not None
+        return await self.agents.run(protocol.ToolsJob(uuid4().hex, request), protocol.ToolsDone, _ignore, _nothing)
 
     async def inspect(self) -> protocol.Inspected:
-        assert self._agents is not None
-        return await self._agents.run(protocol.InspectJob(uuid4().hex), protocol.Inspected, _ignore, _nothing)
+        assert self.agents is not None
+        return await self.agents.run(protocol.InspectJob(uuid4().hex), protocol.Inspected, _ignore, _nothing)
 
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()
 
     def kill(self) -> None:
-        for group in (self._agents, self._scorers):
+        for group in (self.agents, self.scorers):
             if group is not None:
                 group.kill()
 
@@ -183,7 +182,7 @@ async def open_groups(
             await stack.enter_async_context(group.working())
         for group in groups:
             await group.ready()
-        yield WorkerPool(spec, agents, scorers)
+        yield WorkerPool(spec.functions, agents, scorers)
 
 
 class _LastStarted:

@@ -13,8 +13,8 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 import anyio
-import anyio.abc
 import msgspec
+from anyio.abc import TaskGroup
 
 from osmosis_ai.code_hashes import file_hash, function_code
 from osmosis_ai.config import RunConfig
@@ -22,11 +22,12 @@ from osmosis_ai.data.dataset import Dataset, DatasetSummary
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.scan import Problem
 from osmosis_ai.errors import FunctionError, RepositoryError, StartError
-from osmosis_ai.records import JsonObject, Outcome, Record, Rollout, Score
+from osmosis_ai.records import Outcome, Record, Rollout
 from osmosis_ai.reward_rubric.resolve import rubric_files
-from osmosis_ai.runtime.pool.backends import open_pool
-from osmosis_ai.runtime.pool.base import InFlight, Pool, PoolOptions
-from osmosis_ai.runtime.protocol import Inspected, Progress, Ready, Resume, RolloutJob, ScoreJob, ToolsDone, WorkerSpec
+from osmosis_ai.runtime.pool.base import Pool, PoolOptions
+from osmosis_ai.runtime.pool.kept import KeptPool
+from osmosis_ai.runtime.pool.pool import WorkerPool
+from osmosis_ai.runtime.protocol import Progress, Ready, RolloutJob, WorkerSpec
 from osmosis_ai.runtime.run.plan import POLICY, RunPlan
 from osmosis_ai.runtime.run.prepare import Prepared, check_judges, prepare
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
@@ -50,41 +51,16 @@ class Rerun(Record, frozen=True):
 
 
 class Iteration(Record, frozen=True):
-    """One finished iteration. `before` is the last one's report; times in milliseconds.
+    """One finished iteration; `before` is the last one's report."""
 
-    `out_of_budget` tells that something wasn't run or scored, because `--max-cost` is spent.
-    """
-
-    number: int
-    trigger: list[str]
+    done: WatchIteration
     run_id: str
     plan: RunPlan
-    loaded: Ready
     report: Report
     before: Report | None
-    rollouts: int
-    scores: int
-    cached_turns: int
-    passed: list[Flip]
-    failed: list[Flip]
-    tools: ToolChanges
-    took_ms: float
-    out_of_budget: bool = False
-
-    def as_object(self) -> WatchIteration:
-        """The iteration as the documented results have it."""
-        return WatchIteration(
-            number=self.number,
-            trigger=self.trigger,
-            redone=Redone(self.rollouts, self.scores, self.cached_turns),
-            flipped=Flipped(self.passed, self.failed),
-            tools=self.tools,
-            took_ms=self.took_ms,
-            out_of_budget=self.out_of_budget,
-        )
 
 
-class _Verdict(Record, frozen=True):
+class _Verdict(NamedTuple):
     """Whether a rollout passed, for comparison with the next iteration."""
 
     passed: bool
@@ -98,41 +74,27 @@ class _Place(NamedTuple):
     prompt: str
 
 
-class _KeptPool:
-    """A pool that lives in a task of its own, so that it can be replaced while the session goes on.
+class _Last(NamedTuple):
+    """What an iteration leaves for the next one to be compared with."""
 
-    Args:
-        late: Files that code imports only as it runs, known from the pool before, with a hash of their content.
-    """
+    number: int = 0
+    report: Report | None = None
+    tools: dict[str, Any] = {}
+    verdicts: dict[RolloutKey, _Verdict] = {}
 
-    def __init__(self, late: Mapping[str, str]) -> None:
-        self.pool: Pool
-        self.spec: WorkerSpec
+
+class _Side(KeptPool):
+    """The workers that hold the tools, or the functions. `late` are files that code imports only as it runs, known from
+    the workers before, with a hash of their content."""
+
+    def __init__(self, group: TaskGroup, spec: WorkerSpec, options: PoolOptions, late: Mapping[str, str]) -> None:
+        super().__init__(group, spec, options)
         self._late = late
         self._at_start: dict[str, str] = {}
-        self._opened = anyio.Event()
-        self._released = anyio.Event()
-        self._scope = anyio.CancelScope()
-        self._error: StartError | None = None
-
-    async def keep(self, spec: WorkerSpec, options: PoolOptions) -> None:
-        """Hold the pool open until it is released."""
-        with self._scope:
-            try:
-                async with open_pool(spec, options) as pool:
-                    self.pool, self.spec = pool, spec
-                    self._at_start = _sources(pool)
-                    self._opened.set()
-                    await self._released.wait()
-            except StartError as error:
-                self._error = error
-                self._opened.set()
 
     async def opened(self) -> None:
-        """Wait until it has loaded the repository; raises StartError when it can't."""
-        await self._opened.wait()
-        if self._error is not None:
-            raise self._error
+        await super().opened()
+        self._at_start = _sources(self.pool)
 
     def sources(self) -> dict[str, str]:
         """The files that its code is made of, whether or not they are imported yet."""
@@ -142,71 +104,23 @@ class _KeptPool:
         """Those of them that were not imported when the code was loaded."""
         return self.sources().keys() - self._at_start.keys()
 
-    def release(self) -> None:
-        """It is no longer needed; its workers close in the background."""
-        self._released.set()
 
-    def abandon(self) -> None:
-        """It isn't needed at all: stop loading."""
-        self._scope.cancel()
+class _BothSides(WorkerPool):
+    """The workers of a session as one pool, whose sides are replaced on their own. `data` are files beside modules."""
 
-
-class _TwoPools:
-    """The pool of a session: one that holds the tools, one that holds the functions, each replaced on its own."""
-
-    def __init__(self, agents: _KeptPool, scorers: _KeptPool | None, data: Mapping[str, str]) -> None:
-        self._kept = (agents, scorers)
-        self._agents = agents.pool
-        self._scorers = scorers.pool if scorers is not None else None
+    def __init__(self, agents: _Side, scorers: _Side | None, data: Mapping[str, str]) -> None:
+        self._sides = agents, scorers
         self._data = data
+        if scorers is None:
+            super().__init__([], agents.pool.agents, None)
+        else:
+            super().__init__(scorers.spec.functions, agents.pool.agents, scorers.pool.scorers)
 
     @property
     def loaded(self) -> Ready:
-        agents, scorers = self._kept
-        functions = scorers.pool.loaded if scorers is not None else Ready()
-        sources = {**self._data, **scorers.sources()} if scorers is not None else {}
-        loaded = agents.pool.loaded
-        return Ready(
-            loaded.tools, functions.functions, functions.problems, agents.sources(), sources, agent=loaded.agent
-        )
-
-    @property
-    def mixed(self) -> bool:
-        return self._agents.mixed or (self._scorers is not None and self._scorers.mixed)
-
-    @property
-    def spent_usd(self) -> float:
-        return self._agents.spent_usd
-
-    async def probe(self, policy: str, *, price: bool) -> None:
-        await self._agents.probe(policy, price=price)
-
-    async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
-        return await self._agents.rollout(job, listen)
-
-    def resume(self, order: Resume) -> None:
-        self._agents.resume(order)
-
-    async def serve(self, request: JsonObject) -> JsonObject:
-        return await self._agents.serve(request)
-
-    async def tools(self, request: JsonObject) -> ToolsDone:
-        return await self._agents.tools(request)
-
-    async def inspect(self) -> Inspected:
-        return await self._agents.inspect()
-
-    async def score(self, job: ScoreJob) -> list[list[Score]]:
-        assert self._scorers is not None
-        return await self._scorers.score(job)
-
-    def oldest(self) -> InFlight | None:
-        return self._agents.oldest()
-
-    def kill(self) -> None:
-        self._agents.kill()
-        if self._scorers is not None:
-            self._scorers.kill()
+        agents, scorers = self._sides
+        sources = {} if scorers is None else {**self._data, **scorers.sources()}
+        return msgspec.structs.replace(super().loaded, tool_sources=agents.sources(), function_sources=sources)
 
 
 class _Tally:
@@ -245,7 +159,7 @@ class WatchSession:
         environ: Mapping[str, str],
         store: RunStore,
         options: PoolOptions,
-        group: anyio.abc.TaskGroup,
+        group: TaskGroup,
         *,
         predecessor: WatchSession | None = None,
     ) -> None:
@@ -262,40 +176,30 @@ class WatchSession:
         self._options = options
         self._group = group
         self._stale = Stale(tools=True, functions=True, dataset=True)
-        self._agents: _KeptPool | None = None
-        self._scorers: _KeptPool | None = None
-        self._function_data: dict[str, str] = {}
+        self._agents: _Side | None = None
+        self._scorers: _Side | None = None
+        self._data: dict[str, str] = {}
+        self._pool: _BothSides | None = None
         self._prepared: Prepared | None = None
         self._summary: DatasetSummary | None = None
         self._rows: dict[str, _Place] = {}
         self._run_id: str | None = None
         self._run_key: dict[str, Any] = {}
         self._probed: Any = None
-        self._number = 0
-        self._report: Report | None = None
-        self._tools: dict[str, Any] = {}
-        self._verdicts: dict[RolloutKey, _Verdict] = {}
+        self._last: _Last = _Last() if predecessor is None else predecessor._last
         self._outcomes: list[Outcome] = []
         self._finished_key: Any = None
         self._spent_usd = 0.0
         self._broken = False
         self._mixed = False
-        if predecessor is not None:
-            self._number = predecessor._number
-            self._report = predecessor._report
-            self._tools = predecessor._tools
-            self._verdicts = predecessor._verdicts
 
     def pool(self) -> Pool | None:
         """The workers that are loaded now."""
-        if self._agents is None:
-            return None
-        return _TwoPools(self._agents, self._scorers, self._function_data)
+        return self._pool
 
     def watched(self) -> Watched:
         """What results depend on, as far as is known now."""
-        pool = self.pool()
-        loaded = pool.loaded if pool is not None else Ready()
+        loaded = Ready() if self._pool is None else self._pool.loaded
         return Watched(
             dataset=self._dataset,
             agent_dir=self._agent_dir,
@@ -388,8 +292,8 @@ class WatchSession:
             summary, rows = await anyio.to_thread.run_sync(_read_dataset, prepared.plan)
         tools = msgspec.structs.replace(prepared.worker, functions=[])
         functions = msgspec.structs.replace(prepared.worker, mcp=None, agent=None, policies={})
-        agents, scorers, data = self._agents, self._scorers, self._function_data
-        fresh: list[_KeptPool] = []
+        agents, scorers, data = self._agents, self._scorers, self._data
+        fresh: list[_Side] = []
         try:
             if stale.tools or agents is None or agents.spec != tools:
                 agents = self._keep(tools, agents)
@@ -414,7 +318,9 @@ class WatchSession:
         for old, new in ((self._agents, agents), (self._scorers, scorers)):
             if old is not None and old is not new:
                 old.release()
-        self._agents, self._scorers, self._function_data = agents, scorers, data
+        self._agents, self._scorers, self._data = agents, scorers, data
+        if fresh or self._pool is None:
+            self._pool = _BothSides(agents, scorers, data)
         self._prepared, self._summary, self._rows = prepared, summary, rows
 
     def _outdated(self) -> bool:
@@ -425,11 +331,10 @@ class WatchSession:
         return bool(self._stale)
 
     def _loaded(self) -> tuple[Pool, RunPlan]:
-        pool = self.pool()
-        assert pool is not None
+        assert self._pool is not None
         assert self._prepared is not None
         assert self._summary is not None
-        return pool, self._prepared.plan.with_dataset(self._summary)
+        return self._pool, self._prepared.plan.with_dataset(self._summary)
 
     def _code(self, plan: RunPlan, pool: Pool) -> dict[str, str]:
         code = function_code(plan.functions, pool.loaded.function_sources, self.root)
@@ -440,10 +345,9 @@ class WatchSession:
         found = (path for folder in folders for path in repository_files(self.root, folder))
         return {path: file_hash(self.root / path) for path in found if not path.endswith(".py")}
 
-    def _keep(self, spec: WorkerSpec, before: _KeptPool | None) -> _KeptPool:
-        kept = _KeptPool({} if before is None else {path: file_hash(self.root / path) for path in before.late()})
-        self._group.start_soon(kept.keep, spec, self._options)
-        return kept
+    def _keep(self, spec: WorkerSpec, before: _Side | None) -> _Side:
+        late = {} if before is None else {path: file_hash(self.root / path) for path in before.late()}
+        return _Side(self._group, spec, self._options, late)
 
     async def _begin(self, plan: RunPlan, pool: Pool, again: Rerun) -> Completed | None:
         """Choose the run that this code and model belong to; a new one when they changed."""
@@ -469,7 +373,7 @@ class WatchSession:
             return None
         completed = self.store.completed_keys(self._run_id)
         here = {key for key in completed.keys if key.row_id in self._rows}
-        bad = {where for where, verdict in self._verdicts.items() if not verdict.passed} if again.failed else set()
+        bad = {where for where, verdict in self._last.verdicts.items() if not verdict.passed} if again.failed else set()
         return Completed(here, completed.failed | {key for key in here if key in bad})
 
     def _tool_content(self, loaded: Ready) -> dict[str, str]:
@@ -499,31 +403,23 @@ class WatchSession:
         for outcome in self._outcomes:
             key = RolloutKey(outcome.policy, outcome.row_id, outcome.run_index)
             verdict = verdicts[key] = _verdict(outcome, plan.config.scoring.pass_threshold)
-            before = self._verdicts.get(key)
+            before = self._last.verdicts.get(key)
             if outcome.policy == POLICY and before is not None and before.passed != verdict.passed:
                 place = (outcome.row_index, outcome.row_id, outcome.run_index, self._rows[outcome.row_id].prompt)
                 (passed if verdict.passed else failed).append(Flip(*place, before.reward, verdict.reward))
         tools = {tool["function"]["name"]: tool for tool in loaded.tools}
-        changes = _compare_tools(self._tools if self._number else tools, tools)
-        self._number += 1
-        iteration = Iteration(
-            number=self._number,
+        number = self._last.number + 1
+        done = WatchIteration(
+            number=number,
             trigger=trigger,
-            run_id=self._run_id,
-            plan=plan,
-            loaded=loaded,
-            report=report,
-            before=self._report,
-            rollouts=tally.rollouts,
-            scores=tally.scores,
-            cached_turns=tally.cached_turns,
-            passed=passed,
-            failed=failed,
-            tools=changes,
+            redone=Redone(tally.rollouts, tally.scores, tally.cached_turns),
+            flipped=Flipped(passed, failed),
+            tools=_compare_tools(self._last.tools if self._last.number else tools, tools),
             took_ms=round((monotonic() - started) * 1000, 1),
             out_of_budget=out_of_budget,
         )
-        self._report, self._tools, self._verdicts = report, tools, verdicts
+        iteration = Iteration(done, self._run_id, plan, report, self._last.report)
+        self._last = _Last(number, report, tools, verdicts)
         return iteration
 
     def _present(self, outcomes: Iterable[Outcome], functions: list[str]) -> list[Outcome]:
