@@ -12,7 +12,6 @@ Replies and faults are those of `osmosis_ai.testing`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import threading
 import urllib.error
@@ -34,11 +33,13 @@ from osmosis_ai.rollout.core.schemas import InitResponse, RolloutRequest, Rollou
 from osmosis_ai.rollout.runner import as_instance, run_loop
 from osmosis_ai.rollout.settings import ClientSettings
 from osmosis_ai.testing.endpoint import (
+    START_TIMEOUT,
     Gate,
     Reply,
     Request,
     Script,
     ScriptedEndpoint,
+    as_script,
     broken_json,
     by_turn,
     drop,
@@ -71,7 +72,6 @@ __all__ = [
     "with_faults",
 ]
 
-START_TIMEOUT = 30.0
 COMPLETED_PATH = "/v1/rollout/completed"
 
 _ACCEPTED = raw_json({"status": "ok"})
@@ -88,15 +88,12 @@ def with_faults(script: Script | Sequence[Reply], rate: float, seed: int = 0) ->
         seed: Makes the choice the same every time, for the same order of requests.
     """
     rng = random.Random(seed)  # noqa: S311  a repeatable choice, not a secret
-    replies = None if callable(script) else iter(tuple(script))
+    play = as_script(script, lambda: status(400, body={"error": {"message": "the script has no reply left"}}))
 
     def answer(request: Request) -> Reply:
         if rng.random() < rate:
             return status(503) if rng.random() < 0.5 else drop()
-        if callable(script):
-            return script(request)
-        assert replies is not None
-        return next(replies, None) or status(400, body={"error": {"message": "the script has no reply left"}})
+        return play(request)
 
     return answer
 
@@ -128,10 +125,7 @@ class TrainerDouble(ScriptedEndpoint):
         super().__init__(script, api_key=api_key, probe=None, record=record)
         self.deliveries: list[Request] = []
         self.completions: list[RolloutResponse] = []
-        self._key = api_key
-        self._delivered = threading.Condition()
-        self._completed = completed if callable(completed) else None
-        self._acknowledgements = iter(()) if callable(completed) else iter(tuple(completed))
+        self._acknowledge = as_script(completed, lambda: _ACCEPTED)
 
     @property
     def server_url(self) -> str:
@@ -147,7 +141,7 @@ class TrainerDouble(ScriptedEndpoint):
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        given = {"rollout_id": uuid.uuid4().hex, "server_url": self.server_url, "api_key": self._key, **fields}
+        given = {"rollout_id": uuid.uuid4().hex, "server_url": self.server_url, "api_key": self._api_key, **fields}
         return RolloutRequest(messages=messages, **given)
 
     async def run(
@@ -207,13 +201,8 @@ class TrainerDouble(ScriptedEndpoint):
         return InitResponse.model_validate_json(raw)
 
     async def result(self, rollout_id: str, *, seconds: float = 30.0) -> RolloutResponse:
-        """Wait for a rollout's result.
-
-        Raises:
-            TimeoutError: It didn't come in time.
-        """
-        wait = functools.partial(self.wait_for_completion, rollout_id, timeout=seconds)
-        return await anyio.to_thread.run_sync(wait)
+        """Wait for a rollout's result; raises TimeoutError when it didn't come in time."""
+        return await anyio.to_thread.run_sync(self.wait_for_completion, rollout_id, seconds)
 
     def wait_for_completion(self, rollout_id: str, timeout: float = 30.0) -> RolloutResponse:
         """Block the calling thread until a rollout's result was accepted.
@@ -225,8 +214,8 @@ class TrainerDouble(ScriptedEndpoint):
         def found() -> RolloutResponse | None:
             return next((done for done in self.completions if done.rollout_id == rollout_id), None)
 
-        with self._delivered:
-            result = self._delivered.wait_for(found, timeout)
+        with self._arrived:
+            result = self._arrived.wait_for(found, timeout)
         if result is None:
             raise TimeoutError(f"no result of rollout {rollout_id} arrived within {timeout:g} s")
         return result
@@ -237,9 +226,7 @@ class TrainerDouble(ScriptedEndpoint):
         Raises:
             TimeoutError: They weren't within `timeout` seconds.
         """
-        with self._delivered:
-            if not self._delivered.wait_for(lambda: len(self.completions) >= count, timeout):
-                raise TimeoutError(f"{len(self.completions)} of {count} results arrived within {timeout:g} s")
+        self._wait_for(self.completions, count, "results", timeout)
 
     def wait_for_deliveries(self, count: int, timeout: float = 30.0) -> None:
         """Block the calling thread until `count` attempts to deliver a result have arrived, accepted or not.
@@ -247,9 +234,7 @@ class TrainerDouble(ScriptedEndpoint):
         Raises:
             TimeoutError: They haven't within `timeout` seconds.
         """
-        with self._delivered:
-            if not self._delivered.wait_for(lambda: len(self.deliveries) >= count, timeout):
-                raise TimeoutError(f"{len(self.deliveries)} of {count} deliveries arrived within {timeout:g} s")
+        self._wait_for(self.deliveries, count, "deliveries", timeout)
 
     def reply_to(self, request: Request) -> Reply:
         """What a request gets: deliveries are taken here, everything else by the script."""
@@ -258,17 +243,12 @@ class TrainerDouble(ScriptedEndpoint):
         if request.method != "POST":
             return status(405)
         reply = self.refusal(request) or self._acknowledge(request)
-        with self._delivered:
+        with self._arrived:
             self.deliveries.append(request)
             if reply.status == 200 and reply.action == "send":
                 self.completions.append(RolloutResponse.model_validate_json(request.raw))
-            self._delivered.notify_all()
+            self._arrived.notify_all()
         return reply
-
-    def _acknowledge(self, request: Request) -> Reply:
-        if self._completed is not None:
-            return self._completed(request)
-        return next(self._acknowledgements, _ACCEPTED)
 
 
 @contextlib.contextmanager

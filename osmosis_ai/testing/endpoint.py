@@ -29,6 +29,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+import anyio
 import msgspec
 from aiohttp import web
 
@@ -175,36 +176,21 @@ class Request:
 Script = Callable[[Request], Reply]
 
 
-def raw_json(
-    value: Any,
-    *,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-) -> Reply:
+def raw_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
     """A reply with exactly this JSON body."""
     return Reply(msgspec.json.encode(value), status, headers or {})
 
 
-def _chat_reply(
-    message: dict[str, Any],
-    finish_reason: str,
-    prompt_tokens: int,
-    completion_tokens: int,
-    model: str,
-    choice: Mapping[str, Any] | None,
-) -> Reply:
+def _chat_reply(message: dict[str, Any], model: str, usage: tuple[int, int], **choice: Any) -> Reply:
+    prompt, completion = usage
     return raw_json(
         {
             "id": "chatcmpl-scripted",
             "object": "chat.completion",
             "created": 0,
             "model": model,
-            "choices": [{"index": 0, "message": message, "finish_reason": finish_reason, **(choice or {})}],
-            "usage": {
-                "prompt_tokens": prompt_tokens,
-                "completion_tokens": completion_tokens,
-                "total_tokens": prompt_tokens + completion_tokens,
-            },
+            "choices": [{"index": 0, "message": message, **choice}],
+            "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
         }
     )
 
@@ -230,7 +216,7 @@ def text(
         choice: Further fields of the choice (`logprobs`, `token_ids`, …).
     """
     body = {"role": "assistant", "content": content, **(message or {})}
-    return _chat_reply(body, finish_reason, prompt_tokens, completion_tokens, model, choice)
+    return _chat_reply(body, model, (prompt_tokens, completion_tokens), finish_reason=finish_reason, **(choice or {}))
 
 
 def tool_calls(
@@ -256,7 +242,7 @@ def tool_calls(
         call_id = f"call_{zlib.crc32(f'{name} {written}'.encode()):08x}_{index}"
         items.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": written}})
     message = {"role": "assistant", "content": content, "tool_calls": items}
-    return _chat_reply(message, "tool_calls", prompt_tokens, completion_tokens, model, None)
+    return _chat_reply(message, model, (prompt_tokens, completion_tokens), finish_reason="tool_calls")
 
 
 def tool_call(name: str, /, **arguments: Any) -> Reply:
@@ -306,6 +292,14 @@ def by_turn(*replies: Reply) -> Script:
     return lambda request: replies[min(request.turn, last)]
 
 
+def as_script(script: Sequence[Reply] | Script, exhausted: Callable[[], Reply]) -> Script:
+    """A script as a function, for which `exhausted` answers beyond the end of a sequence."""
+    if callable(script):
+        return script
+    replies = iter(tuple(script))
+    return lambda request: next(replies, None) or exhausted()
+
+
 _Endpoint = TypeVar("_Endpoint", bound="ScriptedEndpoint")
 
 
@@ -333,8 +327,7 @@ class ScriptedEndpoint:
         record: bool = True,
     ) -> None:
         self.requests: list[Request] = []
-        self._script = script if callable(script) else None
-        self._replies = iter(()) if callable(script) else iter(tuple(script))
+        self._script = as_script(script, self._exhausted)
         self._api_key = api_key
         self._models = models
         self._probe = probe
@@ -342,16 +335,11 @@ class ScriptedEndpoint:
         self._arrived = threading.Condition()
         self._port: int | None = None
         self._closing = asyncio.Event()
-        self._pauses: set[asyncio.Future[None]] = set()
         self._stack = contextlib.AsyncExitStack()
 
     @property
     def port(self) -> int:
-        """The port it listens on.
-
-        Raises:
-            RuntimeError: It isn't running.
-        """
+        """The port it listens on; raises RuntimeError when it isn't running."""
         if self._port is None:
             raise RuntimeError("the endpoint is not running")
         return self._port
@@ -372,9 +360,12 @@ class ScriptedEndpoint:
         Raises:
             TimeoutError: They didn't within `timeout` seconds.
         """
+        self._wait_for(self.requests, count, "requests", timeout)
+
+    def _wait_for(self, items: Sequence[object], count: int, what: str, timeout: float) -> None:
         with self._arrived:
-            if not self._arrived.wait_for(lambda: len(self.requests) >= count, timeout):
-                raise TimeoutError(f"{len(self.requests)} of {count} requests arrived within {timeout:g} s")
+            if not self._arrived.wait_for(lambda: len(items) >= count, timeout):
+                raise TimeoutError(f"{len(items)} of {count} {what} arrived within {timeout:g} s")
 
     async def __aenter__(self: _Endpoint) -> _Endpoint:
         await self._stack.enter_async_context(self._serve())
@@ -396,8 +387,6 @@ class ScriptedEndpoint:
             yield
         finally:
             self._closing.set()
-            for pause in self._pauses:
-                _end_pause(pause)
             self._port = None
             await runner.cleanup()
 
@@ -435,10 +424,9 @@ class ScriptedEndpoint:
         reply = self.reply_to(request)
         if isinstance(reply.hold, Gate):
             await self._unless_closing(reply.hold.wait())
-        elif reply.hold is not None:
-            await self._pause(reply.hold)
-        elif reply.action == "hang":
-            await self._closing.wait()
+        elif reply.hold is not None or reply.action == "hang":
+            with anyio.move_on_after(reply.hold):
+                await self._closing.wait()
         if self._closing.is_set():
             return self._cut(http)
         if reply.action == "drop":
@@ -446,23 +434,8 @@ class ScriptedEndpoint:
             await partial.prepare(http)
             await partial.write(reply.body[: len(reply.body) // 2])
             return self._cut(http, partial)
-        return web.Response(
-            body=reply.body, status=reply.status, headers={"Content-Type": reply.content_type, **reply.headers}
-        )
-
-    async def _pause(self, seconds: float) -> None:
-        if self._closing.is_set():
-            return
-        # Benchmarks have a thousand replies wait at a time: a future and a timer each, and no task.
-        loop = asyncio.get_running_loop()
-        over = loop.create_future()
-        self._pauses.add(over)
-        timer = loop.call_later(seconds, _end_pause, over)
-        try:
-            await over
-        finally:
-            timer.cancel()
-            self._pauses.discard(over)
+        headers = {"Content-Type": reply.content_type, **reply.headers}
+        return web.Response(body=reply.body, status=reply.status, headers=headers)
 
     async def _unless_closing(self, wait: Any) -> None:
         waiting = asyncio.ensure_future(wait)
@@ -502,10 +475,11 @@ class ScriptedEndpoint:
             return status(404, body={"error": {"message": message, "code": "model_not_found"}})
         if self._probe is not None and request.is_probe:
             return self._probe
-        if self._script is not None:
-            return self._script(request)
-        exhausted = {"error": {"message": f"the script has no reply left for request {len(self.requests)}"}}
-        return next(self._replies, None) or status(400, body=exhausted)
+        return self._script(request)
+
+    def _exhausted(self) -> Reply:
+        message = f"the script has no reply left for request {len(self.requests)}"
+        return status(400, body={"error": {"message": message}})
 
     def refusal(self, request: Request) -> Reply | None:
         """The reply to a request without the right key; None when it has it, or none is asked for."""
@@ -517,17 +491,7 @@ class ScriptedEndpoint:
         return status(401, body={"error": {"message": message, "code": "invalid_api_key"}})
 
 
-def _end_pause(over: asyncio.Future[None]) -> None:
-    if not over.done():
-        over.set_result(None)
-
-
 def _reply_from(item: Mapping[str, Any]) -> Reply:
-    """One reply of a script file.
-
-    Raises:
-        ValueError: It names none of the known kinds of reply.
-    """
     usage = {key: item[key] for key in ("prompt_tokens", "completion_tokens") if key in item}
     if "text" in item:
         reply = text(item["text"], **usage)
