@@ -32,11 +32,7 @@ _DEFAULTS = {
 
 
 def encode(value: object) -> bytes:
-    """Anything that goes over the wire as JSON; NaN and infinities become null, as JSON has none.
-
-    Raises:
-        OsmosisRolloutError: It holds something that JSON doesn't know.
-    """
+    """`encode_json` for what goes over the wire; raises OsmosisRolloutError."""
     try:
         return encode_json(value)
     except ValueError as error:
@@ -44,36 +40,22 @@ def encode(value: object) -> bytes:
 
 
 def encode_messages(messages: Sequence[object], start: int = 0) -> bytes:
-    """Messages of a conversation as JSON, without the bytes that `encode` would turn into base64.
-
-    Args:
-        messages: The messages.
-        start: The place of the first of them in the conversation.
-
-    Raises:
-        OsmosisRolloutError: One of them can't be written as JSON, or holds bytes.
-    """
+    """Messages of a conversation, from place `start` on, as JSON; raises OsmosisRolloutError, for bytes in them too."""
     refuse_bytes(messages, start)
     return encode(messages)
 
 
 class TrainerPool:
-    """The connections to trainers of one process.
-
-    Args:
-        settings: Timeouts, retries and the pool's size; from the environment when not given.
-    """
+    """The connections to trainers of one process; settings are from the environment when not given."""
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
         self.settings = settings or client_settings()
         self.http = HttpClient(self.settings.timeout_seconds, per_read=True, connections=self.settings.max_connections)
 
     def client(self, request: RolloutRequest) -> TrainerClient:
-        """The trainer of a rollout."""
         return TrainerClient(self, request.server_url, request.rollout_id, request.api_key)
 
     async def aclose(self) -> None:
-        """Close all connections."""
         await self.http.aclose()
 
     async def __aenter__(self) -> TrainerPool:
@@ -87,13 +69,7 @@ class TrainerClient:
     """The trainer of one rollout.
 
     Answers of 5xx, timeouts and transport errors are tried again, with exponential backoff and full jitter; answers of
-    4xx are not.
-
-    Args:
-        pool: The process's connections.
-        server_url: The trainer's address.
-        rollout_id: The rollout.
-        api_key: The bearer key for the trainer. Never shown.
+    4xx are not. The bearer key is never shown.
     """
 
     def __init__(self, pool: TrainerPool, server_url: str, rollout_id: str, api_key: str | None = None) -> None:
@@ -125,9 +101,7 @@ class TrainerClient:
             body = encode({**chosen, "messages": messages, "rollout_id": self._rollout_id})
         except OsmosisRolloutError as error:
             raise OsmosisRolloutError(f"the model call can't be sent: {error}") from error
-        url = f"{self._base}/v1/chat/completions"
-        answer = await self._post(url, body, self._pool.settings.max_retries)
-        return _result(answer)
+        return _result(await self._post(f"{self._base}/v1/chat/completions", body, self._pool.settings.max_retries))
 
     async def complete_rollout(self, response: RolloutResponse) -> None:
         """Deliver a finished rollout.
@@ -135,9 +109,8 @@ class TrainerClient:
         Raises:
             OsmosisRolloutError: The trainer didn't take it, in as many attempts as the settings allow.
         """
-        body = encode(response.model_dump())
         retries = self._pool.settings.complete_rollout_retries
-        await self._post(f"{self._base}/v1/rollout/completed", body, retries)
+        await self._post(f"{self._base}/v1/rollout/completed", encode(response.model_dump()), retries)
 
     async def _post(self, url: str, body: bytes, retries: int) -> Answer:
         settings = self._pool.settings
@@ -160,14 +133,10 @@ class TrainerClient:
 
     def _translated(self, error: HttpError) -> OsmosisRolloutError:
         text = mask(str(error), self._api_key)
-        if error.problem == "timeout":
-            return OsmosisTimeoutError(text)
-        if error.problem == "unsendable":
-            return OsmosisValidationError(text)
-        if error.problem == "too_long":
+        if error.problem in ("unsendable", "too_long"):
             # Asking again would only bring as much again.
-            return OsmosisValidationError(text, error.status or 200)
-        return OsmosisTransportError(text)
+            return OsmosisValidationError(text, error.status or 400)
+        return OsmosisTimeoutError(text) if error.problem == "timeout" else OsmosisTransportError(text)
 
 
 def _result(answer: Answer) -> CompletionsResult:

@@ -9,10 +9,10 @@ import asyncio
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import anyio
 import msgspec
@@ -40,8 +40,6 @@ __all__ = [
 ]
 
 CANCEL_GRACE = 5.0
-
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True)
@@ -85,15 +83,23 @@ async def outcome_of(
     Args:
         loop: The agent loop.
         ctx: The rollout.
-        timeout: Seconds, None for no bound.
+        timeout: Seconds, None for no bound. When they are over the outcome is None.
         held: Called when the loop goes on although it was cancelled.
         cancel_grace: Seconds it has for its own clean-up then.
-
-    Returns:
-        The outcome; None when its time was up.
     """
-    task = await _run_apart(_outcome(loop, ctx), timeout=timeout, held=held, cancel_grace=cancel_grace)
-    if task is None:
+    task = asyncio.ensure_future(_outcome(loop, ctx))
+    try:
+        await asyncio.wait({task}, timeout=timeout)
+    finally:
+        is_late = not task.done()
+        if is_late:
+            task.cancel()
+            # Shielded, because the rollout itself may be cancelled just now.
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({task}, timeout=cancel_grace)
+            if not task.done():
+                held()
+    if is_late:
         return None
     return raised(OsmosisRolloutError("the loop cancelled its own task")) if task.cancelled() else task.result()
 
@@ -110,34 +116,6 @@ async def _outcome(loop: RolloutAgentLoop, ctx: RolloutContext) -> LoopOutcome:
         return raised(error)
 
 
-async def _run_apart(
-    coroutine: Coroutine[Any, Any, ResultT],
-    *,
-    timeout: float | None,  # noqa: ASYNC109  its end is a result, not an exception
-    held: Callable[[], None],
-    cancel_grace: float,
-) -> asyncio.Task[ResultT] | None:
-    task = asyncio.ensure_future(coroutine)
-
-    async def cancel() -> None:
-        task.cancel()
-        # Shielded, because the rollout itself may be cancelled just now.
-        with anyio.CancelScope(shield=True):
-            await asyncio.wait({task}, timeout=cancel_grace)
-        if not task.done():
-            held()
-
-    try:
-        await asyncio.wait({task}, timeout=timeout)
-    except asyncio.CancelledError:
-        await cancel()
-        raise
-    if task.done():
-        return task
-    await cancel()
-    return None
-
-
 def raised(error: BaseException) -> LoopOutcome:
     """The outcome of a loop whose `run` raised."""
     return LoopOutcome("exception", describe_raised(error), raised=error)
@@ -146,10 +124,8 @@ def raised(error: BaseException) -> LoopOutcome:
 def interpret(returned: object) -> LoopOutcome:
     """The outcome of a loop whose `run` returned; everything in it is checked."""
     if not isinstance(returned, RolloutResult):
-        return _unusable(
-            f"run returned {_article(returned)}, not a RolloutResult; "
-            "write `return ctx.complete(messages)`, or `return ctx.error(message)`"
-        )
+        hint = "write `return ctx.complete(messages)`, or `return ctx.error(message)`"
+        return _unusable(f"run returned {_article(returned)}, not a RolloutResult; {hint}")
     if returned.status not in ("COMPLETED", "ERROR"):
         return _unusable(f"run returned the status {returned.status!r}; there are COMPLETED and ERROR")
     given: object = returned.final_messages
@@ -195,11 +171,7 @@ def _reward(given: object) -> tuple[float | None, tuple[FailureKind, str] | None
 
 
 def plain_messages(messages: Sequence[object], start: int = 0) -> list[Message]:
-    """Copy messages into the form that all who read trajectories rely on.
-
-    Args:
-        messages: Messages of a conversation.
-        start: The place of the first of them in it.
+    """Copy messages of a conversation, from place `start` on, into the form that all who read trajectories rely on.
 
     Raises:
         OsmosisRolloutError: They don't have that form, or can't be written as JSON.
@@ -218,11 +190,7 @@ def plain_messages(messages: Sequence[object], start: int = 0) -> list[Message]:
 
 
 def describe_raised(error: BaseException) -> str:
-    """What a loop has raised, in words, with what to write where an `await` is missing.
-
-    Args:
-        error: What it raised.
-    """
+    """What a loop has raised, in words, with what to write where an `await` is missing."""
     if isinstance(error, OsmosisRolloutError):
         # Errors of this package are written for users: their class says nothing more.
         return str(error)
@@ -233,23 +201,14 @@ def describe_raised(error: BaseException) -> str:
 
 
 def say_raised(error: BaseException, request: RolloutRequest) -> str:
-    """What a loop has raised and where, without the trainer's key.
-
-    Args:
-        error: What it raised.
-        request: The rollout.
-    """
+    """What a loop has raised and where, without the trainer's key."""
     place = locate(error, Path.cwd())
     text = describe_raised(error)
     return mask(f"{text} ({place})" if place else text, request.api_key)
 
 
 def tools_of(loop: RolloutAgentLoop, request: RolloutRequest) -> list[OpenAIFunctionToolSchema | Tool]:
-    """What `get_tools` returns, checked to be a list of tools.
-
-    Raises:
-        OsmosisRolloutError: It raises, or returns something else.
-    """
+    """What `get_tools` returns; raises OsmosisRolloutError when it raises, or returns anything but a list of tools."""
     try:
         tools: object = loop.get_tools(request)
     except (Exception, SystemExit) as error:
@@ -274,7 +233,7 @@ def tools_of(loop: RolloutAgentLoop, request: RolloutRequest) -> list[OpenAIFunc
 
 
 def tool_dicts(tools: Sequence[OpenAIFunctionToolSchema | Tool]) -> list[Tool]:
-    """Tools as plain dicts; those that are dicts already stay as they are, whatever is in their schemas."""
+    """Tools as plain dicts; what is one already stays as it is, whatever is in its schema."""
     return [tool.model_dump() if isinstance(tool, BaseModel) else tool for tool in tools]
 
 

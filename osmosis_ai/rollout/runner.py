@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,21 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutRunner(Protocol):
-    """Runs the rollouts of one agent loop, in this process or in others.
-
-    Attributes:
-        name: The agent loop's name.
-    """
+    """Runs the rollouts of one agent loop, in this process or in others."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The agent loop's name."""
+        ...
 
     async def start(self) -> None:
-        """Get ready; called once, before any rollout.
-
-        Raises:
-            StartError: The loop can't be loaded.
-        """
+        """Get ready, before any rollout; raises StartError when the loop can't be loaded."""
         ...
 
     async def aclose(self) -> None:
@@ -46,8 +41,7 @@ class RolloutRunner(Protocol):
     async def tools(self, request: RolloutRequest) -> list[Tool]:
         """The tools of a rollout, in the OpenAI format, as the trainer gets them.
 
-        Raises:
-            OsmosisError: The loop's `get_tools` fails or returns something else.
+        Raises OsmosisError when the loop's `get_tools` fails or returns something else.
         """
         ...
 
@@ -61,61 +55,36 @@ class RolloutRunner(Protocol):
 
 
 class InProcessRunner:
-    """Runs an agent loop in this process and on this event loop: a loop that blocks, blocks the server with it.
-
-    Args:
-        loop: The agent loop, or its class.
-        timeout: Seconds one rollout may take, None for no bound.
-        debug_dir: The folder for the files of `ctx.log_event`; None for none.
-        allow_rewrites: Whether a loop may change messages it has sent.
-        client: Timeouts and retries of model calls; from the environment when not given.
-    """
+    """Runs an agent loop in this process and on this event loop: a loop that blocks, blocks the server with it."""
 
     def __init__(
         self,
         loop: RolloutAgentLoop | type[RolloutAgentLoop],
         *,
-        timeout: float | None = None,
-        debug_dir: Path | None = None,
-        allow_rewrites: bool = False,
-        client: ClientSettings | None = None,
+        timeout: float | None,
+        debug_dir: Path | None,
+        allow_rewrites: bool,
+        client: ClientSettings,
     ) -> None:
         self._loop = as_instance(loop)
-        self._timeout = timeout
-        self._debug_dir = debug_dir
-        self._allow_rewrites = allow_rewrites
+        self._run = partial(run_loop, timeout=timeout, debug_dir=debug_dir, allow_rewrites=allow_rewrites)
         self._pool = TrainerPool(client)
 
     @property
     def name(self) -> str:
-        """The agent loop's name."""
         return str(getattr(self._loop, "name", type(self._loop).__name__))
 
     async def start(self) -> None:
         """Nothing to do: the loop is there."""
 
     async def aclose(self) -> None:
-        """Close the connections to trainers."""
         await self._pool.aclose()
 
     async def tools(self, request: RolloutRequest) -> list[Tool]:
-        """The tools of a rollout.
-
-        Raises:
-            OsmosisRolloutError: `get_tools` fails or returns something else.
-        """
         return tool_dicts(tools_of(self._loop, request))
 
     async def run(self, request: RolloutRequest) -> RolloutResponse:
-        """Run one rollout; what the loop does wrong is in the response."""
-        return await run_loop(
-            self._loop,
-            request,
-            self._pool.client(request),
-            timeout=self._timeout,
-            debug_dir=self._debug_dir,
-            allow_rewrites=self._allow_rewrites,
-        )
+        return await self._run(self._loop, request, self._pool.client(request))
 
 
 def as_instance(loop: RolloutAgentLoop | type[RolloutAgentLoop]) -> RolloutAgentLoop:
@@ -138,13 +107,9 @@ async def run_loop(
     """Run a loop once, and give its result or what went wrong as the response that the trainer gets.
 
     Args:
-        loop: The agent loop.
-        request: The rollout.
-        llm: The model.
+        loop, request, llm: The agent loop, the rollout and the model.
         timeout: Seconds, None for no bound.
-        debug_dir: The folder for the file of `ctx.log_event`; None for none.
-        allow_rewrites: Whether the loop may change messages it has sent.
-        make_context: Makes the loop's context, from what `RolloutContext` takes.
+        debug_dir, allow_rewrites: As for `RolloutContext`, of which `make_context` makes one.
         held: Called when the loop doesn't end although it was cancelled.
         cancel_grace: Seconds a loop whose time is up has for its own clean-up.
     """
@@ -166,12 +131,7 @@ async def run_loop(
 
 
 def to_response(context: RolloutContext, outcome: LoopOutcome) -> RolloutResponse:
-    """An outcome as the response that the trainer gets; an ERROR when it isn't a usable result.
-
-    Args:
-        context: The rollout.
-        outcome: What came of it.
-    """
+    """An outcome as the response that the trainer gets; an ERROR when it isn't a usable result."""
     request = context.request
     if outcome.raised is not None:
         text = say_raised(outcome.raised, request)
@@ -193,12 +153,9 @@ def to_response(context: RolloutContext, outcome: LoopOutcome) -> RolloutRespons
 
 
 def error_response(request: RolloutRequest, message: str, context: RolloutContext | None = None) -> RolloutResponse:
-    """The response of a rollout that failed.
+    """The response of a rollout that failed; the trainer's key in the message is masked.
 
-    Args:
-        request: The rollout.
-        message: What went wrong; the trainer's key in it is masked.
-        context: Gives the conversation and the metrics as far as they came, if the loop had begun.
+    If the loop had begun, its context gives the conversation and the metrics as far as they came.
     """
     return RolloutResponse(
         rollout_id=request.rollout_id,

@@ -155,7 +155,8 @@ class RolloutContext:
         # A copy: the loop may go on with the message in hand, and the list above is the client's to keep.
         self.conversation = [*sent, result.message]
         usage = result.usage or {}
-        prompt, response = (_count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
+        counts = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
+        prompt, response = (count if isinstance(count, int) else 0 for count in counts)
         self.metrics.prompt_tokens += prompt
         self.metrics.response_tokens += response
         self.metrics.max_context_tokens = max(self.metrics.max_context_tokens, prompt + response)
@@ -200,12 +201,7 @@ class RolloutContext:
         """
         if self._debug_file is None:
             return
-        event = {
-            "time": time.time(),
-            "rollout_id": self.request.rollout_id,
-            "event_type": event_type,
-            **data,
-        }
+        event = {"time": time.time(), "rollout_id": self.request.rollout_id, "event_type": event_type, **data}
         line = json.dumps(event, ensure_ascii=False, default=str)
         if self.request.api_key:
             line = line.replace(json.dumps(self.request.api_key, ensure_ascii=False)[1:-1], "***")
@@ -236,9 +232,8 @@ class RolloutAgentLoop(ABC):
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         # A base class for several loops, which leaves a method to them, may leave them the name too.
-        is_abstract = any(
-            getattr(getattr(cls, method, None), "__isabstractmethod__", False) for method in ("get_tools", "run")
-        )
+        methods = (getattr(cls, name, None) for name in ("get_tools", "run"))
+        is_abstract = any(getattr(method, "__isabstractmethod__", False) for method in methods)
         if not is_abstract and getattr(cls, "name", None) is None:
             raise TypeError(
                 f'{cls.__module__}.{cls.__qualname__} is an agent loop without a name: add `name = "…"` to the class'
@@ -295,11 +290,7 @@ def _appended(sent: list[bytes], messages: list[Message]) -> list[bytes]:
 
 
 def refuse_bytes(messages: Sequence[object], start: int = 0) -> None:
-    """Do nothing for messages without bytes, which would silently arrive as base64.
-
-    Args:
-        messages: Messages of a conversation.
-        start: The place of the first of them in it.
+    """Do nothing for messages, from place `start` on, without bytes, which would silently arrive as base64.
 
     Raises:
         OsmosisRolloutError: One holds bytes, or itself; it is named by its place.
@@ -310,9 +301,8 @@ def refuse_bytes(messages: Sequence[object], start: int = 0) -> None:
         except RecursionError as error:
             raise OsmosisRolloutError(f"message {index} can't be written as JSON: it is nested too deeply") from error
         if found:
-            raise OsmosisRolloutError(
-                f"message {index} holds bytes, and messages are JSON text: decode them first (`.decode()`)"
-            )
+            hint = "and messages are JSON text: decode them first (`.decode()`)"
+            raise OsmosisRolloutError(f"message {index} holds bytes, {hint}")
 
 
 def _has_bytes(value: object) -> bool:
@@ -338,10 +328,6 @@ def _digest(message: JsonObject, index: int) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise OsmosisRolloutError(f"message {index} can't be written as JSON: {error}") from error
     return hashlib.blake2b(encoded, digest_size=16).digest()
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def file_stem(rollout_id: str) -> str:

@@ -120,18 +120,15 @@ def build_app(
     undelivered: Path | None = None,
     notice: str | None = None,
 ) -> Starlette:
-    """The application for a runner.
+    """The application for a runner, which is started and closed with it; raises ValueError when the key is empty.
 
     Args:
-        runner: Runs the rollouts; started and closed with the application.
+        runner: Runs the rollouts.
         settings: Limits and times. How long a rollout may run is the runner's to watch.
         client: How results are delivered.
         api_key: The key that trainers have to send, None for no check.
         undelivered: The folder for results that the trainer doesn't take.
         notice: Logged as a warning when the application starts.
-
-    Raises:
-        ValueError: The key is empty.
     """
     if api_key is not None and not api_key.strip():
         raise ValueError("the API key is empty: give one, or None for a server that asks for none")
@@ -177,11 +174,7 @@ def build_app(
 
 
 def debug_folder(debug_dir: str | Path | None) -> Path | None:
-    """The folder for one server's debug files, named after the time; None when nobody asks for them.
-
-    Args:
-        debug_dir: The folder above it; `ROLLOUT_DEBUG_DIR` when None.
-    """
+    """The folder for one server's debug files, named after the time, below `debug_dir` or `ROLLOUT_DEBUG_DIR`."""
     above = debug_dir or os.environ.get(DEBUG_DIR_VARIABLE)
     return Path(above).absolute() / time.strftime("%Y%m%d_%H%M%S") if above else None
 
@@ -193,11 +186,8 @@ def _authorize(http: Request, key: bytes | None) -> None:
     # Compared even when the scheme is wrong, so that the time tells nothing. Header bytes arrive as latin-1.
     is_right = hmac.compare_digest(sent.strip().encode("latin-1"), key)
     if scheme.lower() != "bearer" or not is_right:
-        raise _RefusedError(
-            401,
-            "the API key is missing or wrong: send it as `Authorization: Bearer <key>`",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        message = "the API key is missing or wrong: send it as `Authorization: Bearer <key>`"
+        raise _RefusedError(401, message, headers={"WWW-Authenticate": "Bearer"})
 
 
 async def _body(http: Request) -> bytes:
@@ -212,11 +202,9 @@ async def _body(http: Request) -> bytes:
                 size = max(size, received)
                 if size <= MAX_BODY_BYTES:
                     chunks.append(chunk)
-                else:
-                    chunks.clear()
-                    # Read on for a while: most clients read the answer only when they have sent everything.
-                    if received > MAX_DRAINED_BYTES:
-                        break
+                # Read on for a while: most clients read the answer only when they have sent everything.
+                elif received > MAX_DRAINED_BYTES:
+                    break
     except TimeoutError as error:
         raise _RefusedError(408, f"the body didn't arrive within {BODY_TIMEOUT:g} s") from error
     except ClientDisconnect as error:

@@ -17,7 +17,7 @@ import msgspec
 
 from osmosis_ai.errors import OsmosisError, OsmosisRolloutError
 from osmosis_ai.folders import private_folder
-from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.records import Record
 from osmosis_ai.rollout.client import TrainerPool, encode
 from osmosis_ai.rollout.core.base import file_stem
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
@@ -26,6 +26,7 @@ from osmosis_ai.rollout.settings import ClientSettings, ServerSettings
 
 __all__ = ["Figures", "Rollouts", "UnavailableError"]
 
+_OPEN = ("asked", "queued", "running", "delivering")
 logger = logging.getLogger(__name__)
 
 
@@ -57,21 +58,13 @@ class _Entry:
 
 
 class Rollouts:
-    """Accepts rollouts, runs as many at a time as allowed, and delivers their results.
-
-    Args:
-        runner: Runs them.
-        settings: Limits and times.
-        client: Timeouts and retries of deliveries.
-        undelivered: The folder for results that no trainer takes.
-    """
+    """Accepts rollouts, runs as many at a time as allowed, and delivers their results, or keeps them in a folder."""
 
     def __init__(
         self, runner: RolloutRunner, settings: ServerSettings, client: ClientSettings, undelivered: Path
     ) -> None:
         self._runner = runner
         self._settings = settings
-        self._client_settings = client
         self._undelivered = undelivered
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._open: set[_Entry] = set()
@@ -79,28 +72,19 @@ class Rollouts:
         self._pool = TrainerPool(client)
         self._completed = 0
         self._kept = 0
-        self._stopping = False
+        self.is_stopping = False
 
     @property
     def figures(self) -> Figures:
-        """The figures of this moment."""
         phases = [entry.phase for entry in self._open]
         return Figures(phases.count("running"), phases.count("queued"), self._completed, self._kept)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether no new rollouts are taken."""
-        return self._stopping
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """The time during which rollouts are taken.
 
         At its end no new ones are, those that wait end at once, those that run get their grace, and every one of them
-        is reported to its trainer.
-
-        Raises:
-            StartError: The runner can't start.
+        is reported to its trainer. Raises StartError when the runner can't start.
         """
         self._slots = anyio.Semaphore(self._settings.max_concurrent_rollouts)
         self._changed = anyio.Condition()
@@ -130,7 +114,7 @@ class Rollouts:
         key = ("key", request.idempotency_key) if request.idempotency_key else ("rollout", request.rollout_id)
         entry = self._entries.get(key)
         if entry is None:
-            if self._stopping:
+            if self.is_stopping:
                 raise UnavailableError("the server takes no new rollouts: it is stopping")
             if self._group is None:
                 raise UnavailableError("the application is not started: its ASGI lifespan has to be run")
@@ -163,13 +147,8 @@ class Rollouts:
             return
         if response is None:
             response = error_response(request, "the server was stopped before the rollout had ended")
-        logger.info(
-            "rollout %r: %s (%s) in %.1f s",
-            request.rollout_id,
-            response.status.value,
-            response.error_message or response.finish_reason,
-            time.monotonic() - entry.since,
-        )
+        why, seconds = response.error_message or response.finish_reason, time.monotonic() - entry.since
+        logger.info("rollout %r: %s (%s) in %.1f s", request.rollout_id, response.status.value, why, seconds)
         # A scope of its own: a rollout that was stopped is reported all the same.
         entry.scope = anyio.CancelScope()
         entry.phase = "delivering"
@@ -229,11 +208,7 @@ class Rollouts:
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         file = self._undelivered / f"{stamp}-{file_stem(request.rollout_id)}-{secrets.token_hex(3)}.json"
         # Written in the form of the callback's body, so that it can be sent as it is; never with the trainer's key.
-        content: JsonObject = {
-            "server_url": request.server_url,
-            "reason": reason,
-            "response": response.model_dump(),
-        }
+        content = {"server_url": request.server_url, "reason": reason, "response": response.model_dump()}
         try:
             if self._undelivered.parent.name == ".osmosis":
                 private_folder(self._undelivered.parent)
@@ -245,25 +220,19 @@ class Rollouts:
             temporary.write_bytes(encoded)
             temporary.replace(file)
         except (OSError, OsmosisRolloutError) as error:
-            logger.error(
-                "rollout %r: its result can't be delivered (%s) nor kept (%s): it is lost",
-                request.rollout_id,
-                reason,
-                error,
-            )
+            message = "rollout %r: its result can't be delivered (%s) nor kept (%s): it is lost"
+            logger.error(message, request.rollout_id, reason, error)
         else:
             logger.error("rollout %r: its result can't be delivered (%s); kept in %s", request.rollout_id, reason, file)
 
     async def _stop(self) -> None:
-        self._stopping = True
+        self.is_stopping = True
         self._cancel("asked", "queued")
         running = self.figures.active_rollouts
         logger.info("stopping: %s still running", "1 rollout is" if running == 1 else f"{running} rollouts are")
         await self._until_none("running", seconds=self._settings.shutdown_grace_seconds)
         self._cancel("asked", "queued", "running")
-        await self._until_none(
-            "asked", "queued", "running", "delivering", seconds=self._settings.delivery_grace_seconds
-        )
+        await self._until_none(*_OPEN, seconds=self._settings.delivery_grace_seconds)
         self._cancel("delivering")
 
     def _cancel(self, *phases: str) -> None:

@@ -97,13 +97,10 @@ def serve_agent_loop(
 def choose_api_key(given: str | None, *, local: bool, host: str) -> tuple[str | None, bool]:
     """The key a server asks for, and whether it was made just now, so that it has to be shown once.
 
-    Args:
-        given: The user's; `OSMOSIS_ROLLOUT_API_KEY` when None.
-        local: Whether there shall be none.
-        host: Where the server listens.
+    It is the user's, else `OSMOSIS_ROLLOUT_API_KEY`, else a new one; none if the server is local.
 
     Raises:
-        UsageError: There shall be none, but the host isn't loopback; or the key is empty.
+        UsageError: It is local, but the host isn't loopback; or the key is empty.
     """
     if local:
         if not is_loopback(host):
@@ -116,7 +113,7 @@ def choose_api_key(given: str | None, *, local: bool, host: str) -> tuple[str | 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server at this address."""
+    """True if only this machine reaches a server at this address."""
     if host == "localhost":
         return True
     try:
@@ -126,18 +123,13 @@ def is_loopback(host: str) -> bool:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A listening socket, so that a port that is taken is known before anything starts.
-
-    Raises:
-        UsageError: The address can't be used.
-    """
+    """A listening socket, so that an address that can't be used is known, as a UsageError, before anything starts."""
     if not 0 <= port <= 65535:
         # getaddrinfo would take the rest of a division for it.
         raise UsageError(f"can't listen on port {port} of {host}: ports go from 0 to 65535")
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-            0
-        ]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = found[0]
         # The protocol is named, because asyncio sends small answers at once (TCP_NODELAY) only where it is: an answer
         # of two writes would wait 40 ms for the client's delayed acknowledgement.
         listener = socket.socket(family, kind, socket.IPPROTO_TCP)
@@ -162,24 +154,12 @@ def address_of(listener: socket.socket) -> str:
 
 
 def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info") -> None:
-    """Serve an application until SIGINT or SIGTERM, then stop it gracefully.
-
-    Args:
-        app: The application.
-        listener: From `open_socket`.
-        log_level: Of uvicorn.
-    """
+    """Serve an application until SIGINT or SIGTERM, then stop it gracefully."""
     make_server(app, log_level).run([listener])
 
 
 def make_server(app: ASGIApp, log_level: str, **options: Any) -> uvicorn.Server:
-    """A server that only has to be told where to listen.
-
-    Args:
-        app: The application.
-        log_level: Of uvicorn.
-        options: Further ones of uvicorn.
-    """
+    """A server that only has to be told where to listen; the options are uvicorn's."""
     import uvicorn
 
     config = uvicorn.Config(
