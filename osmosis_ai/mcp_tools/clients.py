@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import anyio
 
@@ -14,10 +14,12 @@ from osmosis_ai.mcp_tools.conversion import clean
 from osmosis_ai.records import JsonObject, Message
 from osmosis_ai.tracebacks import describe
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 __all__ = [
     "Closer",
     "McpSession",
-    "Model",
     "SamplingCallback",
     "SamplingHandler",
     "StreamSession",
@@ -36,15 +38,7 @@ _PING_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Model(Protocol):
-    """A value of the MCP SDK: a tool, a message, a result."""
-
-    def model_dump(self, *, mode: str, by_alias: bool) -> JsonObject:
-        """Give it as in the protocol."""
-        ...
-
-
-SamplingCallback: TypeAlias = Callable[[Sequence[Model], Model, object], Awaitable[str]]
+SamplingCallback: TypeAlias = "Callable[[Sequence[BaseModel], BaseModel, object], Awaitable[str]]"
 """A `SamplingHandler` as `fastmcp.Client` takes it: messages, parameters, the request's context."""
 
 
@@ -52,19 +46,11 @@ class McpSession(Protocol):
     """One MCP session, however it reaches the server."""
 
     async def __aenter__(self) -> object: ...
-
     async def call_tool(self, name: str, arguments: JsonObject, meta: JsonObject) -> JsonObject:
-        """Call a tool and give the result as in the protocol.
-
-        Args:
-            name: The tool.
-            arguments: Its arguments.
-            meta: Sent as `_meta`.
-        """
+        """Call a tool and give the result as in the protocol; `meta` is sent as `_meta`."""
         ...
 
     async def ping(self) -> object: ...
-
     async def close(self) -> None: ...
 
 
@@ -72,13 +58,9 @@ class _Client(Protocol):
     """The part of `fastmcp.Client` that is used here."""
 
     async def __aenter__(self) -> object: ...
-
-    async def list_tools(self) -> Sequence[Model]: ...
-
-    async def call_tool_mcp(self, name: str, arguments: JsonObject, *, meta: JsonObject | None) -> Model: ...
-
+    async def list_tools(self) -> Sequence[BaseModel]: ...
+    async def call_tool_mcp(self, name: str, arguments: JsonObject, *, meta: JsonObject | None) -> BaseModel: ...
     async def ping(self) -> object: ...
-
     async def close(self) -> object: ...
 
 
@@ -142,23 +124,14 @@ class Closer:
         return task
 
     async def wait(self, grace: float, tasks: Iterable[asyncio.Task[None]] | None = None) -> bool:
-        """Wait until sessions are closed.
-
-        Args:
-            grace: The most seconds to wait.
-            tasks: From `close`; all that are under way if None.
-
-        Returns:
-            False when they weren't in time.
-        """
+        """Wait so many seconds until tasks of `close`, by default all, are done; False when they weren't in time."""
         waiting = list(self._closing if tasks is None else tasks)
-        if waiting:
-            with anyio.CancelScope(shield=True):
-                _, late = await asyncio.wait(waiting, timeout=grace)
-            if late:
-                self.clean = False
-                return False
-        return True
+        if not waiting:
+            return True
+        with anyio.CancelScope(shield=True):
+            _, late = await asyncio.wait(waiting, timeout=grace)
+        self.clean = self.clean and not late
+        return not late
 
 
 async def _close(session: McpSession) -> None:
@@ -182,7 +155,7 @@ async def is_alive(session: McpSession) -> bool:
 def sampling_callback(handler: SamplingHandler) -> SamplingCallback:
     """Make a handler answer in the terms of MCP."""
 
-    async def answer(messages: Sequence[Model], params: Model, context: object) -> str:
+    async def answer(messages: Sequence[BaseModel], params: BaseModel, context: object) -> str:
         plain = params.model_dump(mode="json", by_alias=True)
         chat: list[Message] = []
         if plain.get("systemPrompt"):
@@ -190,12 +163,9 @@ def sampling_callback(handler: SamplingHandler) -> SamplingCallback:
         for message in messages:
             given = message.model_dump(mode="json", by_alias=True)
             chat.append({"role": given["role"], "content": _chat_content(given["content"])})
-        options = {
-            "temperature": plain.get("temperature"),
-            "max_tokens": plain.get("maxTokens"),
-            "stop": plain.get("stopSequences"),
-        }
-        reply = await handler(chat, {key: value for key, value in options.items() if value is not None})
+        names = {"temperature": "temperature", "max_tokens": "maxTokens", "stop": "stopSequences"}
+        options = {ours: plain[theirs] for ours, theirs in names.items() if plain.get(theirs) is not None}
+        reply = await handler(chat, options)
         content = reply.get("content") or ""
         return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 

@@ -19,7 +19,7 @@ import anyio
 
 from osmosis_ai.errors import ToolError
 from osmosis_ai.mcp_tools.clients import SamplingCallback, SamplingHandler, sampling_callback
-from osmosis_ai.mcp_tools.validators import SchemaValidators, UnusableSchemaError
+from osmosis_ai.mcp_tools.table import SchemaValidators, UnusableSchemaError
 from osmosis_ai.records import JsonObject
 from osmosis_ai.tracebacks import describe
 
@@ -32,16 +32,10 @@ __all__ = ["TOOL_CALLS_ONLY", "DirectServer", "DirectSession", "direct_server"]
 TOOL_CALLS_ONLY = "_osmosis_tool_calls_only"
 """Set on a class of middleware of our own that lets everything but tool calls pass."""
 _LIBRARIES = ("fastmcp", "mcp")
+_LISTS = ("prompts", "resource_templates", "resources", "tools")
 _DEAF_TO_HANDSHAKES = {
-    "__init__",
-    "check_resource_access",
-    "on_call_tool",
-    "on_get_prompt",
-    "on_list_prompts",
-    "on_list_resource_templates",
-    "on_list_resources",
-    "on_list_tools",
-    "on_read_resource",
+    *("__init__", "check_resource_access", "on_call_tool", "on_get_prompt", "on_read_resource"),
+    *(f"on_list_{what}" for what in _LISTS),
 }
 """The methods of a middleware that no handshake passes through."""
 _CONNECTION_CLOSED = "the session was closed"
@@ -53,10 +47,6 @@ async def direct_server(server: object, tools: Iterable[JsonObject]) -> DirectSe
 
     The parts are public, but only the transport is documented. So a session is tried, and where one doesn't come about
     that is logged, and sessions have a transport.
-
-    Args:
-        server: Any server object.
-        tools: Its tools, as in the protocol.
 
     Returns:
         None for what isn't a FastMCP server, and where the installed libraries don't have the parts.
@@ -98,14 +88,7 @@ async def _connected(server: FastMCP[Any], tools: Iterable[JsonObject]) -> Direc
 
 
 class DirectServer:
-    """Makes sessions. Made by `direct_server`.
-
-    Args:
-        server: The FastMCP server.
-        core: The SDK's server object.
-        state: What its lifespan gave.
-        tools: Its tools, as in the protocol.
-    """
+    """Makes sessions with a FastMCP server, of the SDK's own server object and of what its lifespan gave."""
 
     def __init__(self, server: FastMCP[Any], core: Any, state: object, tools: Iterable[JsonObject]) -> None:
         from mcp.server.connection import Connection
@@ -124,11 +107,7 @@ class DirectServer:
         self._validators = SchemaValidators(self._schemas)
 
     def session(self, sampling: SamplingHandler | None) -> DirectSession:
-        """A session that isn't open yet.
-
-        Args:
-            sampling: Answers what tools ask the model.
-        """
+        """A session that isn't open yet; `sampling` answers what tools ask the model."""
         return DirectSession(self, None if sampling is None else sampling_callback(sampling))
 
     def hears_handshakes(self) -> bool:
@@ -141,11 +120,7 @@ class DirectServer:
         )
 
     def check(self, name: str, result: JsonObject) -> None:
-        """See that a tool's result has the structure that the tool promises, as the SDK's own client does.
-
-        Raises:
-            ToolError: It hasn't.
-        """
+        """See that a result has the structure that the tool promises, as the SDK's own client does; else ToolError."""
         if name not in self._schemas or result.get("isError"):
             return
         if "structuredContent" not in result:
@@ -155,8 +130,7 @@ class DirectServer:
         except UnusableSchemaError as error:
             raise ToolError(f"Invalid schema for tool {name}: {error}", kind="exception") from error
         if problems:
-            text = f"Invalid structured content returned by tool {name}: {problems[0]}"
-            raise ToolError(text, kind="exception")
+            raise ToolError(f"Invalid structured content returned by tool {name}: {problems[0]}", kind="exception")
 
 
 class DirectSession:
@@ -190,17 +164,7 @@ class DirectSession:
         return self
 
     async def call_tool(self, name: str, arguments: JsonObject, meta: JsonObject) -> JsonObject:
-        """Call a tool and give the result as in the protocol.
-
-        Args:
-            name: The tool.
-            arguments: Its arguments.
-            meta: Sent as `_meta`.
-
-        Raises:
-            MCPError: The server refused the request.
-            ToolError: The result isn't what the tool promises.
-        """
+        """As in `McpSession`; raises MCPError when the server refuses, ToolError when the tool breaks its promise."""
         params: JsonObject = {"name": name, "arguments": arguments}
         if meta:
             params["_meta"] = meta
@@ -274,11 +238,7 @@ class DirectSession:
         if method == "sampling/createMessage" and self._sampling is not None:
             with anyio.fail_after((opts or {}).get("timeout")):
                 return await self._sample(self._sampling, params)
-        names = {
-            "sampling/createMessage": "Sampling",
-            "elicitation/create": "Elicitation",
-            "roots/list": "List roots",
-        }
+        names = {"sampling/createMessage": "Sampling", "elicitation/create": "Elicitation", "roots/list": "List roots"}
         if method not in names:
             raise MCPError(code=-32601, message="Method not found", data=method)
         raise MCPError(code=-32600, message=f"{names[method]} not supported")
@@ -305,12 +265,7 @@ class DirectSession:
 
 
 class _Request:
-    """One request while the server handles it, or a notification; the SDK's `DispatchContext`.
-
-    Args:
-        session: Whose it is.
-        request_id: Its number, None for a notification.
-    """
+    """One request while the server handles it, or a notification, without a number; the SDK's `DispatchContext`."""
 
     message_metadata = None
 

@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
 import anyio
@@ -83,17 +82,11 @@ class ToolHost:
             raise
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self._shut_down()
 
     def session(
-        self,
-        *,
-        meta: JsonObject | None = None,
-        sampling_handler: SamplingHandler | None = None,
-        grace: float = 2.0,
+        self, *, meta: JsonObject | None = None, sampling_handler: SamplingHandler | None = None, grace: float = 2.0
     ) -> ToolSession:
         """Give one rollout's MCP session, an async context manager.
 
@@ -102,15 +95,8 @@ class ToolHost:
             sampling_handler: Answers what tools ask the model (`ctx.sample`); without one such requests fail.
             grace: Seconds that closing the session may take.
         """
-        return ToolSession(
-            self._table,
-            self._open,
-            self._closer,
-            self._limit,
-            meta=dict(meta or {}),
-            sampling_handler=sampling_handler,
-            grace=grace,
-        )
+        own = (self._table, self._open, self._closer, self._limit)
+        return ToolSession(*own, meta=dict(meta or {}), sampling_handler=sampling_handler, grace=grace)
 
     def _open(self, backend: Backend, sampling: SamplingHandler | None) -> McpSession:
         direct = self._direct.get(backend.prefix)
@@ -134,8 +120,7 @@ class ToolHost:
                 await session.__aenter__()
                 return await session.list_tools()
         except TimeoutError as exc:
-            seconds = f"{self._start_timeout:g} s"
-            raise RepositoryError(f"{backend.label} did not start within {seconds}") from exc
+            raise RepositoryError(f"{backend.label} did not start within {self._start_timeout:g} s") from exc
         except Exception as exc:
             raise self._start_failure(backend, exc) from exc
 
@@ -159,12 +144,6 @@ class ToolHost:
 
 def read_config(path: Path) -> JsonObject:
     """Read an `mcp.json`: `{"mcpServers": {name: {"command", "args", "env", "cwd"} or {"url", "headers"}}}`.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Its content, for `ToolHost`.
 
     Raises:
         RepositoryError: The file can't be read, isn't JSON, or names no servers.

@@ -34,10 +34,6 @@ def prepare_path(mcp_dir: Path, root: Path) -> None:
 
     `sys.path` begins with the mcp directory, then the root. The SDK is imported first, so that `mcp` never means the
     repository's own folder. Call it once, before any code of the repository is imported.
-
-    Args:
-        mcp_dir: The folder that holds `main.py`.
-        root: The repository's root folder.
     """
     import_fastmcp()
     import mcp.types  # noqa: F401
@@ -50,15 +46,9 @@ def prepare_path(mcp_dir: Path, root: Path) -> None:
 def load_server(entry: Path, name: str | None = None) -> object:
     """Import `main.py` under the module name `main` and give the MCP server in it.
 
-    The server is what `name` says, else the module's `mcp`, `server` or `app`, else the only server there.
-    `prepare_path` comes first.
-
-    Args:
-        entry: The path of `main.py`; the folder above its own is the repository's root.
-        name: The server's variable name, as in `mcp/main.py:name`.
-
-    Returns:
-        A `fastmcp.FastMCP`, or the MCP SDK's `FastMCP` (1.x) or `MCPServer` (2.x).
+    The server is what `name` says, else the module's `mcp`, `server` or `app`, else the only server there; it is a
+    `fastmcp.FastMCP`, or the MCP SDK's `FastMCP` (1.x) or `MCPServer` (2.x). The folder above that of `main.py` is the
+    repository's root. `prepare_path` comes first.
 
     Raises:
         RepositoryError: `main.py` is missing, can't be imported, or holds no server or several. The message names the
@@ -73,10 +63,8 @@ def load_server(entry: Path, name: str | None = None) -> object:
     servers = {key: value for key, value in vars(module).items() if _is_server(value)}
     if name is not None:
         return _named(module, name, servers, shown)
-    for usual in _USUAL_NAMES:
-        if usual in servers:
-            return servers[usual]
-    distinct = list({id(server): server for server in servers.values()}.values())
+    usual = [servers[usual] for usual in _USUAL_NAMES if usual in servers]
+    distinct = usual[:1] or list({id(server): server for server in servers.values()}.values())
     if len(distinct) == 1:
         return distinct[0]
     if distinct:
@@ -111,11 +99,7 @@ def _import_main(entry: Path, root: Path, shown: str) -> ModuleType:
 def import_failure(exc: BaseException, entry: Path, root: Path, shown: str) -> str:
     """Why a module of the repository can't be imported: place, exception, line of source, and what to do.
 
-    Args:
-        exc: What its import raised.
-        entry: The module's file.
-        root: The repository's root folder.
-        shown: The file as it is shown when no line is known.
+    Where no line is known, `entry`, the module's file, stands as `shown` says.
     """
     place = locate(exc, root)
     message = f"{place or shown}: {describe(exc)}"

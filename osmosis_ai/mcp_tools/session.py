@@ -8,15 +8,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import NoReturn, TypeAlias
 
 from osmosis_ai.errors import ToolError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.mcp_tools.clients import Closer, McpSession, SamplingHandler, is_alive
 from osmosis_ai.mcp_tools.conversion import clean, convert_result
-from osmosis_ai.mcp_tools.table import Backend, Route, ToolTable
-from osmosis_ai.mcp_tools.validators import SchemaProblem
+from osmosis_ai.mcp_tools.table import Backend, Route, SchemaProblem, ToolTable
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.tracebacks import describe
 from osmosis_ai.urls import redact_urls
@@ -43,13 +41,9 @@ class ToolSession:
     """One rollout's MCP session, from `ToolHost.session`. It is opened by the first tool call.
 
     Args:
-        table: The tools.
+        table, closer, limit: The host's.
         open_session: Makes a session with a server, not yet connected.
-        closer: Closes it.
-        limit: Makes the scope that cancels a call after so many seconds.
-        meta: Sent as `_meta` with every call.
-        sampling_handler: Answers what tools ask the model.
-        grace: Seconds that closing the session may take.
+        meta, sampling_handler, grace: As for `ToolHost.session`.
 
     Attributes:
         clean: False after the exit when the session could not be closed in time: a tool's thread is still blocked.
@@ -81,11 +75,9 @@ class ToolSession:
     async def __aenter__(self) -> ToolSession:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        for prefix in list(self._sessions):
-            self._drop(prefix, self._sessions[prefix])
+    async def __aexit__(self, *exc_info: object) -> None:
+        for prefix, session in list(self._sessions.items()):
+            self._drop(prefix, session)
         self.clean = await self._closer.wait(self._grace, self._closing)
 
     async def call(self, name: str, arguments: str | JsonObject, *, timeout: float) -> CallOutcome:

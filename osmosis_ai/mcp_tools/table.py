@@ -1,18 +1,77 @@
-"""The tools of all of a repository's servers, by the name that the model calls."""
+"""The tools of all of a repository's servers, by the name that the model calls, and what fits their schemas."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple, Protocol
 
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.mcp_tools.conversion import convert_tool
-from osmosis_ai.mcp_tools.validators import SchemaProblem, SchemaValidators, UnusableSchemaError
 from osmosis_ai.records import JsonObject, Tool
 
-__all__ = ["Backend", "Route", "ToolTable"]
+__all__ = ["Backend", "Route", "SchemaProblem", "SchemaValidators", "ToolTable", "UnusableSchemaError"]
 
 MOST_PROBLEMS = 5
+
+
+class SchemaProblem(Protocol):
+    """One way in which a value doesn't fit a schema: a `jsonschema.ValidationError`.
+
+    `validator` is the schema's keyword, `instance` the part of the value; `context` holds the problems of each
+    alternative, for `anyOf` and `oneOf`.
+    """
+
+    message: str
+    validator: str
+    instance: object
+    absolute_path: Iterable[str | int]
+    context: Sequence[SchemaProblem]
+
+
+class _Validator(Protocol):
+    def iter_errors(self, instance: object) -> Iterator[SchemaProblem]: ...
+
+
+class UnusableSchemaError(Exception):
+    """The schema itself is at fault, so it says nothing about any value."""
+
+
+class SchemaValidators:
+    """Validators of schemas, each made once, when it is first asked for: no reference is fetched."""
+
+    def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
+        self._schemas = schemas
+        self._made: dict[str, _Validator | UnusableSchemaError] = {}
+
+    def problems(self, name: str, value: object, most: int) -> list[SchemaProblem]:
+        """Find where a value doesn't fit a schema; so many problems at most. Raises UnusableSchemaError."""
+        import referencing
+
+        validator = self._made.get(name)
+        if validator is None:
+            validator = self._made[name] = _make(self._schemas[name])
+        if isinstance(validator, UnusableSchemaError):
+            raise validator
+        try:
+            return list(islice(validator.iter_errors(value), most))
+        except (referencing.exceptions.Unresolvable, re.error, RecursionError) as error:
+            raise UnusableSchemaError(str(error)) from error
+
+
+def _make(schema: JsonObject) -> _Validator | UnusableSchemaError:
+    import jsonschema  # type: ignore[import-untyped]
+    import referencing
+
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        return UnusableSchemaError(str(error))
+    # The default registry would fetch a remote $ref.
+    made: _Validator = kind(schema, registry=referencing.Registry())
+    return made
 
 
 class Backend(NamedTuple):
@@ -45,15 +104,7 @@ class ToolTable:
         self._validators = SchemaValidators(self._schemas)
 
     def add(self, backend: Backend, tools: Iterable[JsonObject]) -> None:
-        """Add a server's tools.
-
-        Args:
-            backend: The server.
-            tools: As in the protocol.
-
-        Raises:
-            RepositoryError: A name is taken.
-        """
+        """Add a server's tools, as in the protocol; raises RepositoryError when a name is taken."""
         for tool in tools:
             function = convert_tool(tool, backend.prefix)
             name = function["function"]["name"]

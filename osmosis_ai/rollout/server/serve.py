@@ -27,7 +27,6 @@ __all__ = [
     "is_loopback",
     "make_server",
     "open_socket",
-    "run_server",
     "serve_agent_loop",
 ]
 
@@ -91,7 +90,7 @@ def serve_agent_loop(
     print(f"serving the agent loop at {address_of(listener)}", file=sys.stderr)
     if is_new:
         print(f"API key (made for this start; set {API_KEY_VARIABLE} for one that stays): {key}", file=sys.stderr)
-    run_server(app, listener, log_level=log_level)
+    make_server(app, log_level).run([listener])
 
 
 def choose_api_key(given: str | None, *, local: bool, host: str) -> tuple[str | None, bool]:
@@ -151,11 +150,6 @@ def address_of(listener: socket.socket) -> str:
     """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def run_server(app: ASGIApp, listener: socket.socket, *, log_level: str = "info") -> None:
-    """Serve an application until SIGINT or SIGTERM, then stop it gracefully."""
-    make_server(app, log_level).run([listener])
 
 
 def make_server(app: ASGIApp, log_level: str, **options: Any) -> uvicorn.Server:
