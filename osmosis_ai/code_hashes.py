@@ -25,9 +25,6 @@ _INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|__pycache__)[/\\]")
 def imported_sources(root: Path) -> dict[str, str]:
     """The files under `root` that this process's modules came from, with the hash of what was imported.
 
-    Args:
-        root: The repository's root folder.
-
     Returns:
         Paths relative to `root` with forward slashes. A file that is gone by now may have an empty hash.
     """
@@ -61,11 +58,6 @@ def function_code(functions: Iterable[FunctionRef], sources: Mapping[str, str], 
     An entry of a rubric file is made of what it says; a function of its module, and of the files that this one imports.
     A file that no function is seen to import counts for all of them, and one in `reward_fn/` or `reward_rubric/` for
     the functions of that kind.
-
-    Args:
-        functions: The functions.
-        sources: The files that were loaded for them, with a hash of their content.
-        root: The repository's root, which the files are relative to.
     """
     root = root.resolve()
     functions = list(functions)

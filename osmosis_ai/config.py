@@ -47,7 +47,7 @@ class AgentConfig(Record, frozen=True):
         str | None,
         Option(
             "An agent loop of your own, instead of --mcp: a RolloutAgentLoop, as in server:agent_loop.",
-            ("--module", "-m", "--agent"),
+            ("--module", "-m"),
             "MODULE:ATTR",
             identity="agent",
         ),
@@ -64,7 +64,7 @@ class DataConfig(Record, frozen=True):
         str | None,
         Option(
             "The rows: a .jsonl, .json, .csv or .parquet file.",
-            ("--dataset", "-d", "--data"),
+            ("--dataset", "-d"),
             "FILE",
             "test_data.jsonl",
             identity="dataset",
@@ -95,8 +95,7 @@ class ModelConfig(Record, frozen=True):
     ] = None
     # $OSMOSIS_API_KEY is read where the endpoint is known: no other provider may get it.
     api_key: Annotated[
-        str | None,
-        Option("The model's key; prefer the environment.", metavar="KEY", lasting=False, secret=True),
+        str | None, Option("The model's key; prefer the environment.", metavar="KEY", lasting=False, secret=True)
     ] = None
     temperature: Annotated[
         float | None, Option("Sampling temperature.", metavar="T", minimum=0.0, identity="parameters")
@@ -188,8 +187,7 @@ class ScoringConfig(Record, frozen=True):
     ] = []
     judge_model: Annotated[str | None, Option("Send every judge call to this model.", metavar="NAME")] = None
     judge_base_url: Annotated[
-        str | None,
-        Option("Send every judge call to this endpoint; its key is $OSMOSIS_JUDGE_API_KEY.", metavar="URL"),
+        str | None, Option("Send every judge call to this endpoint; its key is $OSMOSIS_JUDGE_API_KEY.", metavar="URL")
     ] = None
     n: Annotated[int, Option("Attempts per row.", metavar="N", minimum=1, identity="n", commands=EVAL)] = 1
     pass_threshold: Annotated[float, Option("A score of at least this passes.", metavar="SCORE", commands=EVAL)] = 1.0

@@ -64,12 +64,7 @@ def conversation(
 
 
 def reply(message: Message, shorten: Callable[[str], str] = str) -> Iterator[str]:
-    """A model's reply: its reasoning, its text and its tool calls.
-
-    Args:
-        message: The assistant message.
-        shorten: Cuts each of its texts.
-    """
+    """A model's reply: its reasoning, its text and its tool calls."""
     reasoning = content_text(message.get("reasoning_content"))
     if reasoning:
         yield labelled("reasoning", shorten(reasoning))

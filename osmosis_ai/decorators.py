@@ -36,17 +36,7 @@ class Expected(NamedTuple):
 
 
 def check_signature(function: Callable[..., Any], decorator: str, expected: Sequence[Expected], form: str) -> None:
-    """Check that a function begins with the expected parameters and needs no others.
-
-    Args:
-        function: The function as its author wrote it.
-        decorator: What to call the decorator in messages.
-        expected: The first parameters, in order.
-        form: The whole signature as it should be written, without `def` and the name.
-
-    Raises:
-        TypeError: The signature differs; the message names the parameter, what was found and what to write.
-    """
+    """Check that a function begins with the expected parameters and needs no others; raises TypeError."""
     name = _name(function)
 
     def refuse(problem: str) -> NoReturn:
@@ -149,10 +139,6 @@ def annotation_members(annotation: Any, function: Callable[..., Any]) -> frozens
 
     The parameters of a generic are left out. A string is read as text; only when that leaves a name that isn't
     understood is it resolved in the function's module, and when this fails the text stands.
-
-    Args:
-        annotation: The annotation, or its text.
-        function: Whose annotation it is.
     """
     if not isinstance(annotation, str):
         return _members_of_type(annotation)

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from osmosis_ai.errors import UsageError
 
-__all__ = ["environment_of", "load_env_files", "read_env_file"]
+__all__ = ["environment_of", "read_env_file"]
 
 
 def environment_of(environ: Mapping[str, str], *folders: Path) -> dict[str, str]:
-    """Environment variables with those of each folder's `.env`, in order; variables that exist already win.
+    """Environment variables with those of each folder's `.env`, in order; raises UsageError.
 
-    Args:
-        environ: The variables there are, `os.environ` as a rule; it stays as it is.
-        folders: Where to look for a `.env`.
-
-    Raises:
-        UsageError: A file can't be read.
+    Variables that exist already win; `environ` stays as it is.
     """
     found = dict(environ)
     for folder in dict.fromkeys(folders):
@@ -29,21 +23,8 @@ def environment_of(environ: Mapping[str, str], *folders: Path) -> dict[str, str]
     return found
 
 
-def load_env_files(*folders: Path) -> None:
-    """Load each folder's `.env` into this process's environment. For commands that ask a judge in their own process.
-
-    Raises:
-        UsageError: A file can't be read.
-    """
-    os.environ.update(environment_of(os.environ, *folders))
-
-
 def read_env_file(folder: Path) -> dict[str, str | None]:
-    """The variables in a folder's `.env`, none when there is no such file.
-
-    Raises:
-        UsageError: It can't be read.
-    """
+    """The variables in a folder's `.env`, none when there is no such file; raises UsageError."""
     file = folder / ".env"
     if not file.is_file():
         return {}

@@ -114,12 +114,7 @@ class ModelError(OsmosisError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        kind: FailureKind,
-        status: int | None = None,
-        retry_after: float | None = None,
+        self, message: str, *, kind: FailureKind, status: int | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(message)
         self.kind = kind

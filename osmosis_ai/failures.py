@@ -13,34 +13,12 @@ __all__ = ["FAILURE_KINDS", "CallError", "FailureKind", "KindOfFailure", "Origin
 Origin: TypeAlias = Literal["model", "tool", "agent", "reward", "rubric", "timeout", "worker", "dataset"]
 """Whose failure it was."""
 
+_OfModels = Literal["auth", "bad_reply", "bad_request", "dropped", "not_found", "overloaded", "quota", "rate_limit"]
+_OfTools = Literal["bad_json", "schema", "session", "unknown_tool"]
+_OfCode = Literal["error", "exception", "exit", "load", "no_ground_truth", "not_finite", "wrong_type"]
+_OfWorkers = Literal["blocked", "died", "rollout", "start"]
 FailureKind: TypeAlias = Literal[
-    "auth",
-    "bad_json",
-    "bad_reply",
-    "bad_request",
-    "blocked",
-    "died",
-    "dropped",
-    "error",
-    "exception",
-    "exit",
-    "load",
-    "no_ground_truth",
-    "not_finite",
-    "not_found",
-    "overloaded",
-    "quota",
-    "rate_limit",
-    "refused",
-    "rollout",
-    "schema",
-    "session",
-    "solution",
-    "start",
-    "timeout",
-    "unknown_model",
-    "unknown_tool",
-    "wrong_type",
+    _OfModels, "refused", "solution", "timeout", "unknown_model", _OfTools, _OfCode, _OfWorkers
 ]
 
 CallError: TypeAlias = FailureKind | Origin

@@ -22,9 +22,6 @@ def uncached_imports(root: Path) -> None:
 
     Python trusts a cached module whose source has the same size and the same modification time in whole seconds, so
     two saves within a second could bring back the old code. Installed packages keep their cache.
-
-    Args:
-        root: The repository's root folder.
     """
     root = root.resolve()
     if root in _roots:

@@ -42,9 +42,6 @@ class Masker:
     line, because logs are written line by line. Where one value contains another, the longer is replaced as a whole.
     Not masked are values shorter than `MIN_LENGTH` characters, and values that are part of a word of the stored format
     itself (`timeout`, `assistant`): those are no secrets, and masking them would make records unreadable.
-
-    Args:
-        values: The key values.
     """
 
     __slots__ = ("_count", "_encoded_needles", "_needles", "_pattern")
@@ -63,13 +60,7 @@ class Masker:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], explicit: Iterable[str] = ()) -> Masker:
-        """A masker for the variables whose names say that they hold a key, and for values given otherwise.
-
-        Args:
-            environ: Variables, `.env` included; taken are those whose name ends in `_KEY`, `TOKEN`, `SECRET`,
-                `PASSWORD` or the like.
-            explicit: Further key values, from options for example.
-        """
+        """A masker for the variables whose names say that they hold a key, and for values given otherwise."""
         named = (value for name, value in environ.items() if _SECRET_NAME.search(name))
         return cls([*named, *explicit])
 
@@ -87,9 +78,6 @@ class Masker:
 
         What isn't a string stays as it is, so that the result is valid JSON whatever the values look like. Without a
         hit the same object is returned.
-
-        Args:
-            data: One valid JSON document in UTF-8.
         """
         if not any(needle in data for needle in self._encoded_needles):
             return data

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 
 import msgspec
 
+from osmosis_ai.compat import FLAGS
 from osmosis_ai.errors import UsageError
 from osmosis_ai.records import Record
 
@@ -28,6 +29,7 @@ __all__ = [
     "config_of",
     "declared_options",
     "layered",
+    "once",
     "option_values",
     "read_size",
     "secret_values",
@@ -78,6 +80,10 @@ def read_size(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
+once = functools.partial(Option, lasting=False)
+"""An option for one run."""
+
+
 class DeclaredOption(NamedTuple):
     """One option of a config: its place in it, and what its declaration says.
 
@@ -95,7 +101,8 @@ class DeclaredOption(NamedTuple):
     @property
     def flags(self) -> tuple[str, ...]:
         """Its names on the command line."""
-        return self.option.flags or (f"--{self.field.replace('_', '-')}",)
+        flags = self.option.flags or (f"--{self.field.replace('_', '-')}",)
+        return (*flags, *FLAGS.get(flags[0], ()))
 
     @property
     def flag(self) -> str:
@@ -121,27 +128,41 @@ class DeclaredOption(NamedTuple):
             return self.option.default
         if self.base is bool:
             return "on" if self.default else "off"
-        return (
-            "–"
-            if self.default in (None, [], {})
-            else f"{self.default:g}"
-            if _is_float(self.default)
-            else str(self.default)
-        )
+        if self.default in (None, [], {}):
+            return "–"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def read(self, text: str) -> Any:
         """The value that a text stands for; raises ValueError with what to write instead."""
-        return _read(self, text)
+        if self.option.read is not None:
+            return self.option.read(text)
+        kind = self.base
+        try:
+            if kind is bool:
+                return SWITCH[text.lower()]
+            if kind in (int, float):
+                return kind(text)
+            if get_origin(kind) is dict:
+                return msgspec.json.decode(text, type=dict[str, Any])
+        except (KeyError, ValueError, msgspec.DecodeError):
+            raise ValueError(f"write {self.wanted}") from None
+        return [part.strip() for part in text.split(",") if part.strip()] if get_origin(kind) is list else text
+
+    @property
+    def wanted(self) -> str:
+        """The values that it takes, for messages."""
+        if self.option.choices:
+            return " or ".join(self.option.choices)
+        bound = "" if self.option.minimum is None else f" of at least {self.option.minimum:g}"
+        words = {bool: "true or false", int: f"a whole number{bound}", float: f"a number{bound}", str: "a text"}
+        if self.base in words:
+            return words[self.base]
+        return "a list of texts" if get_origin(self.base) is list else 'an object such as {"top_p": 0.9}'
 
     def check(self, value: Any, source: str) -> Any:
-        """A value of the right type and within bounds.
+        """A value of the right type and within bounds, from Python, TOML or a text; raises UsageError.
 
-        Args:
-            value: The value, as it came from Python or TOML.
-            source: What the message begins with: the flag, the variable, or the file's key.
-
-        Raises:
-            UsageError: It isn't, with what to write instead.
+        The message begins with `source`: the flag, the variable, or the file's key.
         """
         if isinstance(value, str) and self.option.read is not None:
             try:
@@ -150,13 +171,15 @@ class DeclaredOption(NamedTuple):
                 raise UsageError(f"{source} {value}: {error}") from None
         if self.option.choices and value not in self.option.choices:
             raise UsageError(f"{source} {value}: it is {' or '.join(self.option.choices)}")
+        shown = "[masked]" if self.option.secret else value
         try:
             found = msgspec.convert(value, self.type)
         except msgspec.ValidationError:
-            raise UsageError(f"{source} {_shown(self, value)}: write {_wanted(self)}") from None
-        problem = _out_of_bounds(self, found)
-        if problem:
-            raise UsageError(f"{source} {_shown(self, value)}: {problem}")
+            raise UsageError(f"{source} {shown}: write {self.wanted}") from None
+        if isinstance(found, float) and not math.isfinite(found):
+            raise UsageError(f"{source} {shown}: write a finite number")
+        if self.option.minimum is not None and found is not None and found < self.option.minimum:
+            raise UsageError(f"{source} {shown}: write {self.wanted}")
         return found
 
 
@@ -170,11 +193,7 @@ class Setting(NamedTuple):
 
 @functools.cache
 def declared_options(config: type[Record]) -> tuple[DeclaredOption, ...]:
-    """The options of a config, group by group.
-
-    Args:
-        config: A record whose fields are groups.
-    """
+    """The options of a config, group by group."""
     found: list[DeclaredOption] = []
     for group_name, group in get_type_hints(config).items():
         if not (isinstance(group, type) and issubclass(group, Record)):
@@ -195,15 +214,7 @@ def declared_options(config: type[Record]) -> tuple[DeclaredOption, ...]:
 
 
 def config_of(config: type[ConfigT], options: Mapping[str, Any]) -> ConfigT:
-    """A config from checked options by name; options that are missing have their default.
-
-    Args:
-        config: The config's type.
-        options: Values by the options' names.
-
-    Raises:
-        UsageError: There is no such option, or a value can't be used.
-    """
+    """A config from checked options by name; options that are missing have their default; raises UsageError."""
     known = {option.name: option for option in declared_options(config)}
     checked = {}
     for name, value in options.items():
@@ -221,20 +232,9 @@ def layered(
     *,
     also: Sequence[type[Record]] = (),
 ) -> tuple[ConfigT, list[Setting]]:
-    """A config from all its sources: the command line wins, then the environment, then `pyproject.toml`.
+    """A config from all its sources, and each option with its value and source; raises UsageError.
 
-    Args:
-        config: The config's type.
-        given: Values of the command line, by the options' names; what wasn't given is absent.
-        environ: Environment variables; an option's is `OSMOSIS_` and its name.
-        pyproject: The repository's `pyproject.toml`, None or missing for none.
-        also: Other configs whose options the file may hold.
-
-    Returns:
-        The config, and each option with its value and source.
-
-    Raises:
-        UsageError: A value can't be used, or the file names an option that doesn't exist.
+    The command line wins, then the environment, then `pyproject.toml`, which may hold the options of `also` too.
     """
     from_file = _file_values((config, *also), pyproject)
     settings = []
@@ -310,62 +310,11 @@ def _file_values(configs: Sequence[type[Record]], path: Path | None) -> dict[str
 
 def _from_variable(option: DeclaredOption, text: str) -> Any:
     try:
-        value = option.read(text.strip())
+        return option.check(option.read(text.strip()), f"${option.variable}")
     except ValueError as error:
         raise UsageError(f"${option.variable} {text}: {error}") from None
-    return option.check(value, f"${option.variable}")
-
-
-def _read(option: DeclaredOption, text: str) -> Any:
-    if option.option.read is not None:
-        return option.option.read(text)
-    kind = option.base
-    try:
-        if kind is bool:
-            return SWITCH[text.lower()]
-        if kind in (int, float):
-            return kind(text)
-    except (KeyError, ValueError):
-        raise ValueError(f"write {_wanted(option)}") from None
-    if get_origin(kind) is list:
-        return [part.strip() for part in text.split(",") if part.strip()]
-    if get_origin(kind) is dict:
-        try:
-            return msgspec.json.decode(text, type=dict[str, Any])
-        except msgspec.DecodeError:
-            raise ValueError(f"write {_wanted(option)}") from None
-    return text
-
-
-def _out_of_bounds(option: DeclaredOption, value: Any) -> str | None:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "write a finite number"
-    minimum = option.option.minimum
-    if minimum is not None and value is not None and value < minimum:
-        return f"write {_wanted(option)}"
-    return None
-
-
-def _wanted(option: DeclaredOption) -> str:
-    """The values that an option takes, for messages."""
-    if option.option.choices:
-        return " or ".join(option.option.choices)
-    bound = "" if option.option.minimum is None else f" of at least {option.option.minimum:g}"
-    kind = option.base
-    words = {bool: "true or false", int: f"a whole number{bound}", float: f"a number{bound}", str: "a text"}
-    if kind in words:
-        return words[kind]
-    return "a list of texts" if get_origin(kind) is list else 'an object such as {"top_p": 0.9}'
-
-
-def _shown(option: DeclaredOption, value: Any) -> str:
-    return "[masked]" if option.option.secret else str(value)
 
 
 def _similar(name: str, known: Mapping[str, DeclaredOption]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; the options are {', '.join(known)}"
-
-
-def _is_float(value: object) -> bool:
-    return isinstance(value, float)

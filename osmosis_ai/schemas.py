@@ -53,11 +53,7 @@ This page is made from the declarations in `osmosis_ai/config.py`: `python -m os
 
 
 def write_schemas(folder: Path) -> None:
-    """Write every schema as `NAME.schema.json` into a folder.
-
-    Args:
-        folder: The folder, created if need be.
-    """
+    """Write every schema as `NAME.schema.json` into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, record in SCHEMAS.items():
         data = msgspec.json.format(msgspec.json.encode(schema_of(record)), indent=2)
@@ -85,11 +81,7 @@ def options_page() -> str:
 
 
 def schema_of(record: type[msgspec.Struct]) -> JsonObject:
-    """The JSON Schema of a record, in which each field's description is the docstring below the field.
-
-    Args:
-        record: The record; further keys are allowed in all its objects.
-    """
+    """The JSON Schema of a record, in which each field's description is the docstring below the field."""
     docs = {found.__name__: field_docs(found) for found in _records(msgspec.inspect.type_info(record))}
     encoded = msgspec.json.encode(msgspec.json.schema(record)).decode("utf-8")
     for name, definition in msgspec.json.schema(record)["$defs"].items():
@@ -104,11 +96,7 @@ def schema_of(record: type[msgspec.Struct]) -> JsonObject:
 
 
 def field_docs(record: type[msgspec.Struct]) -> dict[str, str]:
-    """The docstrings below a record's fields, inherited ones included.
-
-    Args:
-        record: The record, whose source must be readable.
-    """
+    """The docstrings below a record's fields, inherited ones included."""
     docs: dict[str, str] = {}
     for base in reversed(record.__mro__):
         if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
@@ -117,10 +105,7 @@ def field_docs(record: type[msgspec.Struct]) -> dict[str, str]:
         assert isinstance(definition, ast.ClassDef)
         for field, below in zip(definition.body, definition.body[1:], strict=False):
             match field, below:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)),
-                    ast.Expr(value=ast.Constant(value=str() as text)),
-                ):
+                case (ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text))):
                     docs[name] = inspect.cleandoc(text)
     return docs
 

@@ -28,11 +28,7 @@ class TokenData(NamedTuple):
 
 
 def token_data(given: Mapping[str, object]) -> TokenData:
-    """Read `logprobs`, `prompt_token_ids` and `token_ids`; what hasn't their form is left out.
-
-    Args:
-        given: These three, as far as the endpoint gave them.
-    """
+    """Read `logprobs`, `prompt_token_ids` and `token_ids`; what hasn't their form is left out."""
     left_out: dict[str, str] = {}
 
     def read(name: str, value: object, kind: type[T]) -> T | None:

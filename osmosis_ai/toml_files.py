@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai.folders import UnreadableError, read_bounded
 from osmosis_ai.records import JsonObject
 
 __all__ = ["MAX_TOML_BYTES", "KeyLines", "TomlError", "parse_toml", "read_toml", "read_toml_text"]
@@ -27,38 +27,22 @@ _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-
 _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 
 
-class TomlError(Exception):
-    """A file that can't be read as TOML: why, and the line if there is one."""
-
-    def __init__(self, message: str, line: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.line = line
+class TomlError(UnreadableError):
+    """A file that can't be read as TOML."""
 
 
 def read_toml_text(path: Path, root: Path) -> str:
-    """Read a TOML file's text.
-
-    Args:
-        path: The file.
-        root: The repository's root, which it must be in when links are followed.
-
-    Raises:
-        TomlError: It is no regular file, leads out of the repository, is too large, or isn't UTF-8.
-    """
+    """Read the text of a TOML file that is in the repository, links followed; raises TomlError."""
     try:
         if not path.resolve().is_relative_to(root.resolve()):
             raise TomlError("a link to a place outside the repository")
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise TomlError("not a regular file")
-        if status.st_size > MAX_TOML_BYTES:
-            raise TomlError(f"larger than {MAX_TOML_BYTES // 1024} KiB, too large to be a config")
-        data = path.read_bytes()
-    except (OSError, RuntimeError) as error:
-        # RuntimeError: a circle of links, before Python 3.13.
-        reason = error.strerror if isinstance(error, OSError) else "a circle of links"
-        raise TomlError(f"can't be read: {reason or error}") from None
+        too_large = f"larger than {MAX_TOML_BYTES // 1024} KiB, too large to be a config"
+        data = read_bounded(path, MAX_TOML_BYTES, too_large)
+    except RuntimeError:
+        # Before Python 3.13.
+        raise TomlError("can't be read: a circle of links") from None
+    except UnreadableError as error:
+        raise TomlError(error.message) from None
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -67,11 +51,7 @@ def read_toml_text(path: Path, root: Path) -> str:
 
 
 def read_toml(path: Path, root: Path) -> JsonObject:
-    """Read a TOML file; see `read_toml_text`.
-
-    Raises:
-        TomlError: It can't be read, or isn't TOML.
-    """
+    """Read a TOML file; see `read_toml_text`; raises TomlError."""
     return parse_toml(read_toml_text(path, root))
 
 
@@ -95,11 +75,7 @@ def parse_toml(text: str) -> JsonObject:
 
 
 class KeyLines:
-    """The lines of a TOML text's tables and keys, found by reading its lines.
-
-    Args:
-        text: A valid TOML text.
-    """
+    """The lines of a TOML text's tables and keys, found by reading its lines."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[tuple[str, ...], int] = {}

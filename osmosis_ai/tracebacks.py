@@ -33,10 +33,6 @@ def describe(exc: BaseException, limit: int = 2000) -> str:
     """Give an exception as `NameError: name 'foo' is not defined`, also when its own `__str__` fails.
 
     A group of one exception, as task groups raise it, says nothing by itself: that one is given.
-
-    Args:
-        exc: Any exception.
-        limit: The most characters to give; what is over is cut from the end.
     """
     while len(members := _members(exc)) == 1 and members[0] is not exc:
         exc = members[0]
@@ -51,10 +47,6 @@ def locate(exc: BaseException, root: Path) -> SourceLocation | None:
 
     It is the deepest frame in a file under `root` that is no installed package; for a syntax error it is the error's
     own place. An exception without such a frame is looked for in its group's members, its cause and its context.
-
-    Args:
-        exc: The exception, with its traceback.
-        root: The repository's root folder.
 
     Returns:
         The place, or None when no line of the user's code took part.
@@ -74,10 +66,6 @@ def locate(exc: BaseException, root: Path) -> SourceLocation | None:
 def locate_function(function: Callable[..., Any], root: Path) -> SourceLocation | None:
     """Find the line of the user's code where a function begins.
 
-    Args:
-        function: Any function or method; of a decorated one, what is decorated.
-        root: The repository's root folder.
-
     Returns:
         The place, or None when it isn't the user's.
     """
@@ -90,13 +78,7 @@ def locate_function(function: Callable[..., Any], root: Path) -> SourceLocation 
 
 
 def short_traceback(exc: BaseException, root: Path, frames: int = 12) -> str:
-    """Format an exception with the frames of the user's code only.
-
-    Args:
-        exc: The exception, with its traceback.
-        root: The repository's root folder.
-        frames: The most frames to show; of a longer traceback the middle is left out.
-    """
+    """Format an exception with the frames of the user's code only."""
     found = _user_frames(exc.__traceback__, root)
     first, last = frames // 3, frames - frames // 3
     lines = []

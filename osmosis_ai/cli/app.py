@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from osmosis_ai.cli import cache, config, eval, eval_rubric, init, not_offered, preview, runs, serve, test, validate
-from osmosis_ai.config import RunConfig
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, validate
+from osmosis_ai.cli.early import start_early
+from osmosis_ai.cli.options import Given, OutputConfig, takes
+from osmosis_ai.compat import COMMANDS, NOT_OFFERED
+from osmosis_ai.config import Command, RunConfig
+from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.options import declared_options
+from osmosis_ai.serve.config import ServeConfig
 
 __all__ = ["app", "run"]
 
@@ -28,17 +33,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("test")(test.test)
-app.add_typer(eval.app, name="eval")
-app.command("eval-rubric")(eval_rubric.eval_rubric)
-app.command("preview")(preview.preview)
-app.command("validate")(validate.validate)
-app.command("init")(init.init)
-app.command("config")(config.config)
-app.add_typer(runs.app, name="runs")
-app.add_typer(cache.app, name="cache")
-app.command("serve")(serve.serve)
-not_offered.add_commands(app, not_offered.COMMANDS)
+eval_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True)
@@ -52,6 +47,91 @@ def root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+@takes(RunConfig, OutputConfig, command="test")
+def run_test(
+    given: Given,
+    interactive: Annotated[
+        bool, typer.Option("-i", "--interactive", help="Stop at each model call; n goes on, ? lists the commands.")
+    ] = False,
+    row: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="With --interactive: the row to begin with.")
+    ] = None,
+) -> None:
+    """Run the agent over a dataset and score it with every reward function of the repository."""
+    if interactive:
+        start_early(given)
+        from osmosis_ai.cli.interactive import interact
+
+        raise typer.Exit(interact(given, row))
+    if row is not None:
+        raise UsageError("--row goes with --interactive; --offset and --limit choose the rows of a run")
+    _run(given, "test")
+
+
+@eval_app.callback()
+@takes(RunConfig, OutputConfig, command="eval")
+def evaluate(context: typer.Context, given: Given) -> None:
+    """Run the agent over a dataset and score what comes out, with statistics."""
+    if context.invoked_subcommand is None:
+        _run(given, "eval")
+
+
+def _run(given: Given, command: Command) -> None:
+    start_early(given)
+    if given.get("watch"):
+        from osmosis_ai.cli.watch import watch_command
+
+        raise typer.Exit(watch_command(given, command))
+    from osmosis_ai.cli.run import run_command
+
+    raise typer.Exit(run_command(given, command))
+
+
+@takes(ServeConfig)
+def serve(given: Given) -> None:
+    """Offer an agent to a trainer: each rollout it asks for runs in a worker process, against the trainer's model.
+
+    A loop that raises, hangs or takes its process down costs its own rollout, which is reported to the trainer as
+    failed.
+    """
+    start_early(given)
+    from osmosis_ai.cli.serving import serve_agent
+
+    raise typer.Exit(serve_agent(given))
+
+
+def _refusing(name: str, instead: str) -> Callable[..., None]:
+    def command(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
+        raise UsageError(f"`osmosis {name}` is not offered yet; {instead}")
+
+    return command
+
+
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "test": run_test,
+    "eval-rubric": eval_rubric.eval_rubric,
+    "preview": preview.preview,
+    "validate": validate.validate,
+    "init": init.init,
+    "config": config.config,
+    "serve": serve,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
+for _name, _group in {"eval": eval_app, "runs": runs.app, "cache": cache.app}.items():
+    app.add_typer(_group, name=_name)
+for _name, _today in COMMANDS.items():
+    eval_app.command(_name.removeprefix("eval "))(_COMMANDS[_today])
+for _name, _instead in NOT_OFFERED.items():
+    (eval_app if _name.startswith("eval ") else app).command(
+        _name.rpartition(" ")[2],
+        help=f"Not offered yet: {_instead}.",
+        rich_help_panel="Not offered yet",
+        # Whatever belongs to it: the answer is the same.
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(_refusing(_name, _instead))
 
 
 def run() -> int:

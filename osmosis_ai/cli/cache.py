@@ -10,8 +10,10 @@ from typing import Annotated, NamedTuple
 import typer
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.cli.session import command_session
+from osmosis_ai.cli.options import Json
+from osmosis_ai.cli.session import command_session, nearest_folder, shared_options
 from osmosis_ai.errors import UsageError
+from osmosis_ai.text import json_text
 
 __all__ = ["app"]
 
@@ -21,14 +23,6 @@ _Root = Annotated[
     str | None,
     typer.Option("--root", metavar="DIR", help="The repository. Default: the nearest folder upwards with a cache."),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="One object on one line of stdout, and nothing else there.")]
-
-
-class _Group(NamedTuple):
-    """Options given before the subcommand's name; they hold for it too."""
-
-    root: str | None
-    json: bool
 
 
 class _Session(NamedTuple):
@@ -39,18 +33,13 @@ class _Session(NamedTuple):
     json: bool
 
     def show(self, values: dict[str, object], text: str) -> None:
-        if self.json:
-            import msgspec
-
-            self.output.line(msgspec.json.encode({"path": str(self.path), **values}).decode("utf-8"))
-        else:
-            self.output.line(text)
+        self.output.line(json_text({"path": str(self.path), **values}) if self.json else text)
 
 
 @app.callback()
-def cache(context: typer.Context, root: _Root = None, json: _Json = False) -> None:
+def cache(context: typer.Context, root: _Root = None, json: Json = False) -> None:
     """Show the stored model replies of --cache: how many, their size, how often they were used."""
-    context.obj = _Group(root, json)
+    context.obj = (root, json)
     if context.invoked_subcommand is not None:
         return
     with _session(context, root, json) as session:
@@ -64,7 +53,7 @@ def cache(context: typer.Context, root: _Root = None, json: _Json = False) -> No
 
 
 @app.command()
-def clear(context: typer.Context, root: _Root = None, json: _Json = False) -> None:
+def clear(context: typer.Context, root: _Root = None, json: Json = False) -> None:
     """Remove every stored reply. Runs that use the cache go on, and fill it again."""
     with _session(context, root, json) as session:
         from osmosis_ai.models.cache import clear_cache
@@ -82,26 +71,17 @@ def clear(context: typer.Context, root: _Root = None, json: _Json = False) -> No
 @contextmanager
 def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
     """Find the cache; errors in the block are shown and become the exit code."""
-    group = context.obj if isinstance(context.obj, _Group) else _Group(None, False)
-    with command_session() as session:
-        yield _Session(_find(root or group.root, session.cwd), session.output, json or group.json)
-
-
-def _find(root: str | None, cwd: Path) -> Path:
     from osmosis_ai.models.cache import cache_path
 
-    if root is not None:
-        folder = cwd / Path(root).expanduser()
-        if not folder.is_dir():
-            raise UsageError(f"--root {root}: there is no such folder")
-        return cache_path(folder)
-    home = Path.home()
-    for folder in (cwd, *cwd.parents):
-        if cache_path(folder).is_file():
-            return cache_path(folder)
-        if folder == home:
-            break
-    return cache_path(cwd)
+    root, json = shared_options(context, root, json)
+    with command_session() as session:
+        if root is not None:
+            folder = session.cwd / Path(root).expanduser()
+            if not folder.is_dir():
+                raise UsageError(f"--root {root}: there is no such folder")
+        else:
+            folder = nearest_folder(session.cwd, str(cache_path(Path()))) or session.cwd
+        yield _Session(cache_path(folder), session.output, json)
 
 
 def _size(count: int) -> str:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-__all__ = ["Output"]
+__all__ = ["Output", "table_of"]
 
 PIPED_WIDTH = 120
 
 
 class Output:
-    """The two streams of a command.
-
-    Args:
-        mask: Removes key values from a text.
-        quiet: Say nothing but results and errors.
-    """
+    """The two streams of a command."""
 
     def __init__(self, mask: Callable[[str], str] = str, *, quiet: bool = False) -> None:
         self.mask = mask
@@ -49,6 +46,21 @@ class Output:
         """One line on stdout, as it is."""
         self.results.file.write(self.mask(text) + "\n")
         self.results.file.flush()
+
+
+def table_of(columns: Iterable[str], right: Iterable[str] = (), folding: Iterable[str] = (), title: str = "") -> Table:
+    """A table whose `right` columns are numbers, and whose `folding` columns give way when space is short."""
+    right, folding = set(right), set(folding)
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        # The name may come from user code, so it is no markup.
+        table.add_column(
+            Text(column),
+            justify="right" if column in right else "left",
+            no_wrap=column not in folding,
+            overflow="fold" if column in folding else "ellipsis",
+        )
+    return table
 
 
 def _console(stream: Any) -> Console:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
 from osmosis_ai.cli.options import Given, takes
+from osmosis_ai.cli.session import ExitCode, command_session, interrupts
 from osmosis_ai.errors import UsageError
-from osmosis_ai.options import Option, config_of
+from osmosis_ai.folders import replaced_file
+from osmosis_ai.options import config_of, once
 from osmosis_ai.records import FunctionRef, Record
 
 if TYPE_CHECKING:
@@ -26,61 +26,46 @@ if TYPE_CHECKING:
 
 __all__ = ["eval_rubric"]
 
-LINE_SECONDS = 5.0
-
 
 class RecordsConfig(Record, frozen=True):
     """Records: what is judged, and by which rubric."""
 
     rubric: Annotated[
-        str,
-        Option("A rubric of the rubric file, or an @osmosis_rubric function.", metavar="ID|MODULE:FN", lasting=False),
+        str, once("A rubric of the rubric file, or an @osmosis_rubric function.", metavar="ID|MODULE:FN")
     ] = ""
-    data: Annotated[
-        str, Option("The records: JSONL with a solution_str in each line.", ("--data", "-d"), "FILE", lasting=False)
-    ] = ""
+    data: Annotated[str, once("The records: JSONL with a solution_str in each line.", ("--data", "-d"), "FILE")] = ""
     config: Annotated[
-        str | None,
-        Option("The rubric file.", metavar="FILE", default="rubric_configs.yaml beside the data", lasting=False),
+        str | None, once("The rubric file.", metavar="FILE", default="rubric_configs.yaml beside the data")
     ] = None
-    number: Annotated[int, Option("Runs per record.", ("--number", "-n"), "N", minimum=1, lasting=False)] = 1
-    batch_size: Annotated[int, Option("Runs at a time.", metavar="N", minimum=1, lasting=False)] = 8
+    number: Annotated[int, once("Runs per record.", ("--number", "-n"), "N", minimum=1)] = 1
+    batch_size: Annotated[int, once("Runs at a time.", metavar="N", minimum=1)] = 8
     timeout: Annotated[
-        float,
-        Option("Time for one run of an @osmosis_rubric function.", metavar="SECONDS", minimum=0.001, lasting=False),
+        float, once("Time for one run of an @osmosis_rubric function.", metavar="SECONDS", minimum=0.001)
     ] = 150.0
 
 
 class ComparisonConfig(Record, frozen=True):
     """Comparison: with people, and with an earlier result."""
 
-    against: Annotated[
-        str | None, Option("Compare with the human labels in this column.", metavar="COLUMN", lasting=False)
-    ] = None
+    against: Annotated[str | None, once("Compare with the human labels in this column.", metavar="COLUMN")] = None
     threshold: Annotated[
         float | None,
-        Option(
-            "What counts as positive with --against.",
-            metavar="SCORE",
-            default="the middle of the range",
-            lasting=False,
-        ),
+        once("What counts as positive with --against.", metavar="SCORE", default="the middle of the range"),
     ] = None
-    baseline: Annotated[str | None, Option("Compare with this earlier result.", metavar="FILE", lasting=False)] = None
+    baseline: Annotated[str | None, once("Compare with this earlier result.", metavar="FILE")] = None
 
 
 class JudgeConfig(Record, frozen=True):
     """Judge: who is asked."""
 
-    judge_model: Annotated[
-        str | None, Option("Ask this model instead of the one the rubric names.", metavar="NAME", lasting=False)
-    ] = None
+    judge_model: Annotated[str | None, once("Ask this model instead of the one the rubric names.", metavar="NAME")] = (
+        None
+    )
     judge_base_url: Annotated[
         str | None,
-        Option(
+        once(
             "Send judge calls to this OpenAI-compatible endpoint; its key is read from $OSMOSIS_JUDGE_API_KEY.",
             metavar="URL",
-            lasting=False,
         ),
     ] = None
 
@@ -89,13 +74,10 @@ class RubricOutput(Record, frozen=True):
     """Output: where the result goes."""
 
     output: Annotated[
-        str | None,
-        Option(
-            "A file, or a folder for a new file.", ("--output", "-o"), "PATH", default="in the cache", lasting=False
-        ),
+        str | None, once("A file, or a folder for a new file.", ("--output", "-o"), "PATH", default="in the cache")
     ] = None
-    quiet: Annotated[bool, Option("No progress, only results.", ("--quiet", "-q"), lasting=False)] = False
-    json: Annotated[bool, Option("The result on one line of stdout, and nothing else there.", lasting=False)] = False
+    quiet: Annotated[bool, once("No progress, only results.", ("--quiet", "-q"))] = False
+    json: Annotated[bool, once("The result on one line of stdout, and nothing else there.")] = False
 
 
 class EvalRubricConfig(Record, frozen=True):
@@ -110,7 +92,8 @@ class EvalRubricConfig(Record, frozen=True):
 @takes(EvalRubricConfig)
 def eval_rubric(given: Given) -> None:
     """Have a judge score recorded solutions, and say how far it agrees with itself and with people."""
-    from osmosis_ai.cli.session import ExitCode, command_session
+    import asyncio
+
     from osmosis_ai.reward_rubric.target import judge_variables
 
     config = config_of(EvalRubricConfig, given)
@@ -124,7 +107,7 @@ def eval_rubric(given: Given) -> None:
         session.use(keys=plan.keys)
         if plan.skipped:
             session.output.say(f"records for another rubric, skipped: {plan.skipped}")
-        judged = asyncio.run(_Evaluation(plan, session.output).run())
+        judged = asyncio.run(_evaluate(plan, session.output))
         if judged is None:
             session.output.warn("interrupted; nothing was written")
             raise typer.Exit(ExitCode.INTERRUPTED)
@@ -132,7 +115,7 @@ def eval_rubric(given: Given) -> None:
 
 
 class _JudgeFacts(NamedTuple):
-    """Where the rubric is from, and who is asked."""
+    """Where the rubric is from, and who is asked, as the results say it."""
 
     rubric_source: Literal["config", "function"]
     provider: str
@@ -250,108 +233,73 @@ def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
 # During
 
 
-class _Evaluation:
-    """The judging itself: concurrent, with progress, and given up at Ctrl-C."""
+class _Tally:
+    """What the runs that are done came to."""
 
-    def __init__(self, plan: _Plan, view: Output) -> None:
-        self._plan = plan
-        self._view = view
-
-    async def run(self) -> list[JudgedRecord] | None:
-        """Judge every record; None when it was interrupted."""
-        import anyio
-
-        from osmosis_ai.cli.session import interrupts
-        from osmosis_ai.reward_rubric.evaluation import judge_records
-        from osmosis_ai.tasks import task_group
-
-        plan, options = self._plan, self._plan.config.records
-        total = len(plan.records) * options.number
-        judged = None
-        with anyio.CancelScope() as scope, interrupts(scope.cancel):
-            async with self._judge() as judge:
-                with _Progress(self._view, total) as progress:
-                    async with task_group() as ticker:
-                        ticker.start_soon(progress.keep_showing)
-                        judged = await judge_records(
-                            plan.records,
-                            judge,
-                            number=options.number,
-                            batch_size=options.batch_size,
-                            done=progress.done,
-                        )
-                        ticker.cancel_scope.cancel()
-        return None if scope.cancel_called else judged
-
-    @asynccontextmanager
-    async def _judge(self) -> AsyncIterator[Judge]:
-        from osmosis_ai.reward_rubric.evaluation import config_judge, without_label
-
-        column = self._plan.config.comparison.against
-
-        def unlabelled(judge: Judge) -> Judge:
-            # A judge that sees the label it is compared with agrees for nothing.
-            return judge if column is None else lambda record: judge(without_label(record, column))
-
-        if self._plan.rubric is not None:
-            yield unlabelled(config_judge(self._plan.rubric))
-            return
-        from osmosis_ai.config import LimitsConfig
-        from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
-        from osmosis_ai.runtime.run.rubric_functions import function_judge
-
-        options = self._plan.config.records
-        assert self._plan.function is not None
-        workers = PoolOptions(workers=default_workers(options.batch_size), environ=dict(os.environ))
-        limits = LimitsConfig(reward_timeout=options.timeout)
-        async with function_judge(self._plan.function, limits, workers) as judge:
-            yield unlabelled(judge)
-
-
-class _Progress:
-    """A bar on a terminal, else a line now and then. Use as a context manager."""
-
-    def __init__(self, view: Output, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._view = view
-        self._total = total
-        self._done = self._failed = 0
+    def __init__(self) -> None:
+        self._scored = self._failed = 0
         self._sum = 0.0
-        self._started = monotonic()
-        self._bar: Progress | None = None
-        if view.messages.is_terminal and not view.quiet:
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=view.messages, transient=True)
-            self._task = self._bar.add_task("", total=total)
 
-    def __enter__(self) -> _Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def done(self, record: RubricRecord, run: JudgedRun) -> None:
-        self._done += 1
+    def add(self, run: JudgedRun) -> None:
         self._failed += run.score is None
+        self._scored += run.score is not None
         self._sum += run.score or 0.0
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, description=self._status())
 
-    async def keep_showing(self) -> None:
-        import anyio
+    def __str__(self) -> str:
+        average = f"average {self._sum / self._scored:.3f}, " if self._scored else ""
+        return f"{average}{self._failed} failed"
 
-        while self._bar is None and not self._view.quiet:
-            await anyio.sleep(LINE_SECONDS)
-            self._view.say(f"{self._done}/{self._total} runs, {self._status()}")
 
-    def _status(self) -> str:
-        scored = self._done - self._failed
-        parts = [f"average {self._sum / scored:.3f}"] if scored else []
-        return ", ".join([*parts, f"{self._failed} failed"])
+async def _evaluate(plan: _Plan, view: Output) -> list[JudgedRecord] | None:
+    """Judge every record, some at a time; None when it was interrupted."""
+    import anyio
+
+    from osmosis_ai.cli.progress import LiveProgress
+    from osmosis_ai.reward_rubric.evaluation import judge_records
+    from osmosis_ai.tasks import task_group
+
+    options, tally = plan.config.records, _Tally()
+    progress = LiveProgress(view, len(plan.records) * options.number, "runs", tally.__str__)
+
+    def done(record: RubricRecord, run: JudgedRun) -> None:
+        tally.add(run)
+        progress.advance()
+
+    judged = None
+    with anyio.CancelScope() as scope, interrupts(scope.cancel):
+        async with _judge(plan) as judge:
+            with progress:
+                async with task_group() as ticker:
+                    ticker.start_soon(progress.keep_showing)
+                    judged = await judge_records(
+                        plan.records, judge, number=options.number, batch_size=options.batch_size, done=done
+                    )
+                    ticker.cancel_scope.cancel()
+    return None if scope.cancel_called else judged
+
+
+@asynccontextmanager
+async def _judge(plan: _Plan) -> AsyncIterator[Judge]:
+    from osmosis_ai.reward_rubric.evaluation import config_judge, without_label
+
+    column = plan.config.comparison.against
+
+    def unlabelled(judge: Judge) -> Judge:
+        # A judge that sees the label it is compared with agrees for nothing.
+        return judge if column is None else lambda record: judge(without_label(record, column))
+
+    if plan.rubric is not None:
+        yield unlabelled(config_judge(plan.rubric))
+        return
+    from osmosis_ai.config import LimitsConfig
+    from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
+    from osmosis_ai.runtime.run.rubric_functions import function_judge
+
+    options = plan.config.records
+    assert plan.function is not None
+    workers = PoolOptions(workers=default_workers(options.batch_size), environ=dict(os.environ))
+    async with function_judge(plan.function, LimitsConfig(reward_timeout=options.timeout), workers) as judge:
+        yield unlabelled(judge)
 
 
 # After
@@ -362,7 +310,8 @@ def _finish(plan: _Plan, judged: list[JudgedRecord], view: Output, masker: Maske
 
     results = _results(plan, judged)
     data = masker.encoded(msgspec.json.encode(results))
-    _write(plan.output, msgspec.json.format(data, indent=2) + b"\n")
+    with replaced_file(plan.output) as file:
+        file.write(msgspec.json.format(data, indent=2) + b"\n")
     if as_json:
         view.line(data.decode("utf-8"))
     else:
@@ -386,11 +335,8 @@ def _results(plan: _Plan, judged: list[JudgedRecord]) -> RubricResults:
     return evaluation.RubricResults(
         generated_at=evaluation.now(),
         rubric_id=plan.rubric_id,
-        rubric_source=plan.judge.rubric_source,
-        provider=plan.judge.provider,
-        model=plan.judge.model,
+        **plan.judge._asdict(),
         number=plan.config.records.number,
-        config_path=plan.judge.config_path,
         data_path=str(plan.data),
         spread=evaluation.spread_of(judged),
         agreement=labelled,
@@ -398,21 +344,6 @@ def _results(plan: _Plan, judged: list[JudgedRecord]) -> RubricResults:
         overall_statistics=overall,
         records=evaluation.record_results(judged),
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file as a whole or not at all."""
-    import tempfile
-
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _print(view: Output, masker: Masker, results: RubricResults) -> None:
@@ -429,23 +360,21 @@ def _print(view: Output, masker: Masker, results: RubricResults) -> None:
             table.add_row(Text(masker.text(name)), str(run.run_index), score, Text(masker.text(said)))
     view.result(table)
     view.line("")
-    overall = results.overall_statistics
+    overall, spread, before = results.overall_statistics, results.spread, results.baseline
     if overall.average is not None:
         view.line(
             f"average {overall.average:.4f}, variance {overall.variance:.4f}, stdev {overall.stdev:.4f}, "
             f"min {overall.min:.4g}, max {overall.max:.4g}"
         )
     view.line(f"{overall.success_count} of {overall.total_runs} runs succeeded")
-    if results.spread is not None:
-        spread = results.spread
+    if spread is not None:
         view.line(
             f"spread over {spread.records} records: mean stdev {spread.mean_stdev:.4f}, "
             f"largest range {spread.max_range:.4g} ({spread.widest_record}), {spread.unanimous} unanimous"
         )
     if results.agreement is not None:
         view.line(_agreement_line(results.agreement))
-    if results.baseline is not None and results.baseline.difference is not None:
-        before = results.baseline
+    if before is not None and before.difference is not None:
         view.line(f"baseline average {before.average:.4f}, difference {before.difference:+.4f}")
 
 

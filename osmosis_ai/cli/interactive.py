@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -41,14 +42,12 @@ save [FILE]        write the trajectory as JSON
 r, row [N]         start row N; without N the same row again
 q, quit            end
 ?, help            this list"""
+SHORT = {"n": "next", "c": "continue", "m": "messages", "t": "tools", "e": "edit", "s": "score", "r": "row"}
+SHORT |= {"?": "help", "h": "help"}
 
 
 def check_interactive(config: RunConfig, output: OutputOptions) -> None:
-    """Refuse what doesn't go with `--interactive`.
-
-    Raises:
-        UsageError: The option, and why.
-    """
+    """Refuse what doesn't go with `--interactive`; raises UsageError."""
     excluded = {
         "--watch": (output.watch, "one stops at every step, the other runs by itself"),
         "--json": (output.json, "what is shown at each step is text; -o FILE writes the results as JSON"),
@@ -62,12 +61,7 @@ def check_interactive(config: RunConfig, output: OutputOptions) -> None:
 
 
 def interact(given: Given, row: int | None) -> int:
-    """Step through rollouts until the user quits; gives the exit code.
-
-    Args:
-        given: The options that were typed; one worker unless they say otherwise.
-        row: The first row, None for the first of the dataset.
-    """
+    """Step through rollouts until the user quits; gives the exit code."""
     output = output_options(given)
     with command_session(store_error=ExitCode.FAILED) as session:
         config, results = begin_command(session, given, "test", output)
@@ -153,7 +147,7 @@ class _Session:
 
 
 class _Commands:
-    """What can be typed at the prompt."""
+    """What can be typed at the prompt: each `do_` method is a command."""
 
     def __init__(self, session: CommandSession, debugger: Debugger, prompt: Prompt) -> None:
         self._masker = session.masker
@@ -161,30 +155,11 @@ class _Commands:
         self._debugger = debugger
         self._prompt = prompt
         self._refused_text: tuple[Paused, str] | None = None
-        self._commands: dict[str, Callable[[str], None]] = {}
-        for names, command in (
-            (("n", "next"), self._next),
-            (("c", "continue"), self._continue),
-            (("m", "messages"), self._messages),
-            (("t", "tools"), self._tools),
-            (("r", "row"), self._row),
-            (("e", "edit"), self._edit),
-            (("s", "score"), self._score),
-            (("call",), self._call),
-            (("save",), self._save),
-            (("?", "h", "help"), self._help),
-        ):
-            self._commands.update(dict.fromkeys(names, command))
 
     def talk(self, row: int, allow_interrupt: Callable[[], None]) -> None:
-        """Start a row, then do what is typed until the user quits.
+        """Start a row, then do what is typed until the user quits; calls `allow_interrupt` after dealing with a Ctrl-C.
 
-        Args:
-            row: The first row.
-            allow_interrupt: Called whenever a Ctrl-C has been dealt with.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C, when nobody is there to go on.
+        Raises KeyboardInterrupt at a Ctrl-C when nobody is there to go on.
         """
         self._output.say("n goes on to the next step, ? lists the commands")
         line: str | None = f"r {row}"
@@ -226,7 +201,7 @@ class _Commands:
     def _do(self, word: str, rest: str) -> None:
         if not word:
             return
-        command = self._commands.get(word)
+        command: Callable[[str], None] | None = getattr(self, f"do_{SHORT.get(word, word)}", None)
         if command is None:
             self._output.warn(f"there is no command {word!r}; ? lists the commands")
             return
@@ -235,28 +210,28 @@ class _Commands:
         except (RefusedError, UsageError) as refused:
             self._output.warn(str(refused))
 
-    def _next(self, rest: str) -> None:
+    def do_next(self, rest: str) -> None:
         self._show(self._debugger.go_on())
 
-    def _continue(self, rest: str) -> None:
+    def do_continue(self, rest: str) -> None:
         stop = self._debugger.go_on()
         self._show(stop)
         while isinstance(stop, Paused):
             stop = self._debugger.go_on()
             self._show(stop)
 
-    def _messages(self, rest: str) -> None:
+    def do_messages(self, rest: str) -> None:
         if not self._debugger.messages:
             raise RefusedError("there are no messages yet; r N starts row N")
         self._print(steps.messages(self._debugger.messages))
 
-    def _tools(self, rest: str) -> None:
+    def do_tools(self, rest: str) -> None:
         tools = self._debugger.pool.loaded.tools
         if not tools:
             raise RefusedError("the server has no tools")
         self._print(steps.tools(tools))
 
-    def _row(self, rest: str) -> None:
+    def do_row(self, rest: str) -> None:
         rows = self._debugger.rows
         if not rest and self._debugger.row is not None:
             rest = str(self._debugger.row.index)
@@ -268,7 +243,7 @@ class _Commands:
             self._output.say(left)
         self._show(stop)
 
-    def _edit(self, rest: str) -> None:
+    def do_edit(self, rest: str) -> None:
         paused = self._debugger.paused
         text = self._masker.encoded(msgspec.json.encode(_single(self._debugger.editable())))
         shown = msgspec.json.format(text, indent=2).decode("utf-8") + "\n"
@@ -291,10 +266,10 @@ class _Commands:
         assert self._debugger.paused is not None
         self._show(self._debugger.paused)
 
-    def _score(self, rest: str) -> None:
+    def do_score(self, rest: str) -> None:
         self._print(steps.scores(self._debugger.score()))
 
-    def _call(self, rest: str) -> None:
+    def do_call(self, rest: str) -> None:
         tool, _, arguments = rest.partition(" ")
         if not tool:
             raise RefusedError('call takes a tool and its arguments, for example: call add {"a": 1, "b": 2}')
@@ -305,7 +280,7 @@ class _Commands:
         else:
             self._print(steps.called(tool, result))
 
-    def _save(self, rest: str) -> None:
+    def do_save(self, rest: str) -> None:
         data = self._masker.encoded(msgspec.json.encode(self._debugger.trajectory()))
         file = Path(rest).expanduser() if rest else self._free_file()
         try:
@@ -316,14 +291,11 @@ class _Commands:
 
     def _free_file(self) -> Path:
         assert self._debugger.row is not None
-        name, number = f"trajectory-row-{self._debugger.row.index}", 1
-        file = Path(f"{name}.json")
-        while file.exists():
-            number += 1
-            file = Path(f"{name}-{number}.json")
-        return file
+        name = f"trajectory-row-{self._debugger.row.index}"
+        names = (f"{name}-{number}.json" if number > 1 else f"{name}.json" for number in itertools.count(1))
+        return next(file for file in map(Path, names) if not file.exists())
 
-    def _help(self, rest: str) -> None:
+    def do_help(self, rest: str) -> None:
         self._print([HELP])
 
     def _show(self, stop: Paused | Ended) -> None:

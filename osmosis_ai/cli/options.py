@@ -14,26 +14,26 @@ import typer
 from osmosis_ai.config import RunConfig
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import UsageError
-from osmosis_ai.options import DeclaredOption, Option, Setting, config_of, declared_options, layered
+from osmosis_ai.options import DeclaredOption, Setting, config_of, declared_options, layered, once
 from osmosis_ai.records import Record
 
-__all__ = ["Given", "OutputConfig", "OutputOptions", "effective_config", "takes"]
+__all__ = ["Given", "Json", "OutputConfig", "OutputOptions", "effective_config", "output_options", "takes"]
 
 ConfigT = TypeVar("ConfigT", bound=Record)
 
 Given = dict[str, Any]
 """The options that were typed, by name."""
 
+Json = Annotated[bool, typer.Option("--json", help="One object on one line of stdout, and nothing else there.")]
+
 
 class OutputOptions(Record, frozen=True):
     """Output: how a run is shown."""
 
-    watch: Annotated[bool, Option("Run again what a save makes stale, until q.", lasting=False)] = False
-    output: Annotated[str | None, Option("Write the results here.", ("--output", "-o"), "FILE", lasting=False)] = None
-    quiet: Annotated[bool, Option("No progress and no banner, only results.", ("--quiet", "-q"), lasting=False)] = False
-    json: Annotated[
-        bool, Option("The object -o writes, on one line of stdout, and nothing else there.", lasting=False)
-    ] = False
+    watch: Annotated[bool, once("Run again what a save makes stale, until q.")] = False
+    output: Annotated[str | None, once("Write the results here.", ("--output", "-o"), "FILE")] = None
+    quiet: Annotated[bool, once("No progress and no banner, only results.", ("--quiet", "-q"))] = False
+    json: Annotated[bool, once("The object -o writes, on one line of stdout, and nothing else there.")] = False
 
 
 class OutputConfig(Record, frozen=True):
@@ -50,12 +50,7 @@ class Effective(Record, Generic[ConfigT], frozen=True):
 
 
 def takes(*configs: type[Record], command: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of configs as its parameters; it receives those that were typed as `given`.
-
-    Args:
-        configs: Configs whose options the command takes.
-        command: Take only the options of this command; None for all.
-    """
+    """Give a command the options of configs as its parameters; it receives those that were typed as `given`."""
     options = [
         option
         for config in configs
@@ -73,9 +68,12 @@ def takes(*configs: type[Record], command: str | None = None) -> Callable[[Calla
         parameters = [*map(_parameter, options), *own]
 
         def wrapper(**arguments: Any) -> None:
-            typed = {option.name: arguments.pop(option.name) for option in options}
+            typed = [(option, arguments.pop(option.name)) for option in options]
             given = {
-                option.name: _value(option, typed[option.name]) for option in options if _was_typed(typed[option.name])
+                option.name: _parse_params(value) if get_origin(option.base) is dict else value
+                for option, value in typed
+                # Without the option, a repeatable one is None or an empty list, by the version of click.
+                if value is not None and value not in ([], ())
             }
             function(given=given, **arguments)
 
@@ -91,13 +89,7 @@ def takes(*configs: type[Record], command: str | None = None) -> Callable[[Calla
 def effective_config(kind: type[ConfigT], given: Given, cwd: Path) -> Effective[ConfigT]:
     """The config that a command line asks for, with what the environment and the repository's `pyproject.toml` add.
 
-    Args:
-        kind: The config's type.
-        given: The options that were typed; those of other configs are left out.
-        cwd: The working directory.
-
-    Raises:
-        UsageError: A value can't be used.
+    Options of other configs are left out. Raises UsageError.
     """
     from osmosis_ai.runtime.run.prepare import find_root
 
@@ -132,20 +124,9 @@ def _parameter(option: DeclaredOption) -> inspect.Parameter:
         kind = str
     else:
         bounds["min"] = declared.minimum
-    annotation = Annotated[
-        kind | None,
-        typer.Option(*flags, metavar=declared.metavar, help=help, rich_help_panel=option.panel, **bounds),
-    ]
+    shown = typer.Option(*flags, metavar=declared.metavar, help=help, rich_help_panel=option.panel, **bounds)
+    annotation = Annotated[kind | None, shown]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _was_typed(value: Any) -> bool:
-    # Without the option, a repeatable one is None or an empty list, by the version of click.
-    return value is not None and value not in ([], ())
-
-
-def _value(option: DeclaredOption, typed: Any) -> Any:
-    return _parse_params(typed) if get_origin(option.base) is dict else typed
 
 
 def _parse_params(given: list[str]) -> dict[str, Any]:

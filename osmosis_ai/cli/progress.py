@@ -1,34 +1,78 @@
-"""Progress of a run: a live bar on a terminal, plain lines otherwise."""
+"""How far a command is: a live bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import anyio
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.records import Rollout, Score
-from osmosis_ai.runtime.pool.base import InFlight
 
-__all__ = ["DatasetCheckProgress", "RunProgress"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from osmosis_ai.records import Rollout, Score
+    from osmosis_ai.runtime.pool.base import InFlight
+
+__all__ = ["DatasetCheckProgress", "LiveProgress", "RunProgress"]
 
 LINE_SECONDS = 5.0
 SLOW_SECONDS = 10.0
 
 
-class RunProgress:
-    """Hears of every record and shows how far the run is. Use as a context manager.
+class LiveProgress:
+    """How many of so many things are done, with a status. Use as a context manager."""
 
-    Args:
-        output: Where to show it.
-        total: How many rollouts there will be.
-        oldest: Gives the rollout that has been running longest.
-        done: How many rollouts a resumed run has already.
-        debugger: Keep off the terminal, which user code in this process may want for a debugger.
-    """
+    def __init__(
+        self, output: Output, total: int, noun: str, status: Callable[[], str], *, done: int = 0, silent: bool = False
+    ) -> None:
+        self.done = done
+        self._output = output
+        self._total = total
+        self._noun = noun
+        self._status = status
+        self._bar: Progress | None = None
+        self._silent = output.quiet or silent
+        if output.messages.is_terminal and not self._silent:
+            self._bar = Progress(
+                SpinnerColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                _Status(status),
+                TimeRemainingColumn(compact=True),
+                console=output.messages,
+                transient=True,
+            )
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._task = self._bar.add_task("", total=self._total, completed=self.done)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, count: int = 1) -> None:
+        """So many more are done."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done)
+
+    async def keep_showing(self) -> None:
+        """Without a terminal, say every few seconds how far it is, also while nothing ends."""
+        while self._bar is None and not self._silent:
+            await anyio.sleep(LINE_SECONDS)
+            self._output.say(f"{self.done}/{self._total} {self._noun}, {self._status()}")
+
+
+class RunProgress(LiveProgress):
+    """Hears of every record of a run; with `debugger` it keeps off the terminal, which user code may want for one."""
 
     def __init__(
         self,
@@ -39,43 +83,19 @@ class RunProgress:
         done: int = 0,
         debugger: bool = False,
     ) -> None:
-        self._output = output
-        self._total = total
+        silent = debugger and output.messages.is_terminal
+        super().__init__(output, total, "rollouts", self.status, done=done, silent=silent)
         self._oldest = oldest
-        self._done = self._before = done
+        self._before = done
         self._errors = self._scoring_errors = self._values = self._tokens = self._unscored = 0
         self._sum = 0.0
         self._started = monotonic()
-        self._bar: Progress | None = None
-        self._silent = output.quiet or (debugger and output.messages.is_terminal)
-        if output.messages.is_terminal and not self._silent:
-            self._bar = Progress(
-                SpinnerColumn(),
-                BarColumn(bar_width=24),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                _Status(self),
-                TimeRemainingColumn(compact=True),
-                console=output.messages,
-                transient=True,
-            )
-
-    def __enter__(self) -> RunProgress:
-        if self._bar is not None:
-            self._task = self._bar.add_task("", total=self._total, completed=self._done)
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
     def rollout_done(self, rollout: Rollout) -> None:
-        self._done += 1
         self._errors += rollout.failure is not None
         self._tokens += rollout.usage.total_tokens
         self._unscored += 1
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self._done)
+        self.advance()
 
     def scores_done(self, scores: list[Score]) -> None:
         self._unscored -= 1
@@ -85,23 +105,17 @@ class RunProgress:
                 self._values += 1
                 self._sum += score.value
 
-    async def keep_showing(self) -> None:
-        """Without a terminal, say every few seconds how far the run is, also while nothing ends."""
-        while self._bar is None and not self._silent:
-            await anyio.sleep(LINE_SECONDS)
-            self._output.say(f"{self._done}/{self._total} rollouts, {self.status()}")
-
     def status(self) -> str:
         """Rate, running mean, errors, tokens, and what is slow."""
         elapsed = max(monotonic() - self._started, 1e-6)
-        parts = [f"{(self._done - self._before) / elapsed:.1f}/s"]
+        parts = [f"{(self.done - self._before) / elapsed:.1f}/s"]
         if self._values:
             parts.append(f"mean {self._sum / self._values:.3f}")
         parts.append(f"{self._errors} failed")
         if self._scoring_errors:
             parts.append(f"{self._scoring_errors} scoring errors")
         parts.append(f"{self._tokens:,} tokens")
-        if self._unscored > 0 and self._done == self._total:
+        if self._unscored > 0 and self.done == self._total:
             parts.append(f"{self._unscored} being scored")
         oldest = self._oldest()
         if oldest is not None and oldest.seconds >= SLOW_SECONDS:
@@ -110,12 +124,12 @@ class RunProgress:
 
 
 class _Status(ProgressColumn):
-    def __init__(self, progress: RunProgress) -> None:
+    def __init__(self, status: Callable[[], str]) -> None:
         super().__init__()
-        self._progress = progress
+        self._status = status
 
     def render(self, task: Task) -> Text:
-        return Text(self._progress.status())
+        return Text(self._status())
 
 
 class DatasetCheckProgress:

@@ -23,10 +23,6 @@ HISTORY_LINES = 1000
 class Prompt:
     """Reads commands, as a context manager that keeps the history.
 
-    Args:
-        history: The file that keeps what was typed on a terminal, readable by its owner only.
-        mask: Removes key values from a line before it is kept.
-
     Attributes:
         on_terminal: Whether a person types, who sees a prompt.
     """
@@ -58,14 +54,7 @@ class Prompt:
                 file.writelines(f"{line}\n" for line in lines)
 
     def read(self, prompt: str) -> str | None:
-        """The next command, None at the end of the input.
-
-        Args:
-            prompt: Shown on a terminal.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C.
-        """
+        """The next command, None at the end of the input; raises KeyboardInterrupt."""
         if self._readline is not None:
             with self._real_stdout():
                 try:

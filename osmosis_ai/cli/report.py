@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.console import Output, table_of
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.run.report import Baseline, Policy, Report
 from osmosis_ai.text import counted
 
-__all__ = ["print_report"]
+__all__ = ["mean_and_error", "print_report", "shown_interval"]
 
 MAX_CAUSES = 10
 
 
 def print_report(output: Output, report: Report) -> None:
-    """Print a run's report to stdout.
-
-    Args:
-        output: The command's output.
-        report: The report.
-    """
+    """Print a run's report to stdout."""
     output.result(f"\nmodel {_shown(report.policy)}")
     output.result(_headline(report.policy, report.scoring_errors, report.wall_ms))
     if report.functions:
@@ -55,18 +50,15 @@ def _headline(policy: Policy, scoring_errors: int, wall_ms: float | None) -> str
 
 
 def _functions_table(report: Report) -> Table:
-    table = _table("scores", "function", "mean ± stderr", "95 % CI", "std", "min", "max")
     ks = sorted({k for statistics in report.functions.values() for k in statistics.pass_at_k})
-    for k in ks:
-        table.add_column(f"pass@{k}", justify="right")
-    for k in ks[1:]:
-        table.add_column(f"pass^{k}", justify="right")
+    passes = [*(f"pass@{k}" for k in ks), *(f"pass^{k}" for k in ks[1:])]
+    table = _table("scores", "function", "mean ± stderr", "95 % CI", "std", "min", "max", *passes)
     errors = any(statistics.scoring_errors for statistics in report.functions.values())
     if errors:
         table.add_column("errors", justify="right", style="red")
         table.add_column("mean scored", justify="right")
     for name, statistics in report.functions.items():
-        cells = [name, _mean(statistics), _interval(statistics.confidence_interval)]
+        cells = [name, mean_and_error(statistics), shown_interval(statistics.confidence_interval)]
         cells += [f"{value:.3f}" for value in (statistics.std, statistics.min, statistics.max)]
         cells += [f"{statistics.pass_at_k.get(k, 0.0):.3f}" for k in ks]
         cells += [f"{statistics.pass_hat_k.get(k, 0.0):.3f}" for k in ks[1:]]
@@ -82,12 +74,10 @@ def _comparison_table(baseline: Baseline) -> Table:
     for name, paired in baseline.comparison.items():
         table.add_row(
             name,
-            _mean(baseline.functions[name]),
-            str(paired.wins),
-            str(paired.losses),
-            str(paired.ties),
+            mean_and_error(baseline.functions[name]),
+            *map(str, (paired.wins, paired.losses, paired.ties)),
             f"{paired.mean_difference:+.3f}",
-            _interval(paired.confidence_interval),
+            shown_interval(paired.confidence_interval),
         )
     return table
 
@@ -115,11 +105,7 @@ def _print_failures(output: Output, report: Report) -> None:
 
 
 def _table(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+    return table_of((first, *columns), right=columns, title=title)
 
 
 def _shown(policy: Policy) -> str:
@@ -128,10 +114,12 @@ def _shown(policy: Policy) -> str:
     return f"{policy.model}{where}{stand_in}"
 
 
-def _mean(statistics: FunctionStatistics) -> str:
+def mean_and_error(statistics: FunctionStatistics) -> str:
+    """A mean with its standard error, where there is one."""
     error = statistics.standard_error
     return f"{statistics.mean:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
-def _interval(interval: tuple[float, float] | None) -> str:
-    return "–" if interval is None else f"{interval[0]:+.3f} … {interval[1]:+.3f}".replace("+", "")
+def shown_interval(interval: tuple[float, float] | None, sign: str = "") -> str:
+    """A confidence interval; `sign` as in a format specification."""
+    return "–" if interval is None else f"{interval[0]:{sign}.3f} … {interval[1]:{sign}.3f}"

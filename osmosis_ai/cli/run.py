@@ -30,12 +30,7 @@ GRACE_SECONDS = 10.0
 
 
 def run_command(given: Given, command: Command) -> int:
-    """Run what a command line asks for; gives the exit code.
-
-    Args:
-        given: The options that were typed.
-        command: `test` or `eval`.
-    """
+    """Run what a command line asks for; gives the exit code."""
     output = output_options(given)
     with command_session(quiet=output.quiet, store_error=ExitCode.FAILED) as session:
         config, results = begin_command(session, given, command, output)
@@ -46,11 +41,7 @@ def run_command(given: Given, command: Command) -> int:
 def begin_command(
     session: CommandSession, given: Given, command: Command, output: OutputOptions
 ) -> tuple[RunConfig, Path | None]:
-    """The config of a command line and its results file, known to be writable.
-
-    Raises:
-        UsageError: An option can't be used.
-    """
+    """The config of a command line and its results file, known to be writable; raises UsageError."""
     config = msgspec.structs.replace(effective_config(RunConfig, given, session.cwd).config, command=command)
     _, repository = find_agent(config.agent, session.cwd)
     session.use(repository.root, keys=secret_values(config))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -15,14 +14,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from osmosis_ai.cli.console import Output
-from osmosis_ai.cli.session import ExitCode, command_session
+from osmosis_ai.cli.options import Json
+from osmosis_ai.cli.session import ExitCode, command_session, nearest_folder, shared_options
 from osmosis_ai.errors import StoreError, UsageError
 from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
 from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
     from osmosis_ai.masking import Masker
-    from osmosis_ai.records import FunctionRef
+    from osmosis_ai.records import FunctionRef, Record
     from osmosis_ai.runtime.pool.base import PoolOptions
     from osmosis_ai.runtime.protocol import WorkerSpec
     from osmosis_ai.store import RunInfo, RunStore
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 ALL = 2**31
+RUNS = ".osmosis/runs.db"
 
 _DEFAULT_FORMAT = format_of(None).name
 _TEXT_FORMATS = ", ".join(each.name for each in EXPORT_FORMATS.values() if each.text)
@@ -48,7 +49,6 @@ _Root = Annotated[
     str | None,
     typer.Option("--root", metavar="DIR", help="The repository. Default: the nearest folder upwards that has runs."),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="One object on one line of stdout, and nothing else there.")]
 _Threshold = Annotated[float, typer.Option(metavar="SCORE", help="A mean score of at least this passes.")]
 
 
@@ -56,13 +56,6 @@ class _Policy(str, Enum):
     policy = "policy"
     baseline = "baseline"
     all = "all"
-
-
-class _Group(NamedTuple):
-    """Options given before the subcommand's name; they hold for it too."""
-
-    root: str | None
-    json: bool
 
 
 class _Session(NamedTuple):
@@ -74,16 +67,22 @@ class _Session(NamedTuple):
     masker: Masker
     json: bool
 
+    def show(self, view: Record) -> None:
+        """One object on one line of stdout."""
+        from osmosis_ai.store.views import encode_view
+
+        self.output.line(self.masker.encoded(encode_view(view)).decode("utf-8"))
+
 
 @app.callback()
 def runs(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="The N latest runs.")] = 20,
     root: _Root = None,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Look back at stored runs. Without a subcommand: list them, newest first."""
-    context.obj = _Group(root, json)
+    context.obj = (root, json)
     if context.invoked_subcommand is None:
         list_runs(context, limit=limit)
 
@@ -93,16 +92,16 @@ def list_runs(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="The N latest runs.")] = 20,
     root: _Root = None,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """List runs, newest first, with their status and mean scores."""
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import print_runs, print_view
+        from osmosis_ai.cli.runs_output import print_runs
         from osmosis_ai.store.views import ListedRuns, run_view
 
         found = session.store.list_runs(limit)
         if session.json:
-            print_view(session.output, session.masker, ListedRuns([run_view(run) for run in found]))
+            session.show(ListedRuns([run_view(run) for run in found]))
         elif found:
             print_runs(session.output, found)
         else:
@@ -120,21 +119,17 @@ def show(
     failed: Annotated[bool, typer.Option("--failed", help="Only what failed or could not be scored.")] = False,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show at most N rollouts.")] = 50,
     root: _Root = None,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Show a run: its summary and a line per rollout; with --row everything about one row."""
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import print_rollouts, print_run, print_transcript, print_view
+        from osmosis_ai.cli.runs_output import print_rollouts, print_run, print_transcript
         from osmosis_ai.store.views import ShownRow, ShownRun, rollout_detail, rollout_summary, run_view
 
         store, output = session.store, session.output
         info = store.find_run(run)
-        found = list(
-            islice(
-                store.scored(info.id, with_trajectory=row is not None, row=row, run_index=run_index, failed=failed),
-                limit,
-            )
-        )
+        every = store.scored(info.id, with_trajectory=row is not None, row=row, run_index=run_index, failed=failed)
+        found = list(islice(every, limit))
         more = 0
         if len(found) == limit:
             more = store.count_rollouts(info.id, row=row, run_index=run_index, failed=failed) - limit
@@ -142,12 +137,10 @@ def show(
             raise UsageError(_nothing_there(store, info, row, run_index, failed))
         if session.json:
             shown, totals = run_view(info), store.function_totals(info.id)
-            view = (
-                ShownRun(shown, totals, [rollout_summary(scored) for scored in found], more)
-                if row is None
-                else ShownRow(shown, totals, [rollout_detail(scored) for scored in found], more)
-            )
-            print_view(output, session.masker, view)
+            if row is None:
+                session.show(ShownRun(shown, totals, [rollout_summary(scored) for scored in found], more))
+            else:
+                session.show(ShownRow(shown, totals, [rollout_detail(scored) for scored in found], more))
         elif row is not None:
             for scored in found:
                 print_transcript(output, scored)
@@ -172,18 +165,18 @@ def compare(
     pass_threshold: _Threshold = 1.0,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="List at most N flipped rows per function.")] = 20,
     root: _Root = None,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Compare run B with run A on the rows both have."""
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import print_comparison, print_view
+        from osmosis_ai.cli.runs_output import print_comparison
         from osmosis_ai.store.compare import compare_runs
 
         store = session.store
         found_a, found_b = store.find_run(a), store.find_run(b)
         comparison = compare_runs(store, found_a, found_b, pass_threshold)
         if session.json:
-            print_view(session.output, session.masker, comparison)
+            session.show(comparison)
         else:
             print_comparison(session.output, comparison, found_a, found_b, store, limit=limit)
         if not comparison.functions:
@@ -219,8 +212,7 @@ def export(
         str | None, typer.Option("-o", "--output", metavar="FILE", help=f"Default: stdout, for {_TEXT_FORMATS}.")
     ] = None,
     only_passed: Annotated[
-        bool,
-        typer.Option("--only-passed", help="Only rollouts whose every score reaches the run's pass threshold."),
+        bool, typer.Option("--only-passed", help="Only rollouts whose every score reaches the run's pass threshold.")
     ] = False,
     min_reward: Annotated[
         float | None, typer.Option(metavar="X", help="Only rollouts with a reward of at least X.")
@@ -229,11 +221,10 @@ def export(
         _Policy, typer.Option(help="Whose rollouts, for a run that had a baseline model.")
     ] = _Policy.policy,
     root: _Root = None,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Export a run for training: one row per rollout."""
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import print_view
         from osmosis_ai.exports.rollouts import Selection, exported_rollouts
         from osmosis_ai.folders import replaced_file
         from osmosis_ai.store.views import WrittenExport
@@ -241,9 +232,8 @@ def export(
         store, output = session.store, session.output
         chosen = format or format_of(file)
         if file is None and not chosen.text:
-            raise UsageError(
-                f"{chosen.name} is no text for a terminal or a pipe: name a file with -o FILE{chosen.suffix}"
-            )
+            name = f"-o FILE{chosen.suffix}"
+            raise UsageError(f"{chosen.name} is no text for a terminal or a pipe: name a file with {name}")
         if file is None and session.json:
             raise UsageError("--json describes what was written to a file, and the rows go to stdout: add -o FILE")
         path = _writable(file)
@@ -262,8 +252,7 @@ def export(
                 output.fail(f"{file} could not be written: {error.strerror or error}")
                 raise typer.Exit(ExitCode.FAILED) from error
         if session.json:
-            view = WrittenExport(info.id, chosen.name, str(path), written, info.rollouts)
-            print_view(output, session.masker, view)
+            session.show(WrittenExport(info.id, chosen.name, str(path), written, info.rollouts))
         else:
             where = f" to {file}" if file else ""
             whose = {_Policy.policy: "the model's", _Policy.baseline: "the baseline's", _Policy.all: "both models'"}
@@ -284,17 +273,18 @@ def rescore(
     ] = None,
     reward_timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time per score.")] = 150.0,
     workers: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Worker processes; 0 scores in this process. Default: CPUs."),
+        int | None, typer.Option(min=0, metavar="N", help="Worker processes; 0 scores in this process. Default: CPUs.")
     ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="What user code prints, live on stderr.")] = False,
     root: _Root = None,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Score a stored run again with the reward code as it is now, without any model call.
 
     Rollouts that this code has scored already are left alone. Exit code 1 when a score could not be computed.
     """
+    import asyncio
+
     with _session(context, root, json) as session:
         from osmosis_ai.config import LimitsConfig
         from osmosis_ai.runtime.logs import new_log
@@ -324,11 +314,12 @@ def remove(
     all_finished: Annotated[bool, typer.Option("--all-finished", help="Every run that reached its end.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
     root: _Root = None,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Remove runs and everything recorded of them. A run that another process writes is refused."""
+    import asyncio
+
     with _session(context, root, json) as session:
-        from osmosis_ai.cli.runs_output import print_view
         from osmosis_ai.store.views import RemovedRuns
 
         store, output = session.store, session.output
@@ -349,13 +340,13 @@ def remove(
         for run_id in found:
             asyncio.run(store.delete_run(run_id))
         if session.json:
-            print_view(output, session.masker, RemovedRuns(list(found)))
+            session.show(RemovedRuns(list(found)))
         else:
             output.say(f"{counted(len(found), 'run')} removed")
 
 
 async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
-    from osmosis_ai.cli.runs_output import RescoreProgress, print_rescored, print_view
+    from osmosis_ai.cli.runs_output import RescoreProgress, print_rescored
     from osmosis_ai.runtime.pool.backends import open_pool
     from osmosis_ai.runtime.run.scoring import rescore as score_again
     from osmosis_ai.store.views import RescoredRun
@@ -374,10 +365,9 @@ async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: 
         await store.mark(info.id, info.status, {**(info.summary or {}), "functions": means})
     named = [total for total in totals if total.function in names]
     if session.json:
-        view = RescoredRun(info.id, listener.count, before, {total.function: total for total in named})
-        print_view(output, session.masker, view)
+        session.show(RescoredRun(info.id, listener.done, before, {total.function: total for total in named}))
     else:
-        print_rescored(output, listener.count, before, named)
+        print_rescored(output, listener.done, before, named)
     return ExitCode.FAILED if pool.loaded.problems or any(total.errors for total in named) else 0
 
 
@@ -400,10 +390,8 @@ def _functions(session: _Session, info: RunInfo, eval_fns: list[str]) -> list[Fu
 
 def _nothing_there(store: RunStore, run: RunInfo, row: int, run_index: int | None, failed: bool) -> str:
     if store.count_rollouts(run.id, row=row):
-        which = " ".join(
-            [*([f"--run-index {run_index}"] if run_index is not None else []), *(["--failed"] if failed else [])]
-        )
-        return f"run {run.id} has row {row}, but nothing of it for {which}"
+        given = {f"--run-index {run_index}": run_index is not None, "--failed": failed}
+        return f"run {run.id} has row {row}, but nothing of it for {' '.join(filter(given.get, given))}"
     span = store.row_span(run.id)
     there = "it has no rollouts yet" if span is None else f"its rows are within {span[0]} … {span[1]}"
     return f"run {run.id} has no row {row}; {there}"
@@ -423,26 +411,22 @@ def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_
     """Find and open the store; errors in the block are shown and become the exit code."""
     from osmosis_ai.store import RunStore
 
-    group = context.obj if isinstance(context.obj, _Group) else _Group(None, False)
+    root, json = shared_options(context, root, json)
     with command_session() as session:
-        folder = _find_root(root or group.root, session.cwd)
+        folder = _find_root(root, session.cwd)
         session.use(folder)
         with RunStore.open(folder, masker=session.masker, create=False) as store:
-            yield _Session(folder, store, session.output, session.masker, json or group.json)
+            yield _Session(folder, store, session.output, session.masker, json)
 
 
 def _find_root(root: str | None, cwd: Path) -> Path:
     if root is not None:
         folder = cwd / Path(root).expanduser()
-        if not (folder / ".osmosis" / "runs.db").is_file():
+        if not (folder / RUNS).is_file():
             raise StoreError(f"--root {root}: no runs there yet; `osmosis test` and `osmosis eval` make one")
         return folder
-    home = Path.home()
-    for folder in (cwd, *cwd.parents):
-        if (folder / ".osmosis" / "runs.db").is_file():
-            return folder
-        if folder == home:
-            break
+    if (found := nearest_folder(cwd, RUNS)) is not None:
+        return found
     raise StoreError(
         f"no runs yet in {cwd} or a folder above it; `osmosis test` and `osmosis eval` make one, "
         "and --root DIR names another repository"

@@ -5,18 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
-from osmosis_ai.cli.console import Output
-from osmosis_ai.masking import Masker
-from osmosis_ai.records import Failure, Record, Score
-from osmosis_ai.reward_fn.statistics import FunctionStatistics
+from osmosis_ai.cli.console import Output, table_of
+from osmosis_ai.cli.progress import LiveProgress
+from osmosis_ai.cli.report import mean_and_error, shown_interval
+from osmosis_ai.records import Failure, Score
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.transcript import transcript
-from osmosis_ai.store.views import ComparedRuns, encode_view, shown_status
+from osmosis_ai.store.views import ComparedRuns, shown_status
 from osmosis_ai.text import failure_line, visible
 
 __all__ = [
@@ -27,16 +25,10 @@ __all__ = [
     "print_run",
     "print_runs",
     "print_transcript",
-    "print_view",
 ]
 
 ERROR_CHARACTERS = 60
 PROMPT_CHARACTERS = 60
-
-
-def print_view(output: Output, masker: Masker, view: Record) -> None:
-    """One object on one line of stdout."""
-    output.line(masker.encoded(encode_view(view)).decode("utf-8"))
 
 
 # Runs
@@ -45,7 +37,7 @@ def print_view(output: Output, masker: Masker, view: Record) -> None:
 def print_runs(output: Output, runs: list[RunInfo]) -> None:
     """The list of runs; the means are in the order of the run's functions."""
     columns = ("run", "command", "when", "status", "model", "dataset", "rollouts", "failed", "mean")
-    table = _table(columns, right=("rollouts", "failed"), folding=("model", "dataset"))
+    table = table_of(columns, right=("rollouts", "failed"), folding=("model", "dataset"))
     for run in runs:
         means = (run.summary or {}).get("functions") or {}
         table.add_row(
@@ -94,7 +86,7 @@ def print_rollouts(output: Output, run: RunInfo, rollouts: list[ScoredRollout], 
     columns = ["row", "run", *(["policy"] if with_policy else []), "finish"]
     columns += [_short(name, functions) for name in functions]
     numbers = ["turns", "calls", "tokens", "ms"]
-    table = _table((*columns, *numbers, "error"), right=("row", "run", *columns[3 + with_policy :], *numbers))
+    table = table_of((*columns, *numbers, "error"), right=("row", "run", *columns[3 + with_policy :], *numbers))
     for scored in rollouts:
         stored, rollout = scored.stored, scored.stored.rollout
         cells = [str(rollout.row_index), str(rollout.run_index), *([rollout.policy] if with_policy else [])]
@@ -124,26 +116,23 @@ def print_transcript(output: Output, scored: ScoredRollout) -> None:
 def print_comparison(
     output: Output, comparison: ComparedRuns, a: RunInfo, b: RunInfo, store: Queries, *, limit: int
 ) -> None:
-    """Two runs side by side, and the rows that flipped.
-
-    At most `limit` rows are listed for each function.
-    """
+    """Two runs side by side, and the rows that flipped, at most `limit` of each function."""
     for name, run in (("A", a), ("B", b)):
         _line(output, f"{name}  {run.id}  {run.command}, {_model(run)} on {_dataset(run)}, {_recorded(run)} rollouts")
     for note in comparison.notes:
         output.warn(visible(note))
     if comparison.functions:
         columns = ("function", "A ± stderr", "B ± stderr", "B − A", "95 % CI", "B wins", "B loses", "ties")
-        table = _table(columns, right=columns[1:], folding=columns[:1])
+        table = table_of(columns, right=columns[1:], folding=columns[:1])
         for name, function in comparison.functions.items():
             table.add_row(
                 *_cells(
                     output,
                     name,
-                    _mean(function.a),
-                    _mean(function.b),
+                    mean_and_error(function.a),
+                    mean_and_error(function.b),
                     f"{function.difference:+.3f}",
-                    _interval(function.confidence_interval),
+                    shown_interval(function.confidence_interval, "+"),
                     *(str(count) for count in (function.wins, function.losses, function.ties)),
                 )
             )
@@ -179,49 +168,20 @@ def _print_flips(output: Output, comparison: ComparedRuns, name: str, store: Que
 # Rescoring
 
 
-class RescoreProgress:
-    """Counts rollouts that are scored again, and shows how far it is on a terminal. Use as a context manager.
-
-    Args:
-        output: Where to show it.
-        total: How many there are at most.
-    """
+class RescoreProgress(LiveProgress):
+    """Counts rollouts that are scored again, and shows how far it is on a terminal."""
 
     def __init__(self, output: Output, total: int) -> None:
-        self.count = 0
-        self._bar = Progress(
-            TextColumn("scoring"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            console=output.messages,
-            transient=True,
-            disable=not output.messages.is_terminal or output.quiet,
-        )
-        self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> RescoreProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.stop()
+        super().__init__(output, total, "rollouts", lambda: "scoring")
 
     def scores_done(self, scored: list[Scored]) -> None:
-        self.count += len(scored)
-        self._bar.advance(self._task, len(scored))
+        self.advance(len(scored))
 
 
 def print_rescored(output: Output, rescored: int, before: dict[str, float], totals: list[FunctionTotals]) -> None:
-    """What rescoring changed.
-
-    Args:
-        output: Where to print.
-        rescored: How many rollouts were scored.
-        before: Each function's earlier mean.
-        totals: The functions' scores now.
-    """
+    """What rescoring changed."""
     columns = ("function", "mean before", "mean now", "scored", "errors")
-    table = _table(columns, right=columns[1:], folding=columns[:1])
+    table = table_of(columns, right=columns[1:], folding=columns[:1])
     for total in totals:
         earlier = before.get(total.function)
         table.add_row(
@@ -240,21 +200,6 @@ def print_rescored(output: Output, rescored: int, before: dict[str, float], tota
 
 
 # Cells
-
-
-def _table(columns: Iterable[str], right: Iterable[str] = (), folding: Iterable[str] = ()) -> Table:
-    """A table whose `right` columns are numbers, and whose `folding` columns give way when space is short."""
-    right, folding = set(right), set(folding)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        # The name may come from user code, so it is no markup.
-        table.add_column(
-            Text(column),
-            justify="right" if column in right else "left",
-            no_wrap=column not in folding,
-            overflow="fold" if column in folding else "ellipsis",
-        )
-    return table
 
 
 def _cells(output: Output, *cells: str) -> list[Text]:
@@ -304,15 +249,6 @@ def _first_error(scored: ScoredRollout) -> str:
 def _excerpt(text: str, length: int) -> str:
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
-
-
-def _mean(statistics: FunctionStatistics) -> str:
-    error = statistics.standard_error
-    return f"{statistics.mean:.3f}" + ("" if error is None else f" ± {error:.3f}")
-
-
-def _interval(interval: tuple[float, float] | None) -> str:
-    return "–" if interval is None else f"{interval[0]:+.3f} … {interval[1]:+.3f}"
 
 
 def _when(seconds: float) -> str:

@@ -41,11 +41,7 @@ NOT_REGISTERED = (
 
 
 def serve_agent(given: Given) -> int:
-    """Serve an agent until SIGINT or SIGTERM; gives the exit code.
-
-    Args:
-        given: The options that were typed.
-    """
+    """Serve an agent until SIGINT or SIGTERM; gives the exit code."""
     with command_session() as session:
         config = effective_config(ServeConfig, given, session.cwd).config
         server = config.server
@@ -112,11 +108,7 @@ class _Serving:
         self._starting = anyio.CancelScope()
 
     async def run(self, settings: ServerSettings, client: ClientSettings, key: str | None, *, made: bool) -> int:
-        """Serve; gives the exit code.
-
-        Raises:
-            StartError: The agent can't be loaded, or isn't valid.
-        """
+        """Serve; gives the exit code; raises StartError."""
         with self._signals(), self._starting:
             async with self._runner.running():
                 if not self._options.no_validate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import os
 import signal
@@ -11,15 +10,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import typer
 
 from osmosis_ai.cli.console import Output
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import OsmosisError, StoreError
-from osmosis_ai.masking import Masker
 
-__all__ = ["CommandSession", "ExitCode", "command_session", "interrupts"]
+if TYPE_CHECKING:
+    from osmosis_ai.masking import Masker
+
+__all__ = ["CommandSession", "ExitCode", "command_session", "interrupts", "nearest_folder", "shared_options"]
 
 
 class ExitCode(enum.IntEnum):
@@ -47,17 +49,15 @@ class CommandSession:
     def __init__(self, *, quiet: bool) -> None:
         self.cwd = Path.cwd()
         self.environ: dict[str, str] = dict(os.environ)
-        self.masker = Masker.from_environment(os.environ)
-        self.output = Output(self.masker.text, quiet=quiet)
+        self.output = Output(quiet=quiet)
+        self.use()
 
     def use(self, *folders: Path, keys: Iterable[str] = ()) -> None:
-        """Add the variables of these folders' `.env`, and keep their keys and these out of everything that is shown.
+        """Add the variables of these folders' `.env`, and keep their keys and these out of everything that is shown."""
+        from osmosis_ai.masking import Masker
 
-        Raises:
-            UsageError: A `.env` can't be read.
-        """
         self.environ = environment_of(self.environ, *folders)
-        self.masker = Masker.from_environment(self.environ, keys)
+        self.masker: Masker = Masker.from_environment(self.environ, keys)
         self.output.mask = self.masker.text
 
 
@@ -65,14 +65,9 @@ class CommandSession:
 def command_session(
     *, quiet: bool = False, store_error: ExitCode = ExitCode.COULD_NOT_START
 ) -> Iterator[CommandSession]:
-    """Show the errors of a command's block, and end with the exit code they stand for.
+    """Show the errors of a command's block, and end with the exit code they stand for; raises typer.Exit.
 
-    Args:
-        quiet: Say nothing but results and errors.
-        store_error: The exit code of a run store that fails: for a run, after it has started.
-
-    Raises:
-        typer.Exit: The block failed, or was interrupted.
+    A run store may fail after a run has started, so `store_error` is the exit code for that.
     """
     session = CommandSession(quiet=quiet)
     try:
@@ -90,17 +85,31 @@ def command_session(
         raise typer.Exit(ExitCode.INTERRUPTED) from error
 
 
+def shared_options(context: typer.Context, root: str | None, json: bool) -> tuple[str | None, bool]:
+    """`--root` and `--json` of a subcommand; those given before its name hold for it too."""
+    group_root, group_json = context.obj or (None, False)
+    return root or group_root, json or group_json
+
+
+def nearest_folder(cwd: Path, holds: str) -> Path | None:
+    """The nearest folder upwards, the home folder at most, that holds a file."""
+    home = Path.home()
+    for folder in (cwd, *cwd.parents):
+        if (folder / holds).is_file():
+            return folder
+        if folder == home:
+            break
+    return None
+
+
 @contextmanager
-def interrupts(stop: Callable[[], None], kill: Callable[[], None] = lambda: None) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C once stops, twice ends the process at once. For the thread of a running event loop.
+def interrupts(stop: Callable[[], None], kill: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Ctrl-C once stops, twice ends the process at once; `kill` must leave no process behind.
 
-    Args:
-        stop: Called on the event loop at the first Ctrl-C.
-        kill: Called at the second, before the process ends: it must leave no process behind.
-
-    Yields:
-        A function that tells if there was a Ctrl-C.
+    For the thread of a running event loop.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
     interrupted = False
 
@@ -114,6 +123,6 @@ def interrupts(stop: Callable[[], None], kill: Callable[[], None] = lambda: None
 
     previous = signal.signal(signal.SIGINT, interrupt)
     try:
-        yield lambda: interrupted
+        yield
     finally:
         signal.signal(signal.SIGINT, previous)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -10,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osmosis_ai.cli.options import Json
+from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
+from osmosis_ai.compat import FLAGS
 from osmosis_ai.errors import UsageError
+from osmosis_ai.text import json_text
 
 if TYPE_CHECKING:
-    from osmosis_ai.cli.session import CommandSession
-    from osmosis_ai.validate.validation import Validation, ValidationOptions
+    from osmosis_ai.validate.validation import Validation
 
 __all__ = ["validate"]
 
@@ -25,7 +27,9 @@ def validate(
     repo: Annotated[Path, typer.Argument(metavar="[REPO]", help="The repository's root.", show_default=False)] = Path(),
     dataset: Annotated[
         str | None,
-        typer.Option("-d", "--dataset", "--data", metavar="FILE", help="The rows. Default: test_data.jsonl in REPO."),
+        typer.Option(
+            "-d", "--dataset", *FLAGS["--dataset"], metavar="FILE", help="The rows. Default: test_data.jsonl in REPO."
+        ),
     ] = None,
     answer_form: Annotated[
         list[str] | None,
@@ -39,7 +43,7 @@ def validate(
         typer.Option(
             "-m",
             "--module",
-            "--agent",
+            *FLAGS["--module"],
             metavar="MODULE:ATTR",
             help="Check this agent loop instead, as `osmosis serve` does before it serves one.",
         ),
@@ -53,18 +57,17 @@ def validate(
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long the tools, and the functions, may take to load.")
     ] = 30.0,
     form: Annotated[str, typer.Option("--format", metavar="text|json|github", help="How to report.")] = "text",
-    json: Annotated[
-        bool, typer.Option("--json", help="One object on one line of stdout, and nothing else there.")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Check everything in a repository: tools, functions, what rewards really reward, dataset, configs, git.
 
     Every code that a finding can have is in docs/checks.md, with its cause and remedy.
     """
-    from osmosis_ai.cli.session import ExitCode, command_session
+    import asyncio
+
+    from osmosis_ai.discovery.agents import resolve_agent
     from osmosis_ai.validate.probes import parse_answer_form
-    from osmosis_ai.validate.validation import ValidationOptions
-    from osmosis_ai.validate.validation import validate as check
+    from osmosis_ai.validate.validation import ValidationOptions, validate_agent, validate_repository
 
     form = "json" if json else form
     if form not in FORMATS:
@@ -79,53 +82,34 @@ def validate(
             forms = tuple(parse_answer_form(template) for template in answer_form or [])
         except ValueError as error:
             raise UsageError(str(error)) from None
-        data = None if dataset is None else _dataset(dataset, session.cwd)
+        data = None if dataset is None else session.cwd / Path(dataset).expanduser()
+        if data is not None and not data.is_file():
+            raise UsageError(f"-d {dataset}: there is no such file")
+        if agent is not None and static:
+            raise UsageError("-m runs the agent loop's module, which --static forbids; leave one of them out")
         # One that can't be read is a finding.
         with suppress(UsageError):
             session.use(root)
-        options = ValidationOptions(static=static, dataset=data, forms=forms, load_seconds=timeout)
+        options = ValidationOptions(
+            static=static, dataset=None if data is None else str(data), forms=forms, load_seconds=timeout
+        )
         if agent is not None:
-            validation = asyncio.run(_check_agent(agent, root, options))
+            validation = asyncio.run(validate_agent(resolve_agent(agent, root), options))
         else:
-            validation = asyncio.run(check(root, options, session.environ))
+            validation = asyncio.run(validate_repository(root, options, session.environ))
         _report(validation, form, root, session, static=static, agent=agent is not None, verbose=verbose)
     counted = validation.findings if strict else [one for one in validation.findings if one.severity == "error"]
     raise typer.Exit(ExitCode.FAILED if counted else ExitCode.OK)
 
 
-def _dataset(given: str, cwd: Path) -> str:
-    path = cwd / Path(given).expanduser()
-    if not path.is_file():
-        raise UsageError(f"-d {given}: there is no such file")
-    return str(path)
-
-
-async def _check_agent(agent: str, root: Path, options: ValidationOptions) -> Validation:
-    from osmosis_ai.discovery.agents import resolve_agent
-    from osmosis_ai.validate.validation import validate_agent
-
-    if options.static:
-        raise UsageError("-m runs the agent loop's module, which --static forbids; leave one of them out")
-    return await validate_agent(resolve_agent(agent, root), options)
-
-
 def _report(
-    validation: Validation,
-    form: str,
-    root: Path,
-    session: CommandSession,
-    *,
-    static: bool,
-    agent: bool,
-    verbose: bool,
+    validation: Validation, form: str, root: Path, session: CommandSession, *, static: bool, agent: bool, verbose: bool
 ) -> None:
     from osmosis_ai.cli.validate_output import print_agent, print_annotations, print_validation
-    from osmosis_ai.text import json_text
 
     output = session.output
     if form == "json":
-        values = {"components": validation.components, "findings": validation.findings}
-        output.line(json_text(values))
+        output.line(json_text({"components": validation.components, "findings": validation.findings}))
     elif form == "github":
         print_annotations(validation, Path(os.path.relpath(root, session.cwd)), output)
     elif agent:

@@ -10,7 +10,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.console import Output, table_of
 from osmosis_ai.text import counted
 from osmosis_ai.validate import Finding
 from osmosis_ai.validate.controls import ControlReport
@@ -24,13 +24,7 @@ _KINDS = {"tool": "tools", "reward": "reward functions", "rubric": "rubrics"}
 
 
 def print_validation(validation: Validation, output: Output, *, static: bool) -> None:
-    """Print the whole report to stdout: what was found, the controls, the findings, the sum.
-
-    Args:
-        validation: What was found.
-        output: Where to print.
-        static: Whether nothing was run, so that there are no controls.
-    """
+    """Print the whole report to stdout: what was found, the controls, the findings, the sum."""
     _print_components(validation, output)
     for report in validation.controls:
         _print_control(report, output)
@@ -43,13 +37,7 @@ def print_validation(validation: Validation, output: Output, *, static: bool) ->
 
 
 def print_agent(validation: Validation, output: Output, *, verbose: bool) -> None:
-    """Print what was found about an agent loop: its tools, the findings, the sum.
-
-    Args:
-        validation: What was found.
-        output: Where to print.
-        verbose: Whether to show each tool's description and schema.
-    """
+    """Print what was found about an agent loop: its tools, the findings, the sum."""
     loop, *tools = validation.components
     output.result(Text.assemble("agent ", (output.mask(loop.name), "bold"), f", {loop.file}:{loop.line}"))
     table = _table(f"tools ({len(tools)})", "name", "parameters")
@@ -70,13 +58,7 @@ def print_agent(validation: Validation, output: Output, *, verbose: bool) -> Non
 
 
 def print_annotations(validation: Validation, prefix: Path, output: Output) -> None:
-    """Print findings as GitHub's workflow commands, which show them beside the lines of a pull request.
-
-    Args:
-        validation: What was found.
-        prefix: The repository's root, relative to the workspace.
-        output: Where to print.
-    """
+    """Print findings as GitHub's workflow commands, which show them beside the lines of a pull request."""
     for one in validation.findings:
         place = [f"file={_escaped((prefix / one.file).as_posix(), in_property=True)}"] if one.file else []
         place += [f"line={one.line}"] if one.line else []
@@ -113,8 +95,8 @@ def _print_control(report: ControlReport, output: Output) -> None:
         table.add_row(Text(f"{mark} {form.form}"), right, *(_score(form.wrong[kind]) for kind in WRONG))
     output.result(table)
     others = f"  empty {_score(report.empty)}, prompt echoed {_score(report.prompt)}, odd answers {_score(report.odd)}"
-    rows = "1 row" if report.rows == 1 else f"{report.rows} rows"
-    output.result(Text(f"{others}; {rows}, {report.calls:,} calls, {report.median_ms:.1f} ms each"))
+    calls = f"{report.calls:,} calls, {report.median_ms:.1f} ms each"
+    output.result(Text(f"{others}; {counted(report.rows, 'row')}, {calls}"))
 
 
 def _print_findings(findings: Iterable[Finding], output: Output) -> None:
@@ -132,21 +114,15 @@ def _print_findings(findings: Iterable[Finding], output: Output) -> None:
 def _sum(validation: Validation, static: bool) -> Text:
     errors = sum(one.severity == "error" for one in validation.findings)
     warnings = len(validation.findings) - errors
-    if not validation.findings:
-        return Text("no problems found" + (" (source only; nothing was run)" if static else ""), style="green")
-    text = Text(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}")
-    if static:
-        text.append(" (source only; nothing was run)")
-    text.stylize("red" if errors else "yellow")
-    return text
+    counts = (
+        f"{counted(errors, 'error')}, {counted(warnings, 'warning')}" if validation.findings else "no problems found"
+    )
+    style = "red" if errors else "yellow" if warnings else "green"
+    return Text(counts + (" (source only; nothing was run)" if static else ""), style)
 
 
-def _table(*columns: str) -> Table:
-    title, *names = columns
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, overflow="fold")
-    return table
+def _table(title: str, *columns: str) -> Table:
+    return table_of(columns, folding=columns, title=title)
 
 
 def _score(value: float | None) -> str:

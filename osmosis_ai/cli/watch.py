@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -21,60 +20,27 @@ from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.options import Given, OutputOptions, output_options
 from osmosis_ai.cli.run import begin_command, save_results
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
-from osmosis_ai.cli.watch_screen import BrokenSave, Screen
+from osmosis_ai.cli.watch_screen import BrokenSave, Display, Screen
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
 from osmosis_ai.masking import Masker
-from osmosis_ai.records import Record, Rollout
+from osmosis_ai.records import Record
 from osmosis_ai.reward_rubric.resolve import rubric_files
-from osmosis_ai.runtime.pool.base import Pool
-from osmosis_ai.runtime.protocol import RolloutJob
-from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.prepare import find_agent, find_dataset, prepare
-from osmosis_ai.runtime.run.run import RunListener
-from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.run.session import open_store, pool_options, run_environment
 from osmosis_ai.runtime.watch.changes import from_root
 from osmosis_ai.runtime.watch.follow import Follower, Save
 from osmosis_ai.runtime.watch.session import Iteration, Rerun, WatchSession
 from osmosis_ai.tasks import task_group
 
-__all__ = ["Display", "watch_command"]
+__all__ = ["watch_command"]
 
 EXCERPT_LINES = 2
 KEYS = "rfdq"
 
 
-class Display(Protocol):
-    """Shows what a watch session does."""
-
-    def begin(self, trigger: list[str], pool: Pool | None) -> None:
-        """Something is being redone."""
-
-    def listener(self, plan: RunPlan, done: int) -> RunListener:
-        """Hears of the records of the iteration that begins."""
-        ...
-
-    def show(self, iteration: Iteration, results: bytes) -> None:
-        """An iteration has ended."""
-
-    def unchanged(self) -> None:
-        """The change made no difference."""
-
-    def broken(self, broken: BrokenSave) -> None:
-        """What was saved can't be used; the last good results stay."""
-
-    def flipped_transcript(self, lines: list[str]) -> None:
-        """Show the first flipped row's transcript."""
-
-
 def watch_command(given: Given, command: Command) -> int:
-    """Watch the repository until the user quits; gives the exit code.
-
-    Args:
-        given: The options that were typed.
-        command: `test` or `eval`.
-    """
+    """Watch the repository until the user quits; gives the exit code."""
     output = output_options(given)
     with command_session(quiet=output.quiet) as session:
         watcher: _Watcher | None = None
@@ -117,12 +83,7 @@ class _Next(Record, frozen=True):
 class _Watcher:
     """Runs iterations, one at a time, and cancels one when the next is due.
 
-    Args:
-        session: The command.
-        config: What to run.
-        options: How to show it.
-        results: The file of `-o`.
-        before: The watcher that this one takes over from, because everything has to be set up anew.
+    `before` is the watcher that this one takes over from, because everything has to be set up anew.
 
     Attributes:
         restarts: Everything has to be set up anew.
@@ -208,28 +169,22 @@ class _Watcher:
             if iteration is None:
                 display.unchanged()
             else:
-                self._show(display, iteration)
+                data = iteration.report.to_json(self.session.outcomes, iteration=iteration.done)
+                data = self._masker.encoded(data)
+                save_results(data, self._output_file)
+                self._shown = iteration
+                display.show(iteration, data)
         self._follower.learn()
-
-    def _show(self, display: Display, iteration: Iteration) -> None:
-        data = iteration.report.to_json(self.session.outcomes, iteration=iteration.done)
-        data = self._masker.encoded(data)
-        save_results(data, self._output_file)
-        self._shown = iteration
-        display.show(iteration, data)
 
     async def _next(self, display: Display, events: MemoryObjectReceiveStream[Save | str]) -> _Next:
         """Wait for something that makes the next iteration."""
         async for event in events:
-            if event == "q":
-                return _Next([], quit=True)
-            if event == "r":
-                return _Next(["key r"], Rerun(everything=True))
-            if event == "f":
-                return _Next(["key f"], Rerun(failed=True))
             if event == "d":
                 display.flipped_transcript(self._transcript())
-            elif isinstance(event, Save):
+            elif isinstance(event, str):
+                again = {"r": Rerun(everything=True), "f": Rerun(failed=True)}.get(event, Rerun())
+                return _Next([f"key {event}"], again, quit=event == "q")
+            else:
                 if event.stale.everything:
                     return _Next(event.paths, restart=True)
                 self.session.mark_stale(event.stale)
@@ -237,25 +192,20 @@ class _Watcher:
         return _Next([], quit=True)
 
     def _transcript(self) -> list[str]:
-        iteration = self._shown
-        flips = [*iteration.done.flipped.passed, *iteration.done.flipped.failed] if iteration is not None else []
-        if iteration is None or not flips:
+        flipped = None if self._shown is None else self._shown.done.flipped
+        if self._shown is None or flipped is None or not (flipped.passed or flipped.failed):
             return ["no row has flipped"]
         from osmosis_ai.store.transcript import transcript
 
-        first = flips[0]
-        found = self.session.store.scored(
-            iteration.run_id, with_trajectory=True, row=first.row_index, run_index=first.run_index
-        )
-        return [line for scored in found for line in transcript(scored)]
+        first = [*flipped.passed, *flipped.failed][0]
+        scored = self.session.store.scored
+        found = scored(self._shown.run_id, with_trajectory=True, row=first.row_index, run_index=first.run_index)
+        return [line for each in found for line in transcript(each)]
 
     def _outside(self) -> dict[str, Path]:
         """Files that results depend on and that lie outside the repository."""
-        files = [
-            self._dataset,
-            self._cwd / ".env",
-            *rubric_files(self._config.scoring.rubric, self._repository, self._cwd),
-        ]
+        rubrics = rubric_files(self._config.scoring.rubric, self._repository, self._cwd)
+        files = [self._dataset, self._cwd / ".env", *rubrics]
         return {from_root(self._root, file): file for file in files if not file.resolve().is_relative_to(self._root)}
 
     def _display(self) -> AbstractContextManager[Display]:
@@ -280,7 +230,6 @@ class _Watcher:
             send.send_nowait("q")
 
         stop = anyio.Event()
-
         group.start_soon(self._follower.follow, send, stop)
         loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
@@ -291,44 +240,18 @@ class _Watcher:
             stop.set()
 
 
-class _JsonLines:
+class _JsonLines(Display):
     """One object per iteration on a line of stdout."""
 
     def __init__(self, output: Output, masker: Masker) -> None:
         self._output = output
         self._masker = masker
 
-    def begin(self, trigger: list[str], pool: Pool | None) -> None:
-        """Nothing until it has ended."""
-
-    def listener(self, plan: RunPlan, done: int) -> RunListener:
-        return _Nobody()
-
     def show(self, iteration: Iteration, results: bytes) -> None:
-        self._line(results)
-
-    def unchanged(self) -> None:
-        """Nothing was redone, so there is nothing to tell."""
+        self._output.line(results.decode("utf-8"))
 
     def broken(self, broken: BrokenSave) -> None:
-        self._line(self._masker.encoded(msgspec.json.encode({"error": broken})))
-
-    def flipped_transcript(self, lines: list[str]) -> None:
-        """There are no keys without a terminal."""
-
-    def _line(self, value: bytes) -> None:
-        self._output.line(value.decode("utf-8"))
-
-
-class _Nobody:
-    def rollout_started(self, job: RolloutJob) -> None:
-        """Nobody hears of its turns."""
-
-    def rollout_done(self, rollout: Rollout) -> None:
-        """Not shown."""
-
-    def scores_done(self, scored: list[Scored]) -> None:
-        """Not shown."""
+        self._output.line(self._masker.encoded(msgspec.json.encode({"error": broken})).decode("utf-8"))
 
 
 def _broken(error: OsmosisError, root: Path) -> BrokenSave:

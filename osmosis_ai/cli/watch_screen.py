@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.console import Output, table_of
 from osmosis_ai.records import Record, Rollout
 from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.protocol import RolloutJob
@@ -20,7 +20,7 @@ from osmosis_ai.runtime.run.run import RunListener
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.session import Iteration
 
-__all__ = ["BrokenSave", "Screen"]
+__all__ = ["BrokenSave", "Display", "Screen"]
 
 FLIPS_SHOWN = 8
 SLOW_SECONDS = 5.0
@@ -37,13 +37,40 @@ class BrokenSave(Record, frozen=True, omit_defaults=False):
     excerpt: str | None = None
 
 
-class Screen:
-    """Shows the last good results, what is being redone, and what is wrong. Use as a context manager.
+class Display:
+    """Shows what a watch session does, and hears of its records. This one shows nothing."""
 
-    Args:
-        output: The terminal.
-        iteration: The last good results so far.
-    """
+    def begin(self, trigger: list[str], pool: Pool | None) -> None:
+        """Something is being redone."""
+
+    def listener(self, plan: RunPlan, done: int) -> RunListener:
+        """Hears of the records of the iteration that begins."""
+        return self
+
+    def rollout_started(self, job: RolloutJob) -> None:
+        """A display counts what is done."""
+
+    def rollout_done(self, rollout: Rollout) -> None:
+        """A rollout is recorded."""
+
+    def scores_done(self, scored: list[Scored]) -> None:
+        """Scores are recorded."""
+
+    def show(self, iteration: Iteration, results: bytes) -> None:
+        """An iteration has ended."""
+
+    def unchanged(self) -> None:
+        """The change made no difference."""
+
+    def broken(self, broken: BrokenSave) -> None:
+        """What was saved can't be used; the last good results stay."""
+
+    def flipped_transcript(self, lines: list[str]) -> None:
+        """Show the first flipped row's transcript."""
+
+
+class Screen(Display):
+    """Shows the last good results, what is being redone, and what is wrong. Use as a context manager."""
 
     def __init__(self, output: Output, iteration: Iteration | None) -> None:
         self._mask = output.mask
@@ -141,34 +168,25 @@ def _results(iteration: Iteration) -> list[Any]:
         _scores(iteration),
     ]
     if done.out_of_budget:
-        parts.append(
-            Text(f"stopped: the budget of ${plan.config.limits.max_cost:g} (--max-cost) is spent", style="red")
-        )
+        budget = f"${plan.config.limits.max_cost:g} (--max-cost)"
+        parts.append(Text(f"stopped: the budget of {budget} is spent", style="red"))
     totals = report.policy
     if totals.failed or totals.missing or report.scoring_errors:
-        parts.append(
-            Text(
-                f"{totals.failed} failed, {totals.missing} missing, {report.scoring_errors} scoring errors", style="red"
-            )
-        )
+        counts = f"{totals.failed} failed, {totals.missing} missing, {report.scoring_errors} scoring errors"
+        parts.append(Text(counts, style="red"))
         for cause in report.failures[:3]:
             where = f" at {cause.file}:{cause.line}" if cause.file else ""
             parts.append(Text(f"  {cause.count} × {cause.origin}{where}: {cause.message}", style="red"))
-    for name, style, tools in (
-        ("added", "green", done.tools.added),
-        ("removed", "red", done.tools.removed),
-        ("changed", "yellow", done.tools.changed),
-    ):
-        if tools:
+    for name, style in (("added", "green"), ("removed", "red"), ("changed", "yellow")):
+        if tools := getattr(done.tools, name):
             parts.append(Text(f"tools {name}: {', '.join(tools)}", style=style))
     parts += _flips("now pass", "green", done.flipped.passed) + _flips("now fail", "red", done.flipped.failed)
     return parts
 
 
 def _scores(iteration: Iteration) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("function", "mean", "change", "min", "max", "errors"):
-        table.add_column(column, justify="left" if column == "function" else "right", no_wrap=True)
+    columns = ("mean", "change", "min", "max", "errors")
+    table = table_of(("function", *columns), right=columns)
     before = iteration.before.functions if iteration.before is not None else {}
     for name, statistics in iteration.report.functions.items():
         change = statistics.mean - before[name].mean if name in before else None

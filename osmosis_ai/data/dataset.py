@@ -121,11 +121,7 @@ class Dataset:
                 yield item
 
     def check(
-        self,
-        *,
-        offset: int = 0,
-        limit: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        self, *, offset: int = 0, limit: int | None = None, progress: Callable[[int, int], None] | None = None
     ) -> DatasetSummary:
         """Read every row of a range once and summarize them; the file is hashed in the same pass.
 

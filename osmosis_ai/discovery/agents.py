@@ -40,10 +40,6 @@ def resolve_agent(text: str, cwd: Path) -> AgentSource:
     The module is looked for from the working directory, then among installed packages. Whether the attribute is in it
     is read from the source as far as that can tell; what it is shows when a worker loads it.
 
-    Args:
-        text: The value as it was typed.
-        cwd: The working directory, absolute.
-
     Raises:
         UsageError: It isn't MODULE:ATTRIBUTE, or there is no such module or attribute.
     """

@@ -52,10 +52,6 @@ def find_repository(mcp: str | None, cwd: Path) -> Repository:
 
     Its root is the parent of the tools' folder; the working directory if `mcp` is None, a URL or an `mcp.json`.
 
-    Args:
-        mcp: The option's value, None if it wasn't given.
-        cwd: The working directory that a relative path starts from.
-
     Raises:
         UsageError: The value can't be used; see `parse_mcp_source`.
     """
@@ -77,10 +73,6 @@ def find_repository(mcp: str | None, cwd: Path) -> Repository:
 
 def parse_mcp_source(text: str, cwd: Path) -> McpSource:
     """Read an `--mcp` value: `DIR`, `DIR/main.py`, either with `:name`, a URL, or an `mcp.json` file.
-
-    Args:
-        text: The value as it was typed.
-        cwd: The working directory that a relative path starts from.
 
     Raises:
         UsageError: The path doesn't exist, the folder has no `main.py`, the file is neither Python nor JSON, or the URL

@@ -49,6 +49,9 @@ __all__ = [
 ]
 
 
+_FUNCTION_KINDS: dict[str, Literal["reward", "rubric"]] = {"reward": "reward", "rubric": "rubric"}
+
+
 class Component(Record, frozen=True):
     """One function, tool or agent loop.
 
@@ -65,6 +68,11 @@ class Component(Record, frozen=True):
     is_async: bool = False
     parameters: tuple[str, ...] = ()
 
+    def ref(self, root: Path) -> FunctionRef:
+        """A function as the runtime loads it."""
+        name, kind = f"{self.module}:{self.name}", _FUNCTION_KINDS[self.kind]
+        return FunctionRef(name, self.module, self.name, str(root), kind, self.file, self.line)
+
 
 class ScanResult(Record, frozen=True):
     """What a scan found, in order of file and line, and what it could not read."""
@@ -77,11 +85,6 @@ def scan_functions(folder: Path, root: Path, kind: Literal["reward", "rubric"]) 
     """Find the `@osmosis_reward` or `@osmosis_rubric` functions in a folder and its subfolders.
 
     Only functions at a module's top level count, also those under an `if` or `try`: others can't be imported by name.
-
-    Args:
-        folder: The folder to search, in `root`; one that doesn't exist has nothing in it.
-        root: The repository's root, absolute.
-        kind: Which of the two decorators to look for.
     """
 
     def find(tree: ast.Module, file: str, module: str) -> Iterator[Component]:
@@ -99,10 +102,6 @@ def scan_tools(mcp_dir: Path, root: Path) -> ScanResult:
 
     Tools declared inside a function count too (`def register(server): @server.tool ...`). Tools that are added by a
     call or mounted are only known to the running server.
-
-    Args:
-        mcp_dir: The folder to search, in `root`; one that doesn't exist has nothing in it.
-        root: The repository's root, absolute.
     """
 
     def find(tree: ast.Module, file: str, module: str) -> Iterator[Component]:
@@ -121,7 +120,7 @@ def discovered_refs(repository: Repository) -> tuple[list[FunctionRef], list[Pro
     if repository.reward_dir is None:
         return [], []
     result = scan_functions(repository.reward_dir, repository.root, "reward")
-    return [_ref(component, repository.root) for component in result.components], result.problems
+    return [component.ref(repository.root) for component in result.components], result.problems
 
 
 def resolve_function(spec: str, components: Sequence[Component], root: Path, cwd: Path) -> FunctionRef:
@@ -129,12 +128,6 @@ def resolve_function(spec: str, components: Sequence[Component], root: Path, cwd
 
     A module is looked for from the repository's root, then from the working directory, then among installed packages.
     Nothing is imported; whether the function is in it is read from the source as far as that can tell.
-
-    Args:
-        spec: What the user wrote.
-        components: The functions discovered in the repository.
-        root: The repository's root, absolute.
-        cwd: The working directory, absolute.
 
     Raises:
         FunctionError: There is no such module or function, the bare name stands for several, or the source can't be
@@ -147,7 +140,7 @@ def resolve_function(spec: str, components: Sequence[Component], root: Path, cwd
         raise FunctionError(_malformed(spec, module, attribute))
     for component in components:
         if (component.module, component.name) == (module, attribute):
-            return _ref(component, root)
+            return component.ref(root)
     if module.endswith(".py"):
         raise FunctionError(_malformed(spec, module, attribute))
     found = [(base, find_module(module, base)) for base in dict.fromkeys((root, cwd))]
@@ -172,7 +165,7 @@ def _by_name(name: str, components: Sequence[Component], root: Path) -> Function
         raise FunctionError("a function's name is empty; write MODULE:FUNCTION or a discovered function's name")
     candidates = [component for component in components if component.name == name]
     if len(candidates) == 1:
-        return _ref(candidates[0], root)
+        return candidates[0].ref(root)
     if candidates:
         listed = ", ".join(f"{component.module}:{component.name}" for component in candidates)
         raise FunctionError(f"{name}: {len(candidates)} functions have this name: {listed}. Write one of these instead")
@@ -238,18 +231,6 @@ def _in_file(spec: str, module: str, attribute: str, base: Path, file: Path) -> 
     listed = ", ".join(functions) if functions else "none"
     close = near(attribute, functions)
     raise FunctionError(f"{spec}: there is no {attribute} in {shown}{close} Its functions: {listed}")
-
-
-def _ref(component: Component, root: Path) -> FunctionRef:
-    return FunctionRef(
-        f"{component.module}:{component.name}",
-        component.module,
-        component.name,
-        str(root),
-        kind="rubric" if component.kind == "rubric" else "reward",
-        file=component.file,
-        line=component.line,
-    )
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import io
-import stat
 import tokenize
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from osmosis_ai.folders import UnreadableError, read_bounded
 from osmosis_ai.records import Record
 
 __all__ = [
@@ -44,15 +44,6 @@ class Problem(Record, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.file if self.line is None else f'{self.file}:{self.line}'}: {self.message}"
-
-
-class UnreadableError(Exception):
-    """A file that can't be used as source: why, and the line if there is one."""
-
-    def __init__(self, message: str, line: int | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.line = line
 
 
 def python_files(folder: Path, root: Path, problems: list[Problem]) -> Iterator[Path]:
@@ -92,16 +83,8 @@ def relative_to_root(path: Path, root: Path) -> str:
 
 def read_file(path: Path) -> str:
     """A source file's text; raises UnreadableError."""
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise UnreadableError("not a regular file")
-        if status.st_size > MAX_FILE_BYTES:
-            raise UnreadableError(f"larger than {MAX_FILE_BYTES // 1_000_000} MB, too large to be source")
-        data = path.read_bytes()
-    except OSError as error:
-        raise UnreadableError(f"can't be read: {error.strerror or error}") from None
-    return _decoded(data)
+    too_large = f"larger than {MAX_FILE_BYTES // 1_000_000} MB, too large to be source"
+    return _decoded(read_bounded(path, MAX_FILE_BYTES, too_large))
 
 
 def parse_file(path: Path) -> ast.Module:

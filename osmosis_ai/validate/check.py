@@ -21,15 +21,7 @@ FOLDERS: dict[str, Literal["reward", "rubric"]] = {"reward_fn": "reward", "rewar
 
 @dataclass
 class Subject:
-    """A repository while it is checked.
-
-    Args:
-        root: Its root, absolute.
-        environ: Variables, `.env` included.
-        dataset: The file with the rows, which may not exist.
-        components: The tools and functions found in the source.
-        loaded: What the server offers; None when it wasn't, or can't be, loaded.
-    """
+    """A repository while it is checked."""
 
     root: Path
     environ: Mapping[str, str]

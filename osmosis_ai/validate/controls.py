@@ -10,29 +10,30 @@ right ones and isn't asked to; but one function of a repository should.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from osmosis_ai.records import FunctionRef, Record, Score
-from osmosis_ai.validate.findings import Finding, finding
-from osmosis_ai.validate.probes import WRONG, Probe
+from osmosis_ai.validate.findings import Finding, Place, examples, finding
+from osmosis_ai.validate.probes import WRONG, Kind, Probe
 
-__all__ = [
-    "ControlReport",
-    "ControlledFunction",
-    "FormReport",
-    "Trial",
-    "judge",
-    "judge_together",
-    "tells_rows_apart",
-]
+__all__ = ["ControlReport", "ControlledFunction", "FormReport", "Trial", "judge", "judge_together", "tells_rows_apart"]
 
 SLOW_MS = 100.0
 TOLERATED_SHARE = 0.2
 """Up to so many rows may have a wrong answer that happens to mean the same as the right one."""
 
 _CLOSE = 1e-9
+_NAMES: dict[Kind, str] = {
+    "right": "the right answer",
+    "another row's": "another row's answer",
+    "all rows' at once": "all rows' answers at once",
+    "negated": "the answer negated",
+    "+1 character": "the answer with 1 character more",
+    "empty": "the empty answer",
+    "prompt": "the prompt echoed back",
+}
 
 
 class Trial(NamedTuple):
@@ -78,12 +79,7 @@ class ControlReport(Record, frozen=True):
 
 
 def judge(function: ControlledFunction, trials: Sequence[Trial]) -> tuple[ControlReport, list[Finding]]:
-    """Say what a function's scores mean.
-
-    Args:
-        function: The function.
-        trials: What was tried, in order.
-    """
+    """Say what a function's scores mean; the trials are in the order in which they were made."""
     return _Judgement(function, trials).report()
 
 
@@ -126,24 +122,14 @@ class _Judgement:
             calls=calls,
             median_ms=self._median_ms(),
             forms=[self._form_report(form) for form in self._forms],
-            empty=self._highest(lambda probe: probe.kind == "empty"),
-            prompt=self._highest(lambda probe: probe.kind == "prompt"),
-            odd=self._highest(lambda probe: probe.kind == "odd"),
+            **{kind: self._highest(kind) for kind in ("empty", "prompt", "odd")},
         )
         return report, self._findings
 
     def _add(self, code: str, message: str, hint: str = "", file: str | None = None, line: int | None = None) -> None:
         ref = self._function.ref
-        self._findings.append(
-            finding(
-                code,
-                message,
-                file=file or ref.file,
-                line=line if file else ref.line,
-                subject=ref.attribute,
-                hint=hint,
-            )
-        )
+        at = Place(file or ref.file, line if file else ref.line, ref.attribute)
+        self._findings.append(finding(code, message, at, hint))
 
     # Failures, and what every score should be
 
@@ -180,12 +166,9 @@ class _Judgement:
             if trial.again is None or trial.again.value is None or trial.score.value is None:
                 continue
             if not math.isclose(trial.score.value, trial.again.value, rel_tol=_CLOSE, abs_tol=_CLOSE):
-                scores = f"{trial.score.value:g} and then {trial.again.value:g}"
-                self._add(
-                    "OSM315",
-                    f"the same call scored {scores}, for {_described(trial.probe)}",
-                    "Leave out chance, time and what earlier calls left behind.",
-                )
+                scores = f"{trial.score.value:g} and then {trial.again.value:g}, for {_described(trial.probe)}"
+                hint = "Leave out chance, time and what earlier calls left behind."
+                self._add("OSM315", f"the same call scored {scores}", hint)
                 return
 
     def _check_range(self) -> None:
@@ -207,34 +190,29 @@ class _Judgement:
     # Right and wrong
 
     def _verdict(self) -> str:
-        if self._function.reads_ground_truth:
-            return self._judge_comparing()
-        return self._judge_form_only()
+        values = [value for _, value in self._scored]
+        if max(values) - min(values) <= _CLOSE:
+            return self._never_varies()
+        self._check_empty()
+        return self._judge_comparing() if self._function.reads_ground_truth else self._judge_form_only()
 
     @property
     def _span(self) -> float:
         return self.best - self.floor
 
     @property
-    def _constant(self) -> bool:
-        values = [value for _, value in self._scored]
-        return max(values) - min(values) <= _CLOSE
+    def _half(self) -> float:
+        return self.floor + 0.5 * self._span
 
     def _judge_comparing(self) -> str:
-        if self._constant:
-            return self._never_varies()
-        self._check_empty()
         wrong = [item for item in self._scored if item[0].kind in WRONG or (item[0].kind == "odd" and item[0].odd)]
         most_wrong = max((value for _, value in wrong), default=self.floor)
         if not self.accepted or self._span <= _CLOSE:
             if most_wrong > self.best + _CLOSE:
                 probe, value = max(wrong, key=lambda item: item[1])
-                self._add(
-                    "OSM302",
-                    f"wrong answers score more than right ones: {value:g} for {_described(probe)}, "
-                    f"{self.best:g} for the best right answer",
-                    "Look for a comparison the wrong way round, or give the right form with --answer-form.",
-                )
+                scores = f"{value:g} for {_described(probe)}, {self.best:g} for the best right answer"
+                hint = "Look for a comparison the wrong way round, or give the right form with --answer-form."
+                self._add("OSM302", f"wrong answers score more than right ones: {scores}", hint)
                 return "rewards wrong answers"
             self._add_unaccepted()
             return "accepts no usual answer form"
@@ -245,16 +223,11 @@ class _Judgement:
         return f"accepts {forms}; " + ("wrong answers score too" if fooled else "tells right from wrong")
 
     def _judge_form_only(self) -> str:
-        if self._constant:
-            return self._never_varies()
-        self._check_empty()
         if not self._function.about_form:
             name = self._function.ref.attribute
-            self._add(
-                "OSM307",
-                f"{name} never looks at the ground truth, so a wrong answer scores what a right one does",
-                "Fine for a format or length reward beside one that compares; then let its name or docstring say so.",
-            )
+            message = f"{name} never looks at the ground truth, so a wrong answer scores what a right one does"
+            hint = "Fine for a format or length reward beside one that compares; then let its name or docstring say so."
+            self._add("OSM307", message, hint)
         return "never looks at the ground truth: a reward for form, not for being right"
 
     def _never_varies(self) -> str:
@@ -266,21 +239,16 @@ class _Judgement:
         if self._function.reads_ground_truth:
             self._add_unaccepted()
             return "accepts no usual answer form"
-        self._add(
-            "OSM301", "nothing that was tried scored anything but 0", "Give the form it rewards with --answer-form."
-        )
+        hint = "Give the form it rewards with --answer-form."
+        self._add("OSM301", "nothing that was tried scored anything but 0", hint)
         return "scored 0 for everything that was tried"
 
     def _add_unaccepted(self) -> None:
-        tried = ", ".join(self._forms)
-        self._add(
-            "OSM301",
-            f"right answers score no more than {self.best:g} in any form that was tried: {tried}",
-            "Give the form it expects: --answer-form 'Result: {answer}'.",
-        )
+        message = f"right answers score no more than {self.best:g} in any form that was tried: {', '.join(self._forms)}"
+        self._add("OSM301", message, "Give the form it expects: --answer-form 'Result: {answer}'.")
 
     def _check_empty(self) -> None:
-        value = self._highest(lambda probe: probe.kind == "empty")
+        value = self._highest("empty")
         if value is None or value <= _CLOSE:
             return
         top = max(value for _, value in self._scored)
@@ -293,12 +261,9 @@ class _Judgement:
     def _check_prompt(self) -> None:
         for probe, value in self._scored:
             if probe.kind == "prompt" and self._like_right(probe, value):
-                self._add(
-                    "OSM311",
-                    f"repeating the question scores {value:g}, though it doesn't hold the answer "
-                    f"(row {probe.row.index})",
-                    "Compare the answer alone, taken from the place where it has to stand.",
-                )
+                row = f"(row {probe.row.index})"
+                message = f"repeating the question scores {value:g}, though it doesn't hold the answer {row}"
+                self._add("OSM311", message, "Compare the answer alone, taken from the place where it has to stand.")
                 return
 
     def _check_wrong(self, wrong: Sequence[tuple[Probe, float]]) -> bool:
@@ -332,59 +297,41 @@ class _Judgement:
         in_form = [
             value for probe, value in wrong if probe.kind in WRONG and not probe.near and probe.form in self.accepted
         ]
-        if in_form and (mean := sum(in_form) / len(in_form)) > self.floor + 0.5 * self._span:
-            self._add(
-                "OSM304",
-                f"wrong answers score {mean:.2f} on average, where right ones get {self.best:g}",
-                "Give less for what is only similar.",
-            )
+        if in_form and (mean := sum(in_form) / len(in_form)) > self._half:
+            message = f"wrong answers score {mean:.2f} on average, where right ones get {self.best:g}"
+            self._add("OSM304", message, "Give less for what is only similar.")
 
     def _check_rows(self) -> None:
-        half = self.floor + 0.5 * self._span
-        missed = sorted(row for row, value in self._row_best.items() if value < half - _CLOSE)
+        missed = sorted(row for row, value in self._row_best.items() if value < self._half - _CLOSE)
         if missed:
-            rows = ", ".join(map(str, missed[:5])) + (f" and {len(missed) - 5} more" if len(missed) > 5 else "")
             truth = next(t.probe.row.ground_truth or "" for t in self._trials if t.probe.row.index == missed[0])
-            self._add(
-                "OSM320",
-                f"the right answer isn't accepted in any form for row {rows}; "
-                f"the ground truth of row {missed[0]} is {_quoted(truth)}",
-                "See that the function understands every ground truth of the dataset.",
-            )
+            first = f"the ground truth of row {missed[0]} is {_quoted(truth)}"
+            message = f"the right answer isn't accepted in any form for row {examples(list(map(str, missed)))}; {first}"
+            self._add("OSM320", message, "See that the function understands every ground truth of the dataset.")
 
     def _like_right(self, probe: Probe, value: float) -> bool:
         best = self._row_best.get(probe.row.index)
-        if best is None or best < self.floor + 0.5 * self._span:
-            return False
-        return value >= best - _CLOSE * max(1.0, abs(best))
+        return best is not None and best >= self._half and value >= best - _CLOSE * max(1.0, abs(best))
 
     def _accepts(self, form: str) -> bool:
         values = [value for (_, name), value in self._right.items() if name == form]
-        half = self.floor + 0.5 * (self.best - self.floor)
-        accepted = sum(value >= half - _CLOSE for value in values)
-        return self.best - self.floor > _CLOSE and 2 * accepted >= len(values)
+        return self._span > _CLOSE and 2 * sum(value >= self._half - _CLOSE for value in values) >= len(values)
 
     def _form_report(self, form: str) -> FormReport:
-        right = [value for (_, name), value in self._right.items() if name == form]
-        wrong: dict[str, float | None] = {}
-        for kind in WRONG:
+        def mean(kind: str) -> float | None:
             values = [value for probe, value in self._scored if probe.kind == kind and probe.form == form]
-            wrong[kind] = sum(values) / len(values) if values else None
-        return FormReport(
-            form=form, accepted=form in self.accepted, right=sum(right) / len(right) if right else None, wrong=wrong
-        )
+            return sum(values) / len(values) if values else None
 
-    def _highest(self, chosen: Callable[[Probe], bool]) -> float | None:
-        return max((value for probe, value in self._scored if chosen(probe)), default=None)
+        return FormReport(form, form in self.accepted, mean("right"), {kind: mean(kind) for kind in WRONG})
+
+    def _highest(self, kind: str) -> float | None:
+        return max((value for probe, value in self._scored if probe.kind == kind), default=None)
 
 
 def tells_rows_apart(trials: Sequence[Trial]) -> bool:
     """Whether the same answer scores more on the row that it is right for, and never more on another one.
 
     Then a function looks at the ground truth, wherever in its helpers it does.
-
-    Args:
-        trials: What was tried.
     """
     right: dict[str, float] = {}
     for probe, score, _ in trials:
@@ -401,44 +348,23 @@ def tells_rows_apart(trials: Sequence[Trial]) -> bool:
 def judge_together(
     functions: Sequence[ControlledFunction], reports: Sequence[ControlReport], rubrics: int
 ) -> Iterator[Finding]:
-    """What all functions together should do: one of them must tell right answers from wrong ones.
-
-    Args:
-        functions: The reward functions that were tried.
-        reports: What came out, one for each.
-        rubrics: How many rubric functions there are, which may do what they don't.
-    """
+    """What all functions together should do: one of them, or a rubric, must tell right answers from wrong ones."""
     if not functions or rubrics or any(function.reads_ground_truth for function in functions):
         return
     if all(report.calls for report in reports):
         names = ", ".join(function.ref.attribute for function in functions)
-        yield finding(
-            "OSM308",
-            f"the rows have a ground truth, but no reward function looks at it ({names}): "
-            "a wrong answer is rewarded like a right one",
-            file=functions[0].ref.file,
-            line=functions[0].ref.line,
-            hint="Write one that compares the answer with ground_truth.",
-        )
+        message = f"the rows have a ground truth, but no reward function looks at it ({names})"
+        at = Place(functions[0].ref.file, functions[0].ref.line)
+        hint = "Write one that compares the answer with ground_truth."
+        yield finding("OSM308", f"{message}: a wrong answer is rewarded like a right one", at, hint)
 
 
 def _described(probe: Probe) -> str:
     row = f"row {probe.row.index}"
-    if probe.kind == "empty":
-        return f"the empty answer, {row}"
-    if probe.kind == "prompt":
-        return f"the prompt echoed back, {row}"
     if probe.kind == "odd":
         return f"{probe.odd} ({probe.form}, {row})"
-    whose = {
-        "right": "the right answer",
-        "negated": "the answer negated",
-        "+1 character": "the answer with 1 character more",
-    }
-    what = whose.get(probe.kind) or f"{probe.kind} answer{'s' if probe.kind.startswith('all') else ''}"
-    if probe.kind.startswith("all"):
-        what = "all rows' answers at once"
-    return f"{what} {_quoted(probe.answer)} ({row})"
+    what = _NAMES[probe.kind]
+    return f"{what}, {row}" if probe.kind in ("empty", "prompt") else f"{what} {_quoted(probe.answer)} ({row})"
 
 
 def _quoted(text: str) -> str:

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from osmosis_ai.records import Record
 
-__all__ = ["CODES", "Code", "Finding", "Severity", "examples", "finding"]
+__all__ = ["CODES", "Code", "Finding", "Place", "Severity", "codes", "examples", "finding"]
 
 Severity: TypeAlias = Literal["error", "warning"]
 
@@ -34,17 +34,25 @@ class Finding(Record, frozen=True):
     hint: str
 
 
-def finding(
-    code: str,
-    message: str,
-    *,
-    file: str | None = None,
-    line: int | None = None,
-    subject: str | None = None,
-    hint: str = "",
-) -> Finding:
+class Place(NamedTuple):
+    """Where a problem is, and what is concerned; see `Finding`."""
+
+    file: str | None = None
+    line: int | None = None
+    subject: str | None = None
+
+
+NOWHERE = Place()
+
+
+def finding(code: str, message: str, at: Place = NOWHERE, hint: str = "") -> Finding:
     """A finding with its code's severity."""
-    return Finding(code, CODES[code].severity, file, line, subject, message, hint)
+    return Finding(code, CODES[code].severity, *at, message, hint)
+
+
+def codes(first: int, last: int) -> str:
+    """The codes from one to another, separated by blanks."""
+    return " ".join(code for code in CODES if first <= int(code.removeprefix("OSM")) <= last)
 
 
 def examples(items: list[str], limit: int = 5) -> str:

@@ -23,18 +23,11 @@ from osmosis_ai.discovery.source import (
     statements,
 )
 from osmosis_ai.errors import FunctionError
-from osmosis_ai.records import Failure, FunctionRef
+from osmosis_ai.records import Failure
 from osmosis_ai.validate.check import FOLDERS, Check, Subject
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, finding
 
-__all__ = [
-    "CHECKS",
-    "check_functions",
-    "check_load_problems",
-    "is_about_form",
-    "reads_ground_truth",
-    "refs_of",
-]
+__all__ = ["CHECKS", "check_functions", "check_load_problems", "is_about_form", "reads_ground_truth"]
 
 _FOLDERS: dict[Literal["reward", "rubric"], str] = {"reward": "reward_fn", "rubric": "reward_rubric"}
 _DECORATORS = {"reward": "@osmosis_reward", "rubric": "@osmosis_rubric"}
@@ -46,40 +39,14 @@ _FORM_WORDS = re.compile(
 _FIRST_PARAMETERS = {"solution_str", "messages"}
 
 
-def refs_of(components: Sequence[Component], root: Path) -> list[FunctionRef]:
-    """Discovered functions as the runtime loads them."""
-    return [
-        FunctionRef(
-            f"{component.module}:{component.name}",
-            component.module,
-            component.name,
-            str(root),
-            kind="rubric" if component.kind == "rubric" else "reward",
-            file=component.file,
-            line=component.line,
-        )
-        for component in components
-    ]
-
-
 def check_functions(
     folder: Path, root: Path, kind: Literal["reward", "rubric"], found: Sequence[Component]
 ) -> Iterator[Finding]:
-    """Check one of the two folders: signatures, functions nobody can reach, functions that were meant to be found.
-
-    Args:
-        folder: `reward_fn` or `reward_rubric`.
-        root: The repository's root.
-        kind: Which functions belong there.
-        found: The functions discovered in it.
-    """
+    """Check one of the two folders: signatures, functions nobody can reach, functions that were meant to be found."""
     if not found:
-        yield finding(
-            "OSM204",
-            f"there is no {_DECORATORS[kind]} function in {_FOLDERS[kind]}/",
-            file=_FOLDERS[kind],
-            hint=f"Write {_DECORATORS[kind]} above the functions that score, or remove the folder.",
-        )
+        hint = f"Write {_DECORATORS[kind]} above the functions that score, or remove the folder."
+        message = f"there is no {_DECORATORS[kind]} function in {_FOLDERS[kind]}/"
+        yield finding("OSM204", message, Place(_FOLDERS[kind]), hint)
     for path in python_files(folder, root, []):
         try:
             tree = parse_file(path)
@@ -122,7 +89,7 @@ def _check_unreachable(
             hint = f"Move it to {_FOLDERS[decorated]}/."
         else:
             continue
-        yield finding("OSM205", why, file=file, line=node.lineno, subject=node.name, hint=hint)
+        yield finding("OSM205", why, Place(file, node.lineno, node.name), hint)
 
 
 def _check_lookalikes(
@@ -138,14 +105,9 @@ def _check_lookalikes(
         # A helper that the file itself uses, or a private one, is not meant to be found.
         if node.name.startswith("_") or node.name in used or not named or first not in _FIRST_PARAMETERS:
             continue
-        yield finding(
-            "OSM206",
-            f"{node.name} looks like a {kind} function, but isn't decorated, so it is not found",
-            file=file,
-            line=node.lineno,
-            subject=node.name,
-            hint=f"Write {_DECORATORS[kind]} above it, or give it another name.",
-        )
+        message = f"{node.name} looks like a {kind} function, but isn't decorated, so it is not found"
+        hint = f"Write {_DECORATORS[kind]} above it, or give it another name."
+        yield finding("OSM206", message, Place(file, node.lineno, node.name), hint)
 
 
 # Signatures
@@ -161,16 +123,10 @@ def _check_signature(component: Component, node: FunctionNode, tree: ast.Module,
         return
     try:
         wrapped = (osmosis_rubric if component.kind == "rubric" else osmosis_reward)(stub)
-        Scorer(refs_of([component], root)[0], wrapped)
+        Scorer(component.ref(root), wrapped)
     except (TypeError, FunctionError) as error:
-        yield finding(
-            "OSM201",
-            str(error).removeprefix(f"{_DECORATORS[component.kind]}: "),
-            file=component.file,
-            line=node.lineno,
-            subject=component.name,
-            hint="",
-        )
+        message = str(error).removeprefix(f"{_DECORATORS[component.kind]}: ")
+        yield finding("OSM201", message, Place(component.file, node.lineno, component.name))
 
 
 def _stub(node: FunctionNode, tree: ast.Module) -> Any:
@@ -242,12 +198,7 @@ def _unknown(annotation: ast.expr, known: set[str]) -> bool:
 
 
 def check_load_problems(problems: Sequence[Failure], signatures: Sequence[Finding]) -> Iterator[Finding]:
-    """What could not be loaded, once each; a wrong signature that the source shows is not said again.
-
-    Args:
-        problems: What the worker says.
-        signatures: The findings about signatures.
-    """
+    """What could not be loaded, once each; a wrong signature that the source shows is not said again."""
     said = {finding.file for finding in signatures if finding.code == "OSM201"}
     seen: set[str] = set()
     for problem in problems:
@@ -256,13 +207,9 @@ def check_load_problems(problems: Sequence[Failure], signatures: Sequence[Findin
             continue
         seen.add(problem.message)
         place = re.match(r"([^\s:]+\.py):(\d+): ", problem.message)
-        yield finding(
-            "OSM202",
-            problem.message[place.end() :] if place else problem.message,
-            file=place[1] if place else problem.file,
-            line=int(place[2]) if place else problem.line,
-            hint="Functions in this file can't score until this is fixed.",
-        )
+        message = problem.message[place.end() :] if place else problem.message
+        at = Place(place[1], int(place[2])) if place else Place(problem.file, problem.line)
+        yield finding("OSM202", message, at, "Functions in this file can't score until this is fixed.")
 
 
 # What functions read
@@ -277,12 +224,8 @@ def reads_ground_truth(component: Component, root: Path) -> bool:
     node = {node.name: node for node in importable_functions(tree)}.get(component.name)
     if node is None:
         return True
-    for part in (inner for statement in node.body for inner in ast.walk(statement)):
-        if isinstance(part, ast.Name) and part.id == "ground_truth":
-            return True
-        if isinstance(part, ast.Constant) and part.value == "ground_truth":
-            return True
-    return False
+    names = (getattr(part, "id", getattr(part, "value", None)) for inner in node.body for part in ast.walk(inner))
+    return "ground_truth" in names
 
 
 def is_about_form(component: Component, root: Path) -> bool:

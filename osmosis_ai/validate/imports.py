@@ -9,18 +9,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from osmosis_ai.compat import EXTRAS
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, relative_to_root
 from osmosis_ai.records import JsonObject
 from osmosis_ai.toml_files import TomlError, read_toml
 from osmosis_ai.validate.check import Check
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, finding
 
 __all__ = ["CHECKS", "check_imports"]
 
 FOLDERS = ("mcp", "reward_fn", "reward_rubric")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
-# These extras of osmosis-ai bring the MCP packages in, so that a repository needs to name no other.
-_BRINGING_MCP = {"mcp", "full"}
 
 
 def check_imports(root: Path) -> Iterator[Finding]:
@@ -28,23 +27,17 @@ def check_imports(root: Path) -> Iterator[Finding]:
 
     Modules of the repository itself and of the standard library need no declaration; neither do imports that may fail
     (in a `try`) or that only type checkers see.
-
-    Args:
-        root: The repository's root.
     """
     file = root / "pyproject.toml"
     if not file.exists():
-        yield finding(
-            "OSM004",
-            "there is no pyproject.toml, so nothing says which packages the repository needs",
-            file="pyproject.toml",
-            hint="Write one with [project] and dependencies; `osmosis init` shows a small one.",
-        )
+        message = "there is no pyproject.toml, so nothing says which packages the repository needs"
+        hint = "Write one with [project] and dependencies; `osmosis init` shows a small one."
+        yield finding("OSM004", message, Place("pyproject.toml"), hint)
         return
     try:
         declared = _declared(read_toml(file, root))
     except TomlError as error:
-        yield finding("OSM005", error.message, file="pyproject.toml", line=error.line)
+        yield finding("OSM005", error.message, Place("pyproject.toml", error.line))
         return
     if declared is None:
         return
@@ -63,14 +56,9 @@ def check_imports(root: Path) -> Iterator[Finding]:
                 if names & declared or (shown, module) in said:
                     continue
                 said.add((shown, module))
-                yield finding(
-                    "OSM207",
-                    f"{module} is imported, but no dependency in pyproject.toml provides it",
-                    file=shown,
-                    line=line,
-                    subject=module,
-                    hint=f'Add "{_package(module, distributions)}" to the dependencies.',
-                )
+                message = f"{module} is imported, but no dependency in pyproject.toml provides it"
+                hint = f'Add "{_package(module, distributions)}" to the dependencies.'
+                yield finding("OSM207", message, Place(shown, line, module), hint)
 
 
 def _imports(path: Path) -> Iterator[tuple[str, int]]:
@@ -119,7 +107,7 @@ def _declared(document: JsonObject) -> set[str] | None:
             continue
         declared.add(_normalised(match[1]))
         extras = {extra.strip() for extra in (match[2] or "").split(",")}
-        if _normalised(match[1]) == "osmosis-ai" and extras & _BRINGING_MCP:
+        if _normalised(match[1]) == "osmosis-ai" and any(map(EXTRAS.get, extras)):
             declared |= {"mcp", "fastmcp"}
     return declared
 

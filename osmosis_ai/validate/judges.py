@@ -17,19 +17,14 @@ from osmosis_ai.discovery.source import (
 )
 from osmosis_ai.errors import UsageError
 from osmosis_ai.validate.check import Check, Subject
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, finding
 from osmosis_ai.validate.secrets import kind_of_value, secret_finding
 
 __all__ = ["CHECKS", "check_key_variables", "check_rubric_files"]
 
 
 def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check `rubric_configs.yaml` and the YAML files in `reward_rubric/`, and that their judges' keys are set.
-
-    Args:
-        root: The repository's root.
-        environ: Variables, `.env` included.
-    """
+    """Check `rubric_configs.yaml` and the YAML files in `reward_rubric/`, and that their judges' keys are set."""
     from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubrics
     from osmosis_ai.reward_rubric.target import key_variable
 
@@ -37,7 +32,7 @@ def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Findi
     for path in (path for path in found if path.exists()):
         shown = relative_to_root(path, root)
         if not path.resolve().is_relative_to(root.resolve()):
-            yield finding("OSM002", "a link to a place outside the repository", file=shown)
+            yield finding("OSM002", "a link to a place outside the repository", Place(shown))
             continue
         try:
             rubrics = load_rubrics(path)
@@ -45,13 +40,13 @@ def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Findi
             message = str(error).removeprefix(str(path))
             line = re.match(r":(\d+)", message)
             message = message[line.end() :] if line else message
-            yield finding("OSM210", message.lstrip(": "), file=shown, line=int(line[1]) if line else None)
+            yield finding("OSM210", message.lstrip(": "), Place(shown, int(line[1]) if line else None))
             continue
         said: set[str] = set()
         for rubric in rubrics:
             info = rubric.model_info
             if (kind := kind_of_value("api_key", info.get("api_key") or "")) is not None:
-                yield secret_finding(kind, shown, rubric.line, "api_key")
+                yield secret_finding(kind, Place(shown, rubric.line, "api_key"))
             variable = info.get("api_key_env") or key_variable(str(info.get("provider")))
             if not info.get("api_key") and not info.get("api_base") and not environ.get(variable):
                 if variable not in said:
@@ -63,11 +58,6 @@ def check_key_variables(folder: Path, root: Path, environ: Mapping[str, str]) ->
     """Check that the variables hold a key from which rubric functions take their judge's.
 
     They are the constants given as `api_key_env`, else those that belong to the providers a file names.
-
-    Args:
-        folder: `reward_rubric`.
-        root: The repository's root.
-        environ: Variables, `.env` included.
     """
     from osmosis_ai.reward_rubric.target import KEY_VARIABLES
 
@@ -116,14 +106,8 @@ def _values_of(tree: ast.Module, key: str, *, any_value: bool = False) -> Iterat
 
 
 def _unset(name: str, file: str, line: int) -> Finding:
-    return finding(
-        "OSM209",
-        f"{name} isn't set, so the judge can't be asked",
-        file=file,
-        line=line,
-        subject=name,
-        hint=f"Export {name}, or write it into .env, which git must ignore.",
-    )
+    hint = f"Export {name}, or write it into .env, which git must ignore."
+    return finding("OSM209", f"{name} isn't set, so the judge can't be asked", Place(file, line, name), hint)
 
 
 def _check_keys(subject: Subject) -> Iterator[Finding]:
@@ -134,8 +118,6 @@ def _check_keys(subject: Subject) -> Iterator[Finding]:
 CHECKS = (
     Check("keys of judges", "OSM209", _check_keys),
     Check(
-        "rubric files",
-        "OSM002 OSM208 OSM209 OSM210",
-        lambda subject: check_rubric_files(subject.root, subject.environ),
+        "rubric files", "OSM002 OSM208 OSM209 OSM210", lambda subject: check_rubric_files(subject.root, subject.environ)
     ),
 )

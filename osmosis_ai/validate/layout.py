@@ -9,7 +9,7 @@ from osmosis_ai.discovery.scan import Problem, scan_functions, scan_tools
 from osmosis_ai.environment import read_env_file
 from osmosis_ai.errors import UsageError
 from osmosis_ai.validate.check import FOLDERS, Check, Subject
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, finding
 from osmosis_ai.validate.secrets import check_secrets
 
 __all__ = ["CHECKS"]
@@ -25,21 +25,18 @@ def _check_layout(subject: Subject) -> Iterator[Finding]:
     try:
         read_env_file(root)
     except UsageError as error:
-        yield finding("OSM006", str(error).removeprefix(f"{root / '.env'} "), file=".env")
+        yield finding("OSM006", str(error).removeprefix(f"{root / '.env'} "), Place(".env"))
     if not any((root / name).is_dir() for name in _PLACES):
-        yield finding(
-            "OSM003",
-            "there is no mcp/, reward_fn/, reward_rubric/ or configs/ here",
-            hint="Name the repository's root: osmosis validate REPO. A new one comes from: osmosis init DIR.",
-        )
+        hint = "Name the repository's root: osmosis validate REPO. A new one comes from: osmosis init DIR."
+        yield finding("OSM003", "there is no mcp/, reward_fn/, reward_rubric/ or configs/ here", hint=hint)
 
 
 def _check_link(path: Path, shown: str, root: Path) -> Iterator[Finding]:
     try:
         if path.is_symlink() and not path.resolve(strict=True).is_relative_to(root.resolve()):
-            yield finding("OSM002", "a link to a place outside the repository", file=shown)
+            yield finding("OSM002", "a link to a place outside the repository", Place(shown))
     except (OSError, RuntimeError):
-        yield finding("OSM002", "a link to something that doesn't exist", file=shown)
+        yield finding("OSM002", "a link to something that doesn't exist", Place(shown))
 
 
 def _check_source(subject: Subject) -> Iterator[Finding]:
@@ -52,12 +49,8 @@ def _check_source(subject: Subject) -> Iterator[Finding]:
         problems += result.problems
         yield from check_secrets(root / "mcp", root)
         if not (root / "mcp" / "main.py").is_file():
-            yield finding(
-                "OSM101",
-                "mcp/ has no main.py, which creates the server",
-                file="mcp",
-                hint='Write one: from fastmcp import FastMCP, then mcp = FastMCP("tools").',
-            )
+            hint = 'Write one: from fastmcp import FastMCP, then mcp = FastMCP("tools").'
+            yield finding("OSM101", "mcp/ has no main.py, which creates the server", Place("mcp"), hint)
     for folder, kind in FOLDERS.items():
         if (root / folder).is_dir():
             result = scan_functions(root / folder, root, kind)
@@ -66,7 +59,7 @@ def _check_source(subject: Subject) -> Iterator[Finding]:
             yield from check_secrets(root / folder, root)
     for problem in problems:
         is_link = problem.message.startswith("a link to")
-        yield finding("OSM002" if is_link else "OSM001", problem.message, file=problem.file, line=problem.line)
+        yield finding("OSM002" if is_link else "OSM001", problem.message, Place(problem.file, problem.line))
 
 
 CHECKS = (

@@ -82,12 +82,7 @@ def parse_answer_form(template: str) -> Form:
 
 
 def answer_forms(prompts: Sequence[str], given: Sequence[Form] = ()) -> list[Form]:
-    """The forms to try: the usual ones, those that the system prompts name, and those given.
-
-    Args:
-        prompts: System prompts.
-        given: Further forms.
-    """
+    """The forms to try: the usual ones, those that the system prompts name, and those given."""
     forms = {form.template: form for form in (*given, *USUAL)}
     named = 0
     for prompt in dict.fromkeys(prompts):
@@ -127,12 +122,7 @@ def _shortened(text: str) -> str:
 
 
 def probes(rows: Sequence[Row], forms: Sequence[Form]) -> Iterator[Probe]:
-    """What to try, row by row, so that a run which has to stop early has tried something of every kind.
-
-    Args:
-        rows: Rows with a ground truth.
-        forms: The answer forms.
-    """
+    """What to try, row by row, so that a run which has to stop early has tried something of every kind."""
     truths = list(dict.fromkeys(row.ground_truth or "" for row in rows))
     for number, row in enumerate(rows):
         truth = row.ground_truth or ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from osmosis_ai.validate import functions, imports, judges, layout, rows, run_configs, tools, workcopy
+from osmosis_ai.validate.findings import codes
 
 __all__ = ["CHECKS", "CONTROLS", "FIRST", "LOADING", "SOLUTIONS"]
 
@@ -21,9 +22,6 @@ CHECKS = (
 """Run when the server is loaded, if it can be, and before functions are."""
 
 LOADING = "OSM009 OSM102 OSM103 OSM202 OSM203"
-CONTROLS = (
-    "OSM301 OSM302 OSM303 OSM304 OSM305 OSM306 OSM307 OSM308 OSM309 OSM310 OSM311 OSM312 OSM313 OSM314 OSM315 OSM316"
-    " OSM317 OSM318 OSM320"
-)
+CONTROLS = codes(301, 320)
 SOLUTIONS = "OSM410 OSM411"
 """The codes of what loading shows, of what the controls of reward functions say, and of solutions that are played."""

@@ -16,7 +16,7 @@ from osmosis_ai.discovery.source import UnreadableError, parse_file, python_file
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import JsonValue, Row
 from osmosis_ai.validate.check import Check, Subject
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, codes, finding
 
 __all__ = ["CHECKS", "check_dataset", "first_rows", "keys_read", "line_of_row"]
 
@@ -54,18 +54,12 @@ class _Noted:
 
 
 def check_dataset(path: Path, shown: str, read: Set[str]) -> Iterator[Finding]:
-    """Check a dataset's rows.
-
-    Args:
-        path: The file.
-        shown: The file as findings name it.
-        read: Texts that stand as constants in the repository's functions and tools: columns among them are read.
-    """
+    """Check a dataset's rows; the columns among `read`, texts in the repository's code, are taken to be read."""
     try:
         dataset = open_dataset(path)
         yield from _Rows(dataset, shown, read).check()
     except DatasetError as error:
-        yield finding("OSM402", str(error).removeprefix(str(path)).lstrip(":, "), file=shown)
+        yield finding("OSM402", str(error).removeprefix(str(path)).lstrip(":, "), Place(shown))
 
 
 def keys_read(root: Path) -> set[str]:
@@ -112,10 +106,10 @@ class _Rows:
                 continue
             self._take(item)
         if problems > SHOWN_PROBLEMS:
-            yield finding("OSM402", f"{problems - SHOWN_PROBLEMS} further rows can't be used", file=self._shown)
+            yield finding("OSM402", f"{problems - SHOWN_PROBLEMS} further rows can't be used", Place(self._shown))
         if not self._rows:
             if not problems:
-                yield finding("OSM402", "the file has no rows", file=self._shown)
+                yield finding("OSM402", "the file has no rows", Place(self._shown))
             return
         yield from self._summary()
 
@@ -124,13 +118,8 @@ class _Rows:
         rest = problem.where[line.end() :] if line else problem.where
         message = f"{rest}: {problem.message}" if rest else problem.message
         column = re.search(r"column (\w+)", problem.message)
-        return finding(
-            "OSM402",
-            message + ("; what follows could not be checked" if problem.final else ""),
-            file=self._shown,
-            line=int(line[1]) if line else None,
-            subject=column[1] if column else None,
-        )
+        at = Place(self._shown, int(line[1]) if line else None, column[1] if column else None)
+        return finding("OSM402", message + ("; what follows could not be checked" if problem.final else ""), at)
 
     def _take(self, row: Row) -> None:
         self._rows += 1
@@ -175,49 +164,35 @@ class _Rows:
 
     def _summary(self) -> Iterator[Finding]:
         if self._equal.count:
-            yield self._about(
-                "OSM403", self._equal, "equal to an earlier row", hint="Remove them, unless they are to count twice."
-            )
+            hint = "Remove them, unless they are to count twice."
+            yield self._about("OSM403", self._equal, "equal to an earlier row", hint=hint)
         if self._conflicting.count:
             yield self._about("OSM404", self._conflicting, "prompts of an earlier row, but another ground_truth")
-        missing = self._blank.count + self._without.count
+        truth = "ground_truth"
         if self._blank.count:
-            yield self._about("OSM405", self._blank, "ground_truth is empty", subject="ground_truth")
-        if 0 < self._without.count < self._rows and missing:
-            yield self._about("OSM405", self._without, "there is no ground_truth", subject="ground_truth")
+            yield self._about("OSM405", self._blank, "ground_truth is empty", truth)
+        if 0 < self._without.count < self._rows:
+            yield self._about("OSM405", self._without, "there is no ground_truth", truth)
         if self._given_away.count:
-            yield self._about(
-                "OSM406",
-                self._given_away,
-                "the prompt gives the ground truth away as the answer",
-                subject="ground_truth",
-                hint="Take it out of the prompt.",
-            )
+            message, hint = "the prompt gives the ground truth away as the answer", "Take it out of the prompt."
+            yield self._about("OSM406", self._given_away, message, truth, hint)
         if self._contained.count:
-            yield self._about(
-                "OSM406",
-                self._contained,
-                "the prompt contains the ground truth word for word",
-                subject="ground_truth",
-                hint="Take it out, unless the task is to find it there.",
-            )
+            message = "the prompt contains the ground truth word for word"
+            hint = "Take it out, unless the task is to find it there."
+            yield self._about("OSM406", self._contained, message, truth, hint)
         yield from self._check_columns()
         yield from self._check_lengths()
 
     def _check_columns(self) -> Iterator[Finding]:
         for column, kinds in self._types.items():
+            at = Place(self._shown, subject=column)
             if column not in self._read:
-                yield finding(
-                    "OSM407",
-                    f"no function or tool mentions the column {column}",
-                    file=self._shown,
-                    subject=column,
-                    hint="Remove it, unless it is there for people or for other programs.",
-                )
+                hint = "Remove it, unless it is there for people or for other programs."
+                yield finding("OSM407", f"no function or tool mentions the column {column}", at, hint)
             if len(kinds) > 1:
                 listed = ", ".join(sorted(kinds))
                 message = f"the column {column} holds values of several types: {listed}"
-                yield finding("OSM409", message, file=self._shown, subject=column)
+                yield finding("OSM409", message, at)
 
     def _check_lengths(self) -> Iterator[Finding]:
         usual = median(self._lengths)
@@ -231,19 +206,13 @@ class _Rows:
             message = f"about {longest:,} tokens of prompt in the longest, where {usual:,.0f} are usual"
             yield self._about("OSM408", outliers, message, hint="See that the model's context takes them.")
 
-    def _about(self, code: str, noted: _Noted, message: str, *, subject: str | None = None, hint: str = "") -> Finding:
-        line = line_of_row(self._dataset.path, noted.first[0])
-        return finding(code, f"{noted}: {message}", file=self._shown, line=line, subject=subject, hint=hint)
+    def _about(self, code: str, noted: _Noted, message: str, subject: str | None = None, hint: str = "") -> Finding:
+        at = Place(self._shown, line_of_row(self._dataset.path, noted.first[0]), subject)
+        return finding(code, f"{noted}: {message}", at, hint)
 
 
 def first_rows(dataset: Path, wanted: Callable[[Row], bool], limit: int) -> list[Row]:
-    """The first rows of a kind, of those that can be used; none of a dataset that can't be read, as its check says.
-
-    Args:
-        dataset: The file.
-        wanted: True for a row of the kind.
-        limit: So many rows at most.
-    """
+    """The first rows of a kind, of those that can be used; none of a dataset that can't be read, as its check says."""
     try:
         scanned = islice(open_dataset(dataset).scan(), MAX_SCANNED_ROWS)
         rows = (item for item in scanned if not isinstance(item, RowProblem) and wanted(item))
@@ -290,12 +259,9 @@ def _check(subject: Subject) -> Iterator[Finding]:
     if path.exists() or path.is_symlink():
         yield from check_dataset(path, subject.shown(path), keys_read(root))
     elif (root / "mcp").is_dir() or (root / "reward_fn").is_dir():
-        yield finding(
-            "OSM401",
-            "there is no test_data.jsonl, so nothing can be tried here",
-            file=subject.shown(path),
-            hint="Write one, or name another file with -d FILE.",
-        )
+        hint = "Write one, or name another file with -d FILE."
+        message = "there is no test_data.jsonl, so nothing can be tried here"
+        yield finding("OSM401", message, Place(subject.shown(path)), hint)
 
 
-CHECKS = (Check("dataset", "OSM401 OSM402 OSM403 OSM404 OSM405 OSM406 OSM407 OSM408 OSM409", _check),)
+CHECKS = (Check("dataset", codes(401, 409), _check),)

@@ -6,12 +6,12 @@ import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, TypeGuard
 
 from osmosis_ai.records import JsonObject
 from osmosis_ai.toml_files import KeyLines, TomlError, parse_toml, read_toml_text
 from osmosis_ai.validate.check import Check
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, codes, finding
 from osmosis_ai.validate.secrets import kind_of_secret, secret_finding
 
 __all__ = ["CHECKS", "check_config", "check_configs"]
@@ -34,38 +34,26 @@ class Field(NamedTuple):
     exclusive: bool = False
 
 
-_EXPERIMENT = {
-    "rollout": Field("str", required=True),
-    "entrypoint": Field("str", required=True),
-    "model_path": Field("str", required=True),
-    "dataset": Field("str", required=True),
-    "commit_sha": Field("str"),
-}
+_REQUIRED = ("rollout", "entrypoint", "model_path", "dataset")
+_EXPERIMENT = {**dict.fromkeys(_REQUIRED, Field("str", required=True)), "commit_sha": Field("str")}
 _COUNT = Field("int", least=1)
-_SECONDS = Field("number", least=0, exclusive=True)
+_SECONDS = dict.fromkeys(("agent_workflow_timeout_s", "grader_timeout_s"), Field("number", least=0, exclusive=True))
+_SIZES = ("n_samples_per_prompt", "rollout_batch_size", "max_prompt_length", "max_response_length")
 _TABLES: dict[Kind, dict[str, dict[str, Field]]] = {
     "eval": {
         "experiment": _EXPERIMENT,
         "evaluation": {
-            "limit": _COUNT,
-            "n": _COUNT,
-            "batch_size": _COUNT,
+            **dict.fromkeys(("limit", "n", "batch_size"), _COUNT),
             "pass_threshold": Field("number"),
-            "agent_workflow_timeout_s": _SECONDS,
-            "grader_timeout_s": _SECONDS,
+            **_SECONDS,
         },
     },
     "training": {
         "experiment": _EXPERIMENT,
         "training": {
             "lr": Field("number", least=0, exclusive=True),
-            "total_epochs": _COUNT,
-            "n_samples_per_prompt": _COUNT,
-            "rollout_batch_size": _COUNT,
-            "max_prompt_length": _COUNT,
-            "max_response_length": _COUNT,
-            "agent_workflow_timeout_s": _SECONDS,
-            "grader_timeout_s": _SECONDS,
+            **dict.fromkeys(("total_epochs", *_SIZES), _COUNT),
+            **_SECONDS,
         },
         "sampling": {
             "rollout_temperature": Field("number", least=0),
@@ -80,11 +68,7 @@ _TYPES = {"str": "a string", "int": "an integer", "number": "a number"}
 
 
 def check_configs(root: Path) -> Iterator[Finding]:
-    """Check every run config of a repository.
-
-    Args:
-        root: The repository's root.
-    """
+    """Check every run config of a repository."""
     folder = root / "configs"
     if not folder.is_dir():
         return
@@ -94,28 +78,18 @@ def check_configs(root: Path) -> Iterator[Finding]:
         if kind is not None:
             yield from check_config(path, root, kind)
         else:
-            yield finding(
-                "OSM513",
-                "configs are looked for in configs/eval/ and configs/training/, not here",
-                file=path.relative_to(root).as_posix(),
-                hint="Move it there.",
-            )
+            message = "configs are looked for in configs/eval/ and configs/training/, not here"
+            yield finding("OSM513", message, Place(path.relative_to(root).as_posix()), "Move it there.")
 
 
 def check_config(path: Path, root: Path, kind: Kind) -> list[Finding]:
-    """Check one run config.
-
-    Args:
-        path: The file.
-        root: The repository's root.
-        kind: Whether it configures an evaluation or a training run.
-    """
+    """Check one run config."""
     file = path.relative_to(root).as_posix()
     try:
         text = read_toml_text(path, root)
         document = parse_toml(text)
     except TomlError as error:
-        return [finding("OSM501", error.message, file=file, line=error.line)]
+        return [finding("OSM501", error.message, Place(file, error.line))]
     return _Config(document, KeyLines(text), kind, root, file).check()
 
 
@@ -148,10 +122,11 @@ class _Config:
         return self._found
 
     def _add(self, code: str, message: str, *path: str, hint: str = "") -> None:
-        line = self._lines.of(*path) if path else None
-        self._found.append(
-            finding(code, message, file=self._file, line=line, subject=".".join(path) or None, hint=hint)
-        )
+        at = Place(self._file, self._lines.of(*path) if path else None, ".".join(path) or None)
+        self._found.append(finding(code, message, at, hint))
+
+    def _add_secret(self, kind: str, *path: str) -> None:
+        self._found.append(secret_finding(kind, Place(self._file, self._lines.of(*path), ".".join(path))))
 
     def _unknown(self, name: str, known: list[str], path: tuple[str, ...]) -> None:
         close = difflib.get_close_matches(name, known, n=1)
@@ -160,10 +135,14 @@ class _Config:
         suggestion = f"; did you mean {close[0]}?" if close else ""
         self._add("OSM503", f"unknown {what} {name}{where}{suggestion}", *path, hint=f"Known here: {', '.join(known)}.")
 
+    def _is_table(self, value: object, name: str) -> TypeGuard[JsonObject]:
+        if not isinstance(value, dict):
+            self._add("OSM504", f"{name} is {_found(value)}, where a table is expected: [{name}]", name)
+        return isinstance(value, dict)
+
     def _check_table(self, name: str, fields: dict[str, Field]) -> None:
         table = self._document.get(name, {})
-        if not isinstance(table, dict):
-            self._add("OSM504", f"{name} is {_found(table)}, where a table is expected: [{name}]", name)
+        if not self._is_table(table, name):
             return
         for key in table:
             if key not in fields:
@@ -226,8 +205,7 @@ class _Config:
 
     def _check_env(self) -> set[str]:
         env = self._document.get("env", {})
-        if not isinstance(env, dict):
-            self._add("OSM504", f"env is {_found(env)}, where a table is expected: [env]", "env")
+        if not self._is_table(env, "env"):
             return set()
         for name, value in env.items():
             if name.startswith(RESERVED):
@@ -241,22 +219,17 @@ class _Config:
                 hint = f'Write {name} = "{value}".' if isinstance(value, (int, float)) else ""
                 self._add("OSM504", message, "env", name, hint=hint)
             elif (kind := kind_of_secret(value)) is not None:
-                line = self._lines.of("env", name)
-                self._found.append(secret_finding(kind, self._file, line, f"env.{name}"))
+                self._add_secret(kind, "env", name)
         return set(env)
 
     def _check_secrets(self, variables: set[str]) -> None:
         if "secrets" not in self._document:
             if self._kind == "eval":
-                self._add(
-                    "OSM508",
-                    "an eval config must have [secrets]",
-                    hint='Write [secrets] with required = ["OPENAI_API_KEY"], or required = [] when it needs none.',
-                )
+                hint = 'Write [secrets] with required = ["OPENAI_API_KEY"], or required = [] when it needs none.'
+                self._add("OSM508", "an eval config must have [secrets]", hint=hint)
             return
         secrets = self._document["secrets"]
-        if not isinstance(secrets, dict):
-            self._add("OSM504", f"secrets is {_found(secrets)}, where a table is expected: [secrets]", "secrets")
+        if not self._is_table(secrets, "secrets"):
             return
         for key in secrets:
             if key != "required":
@@ -272,8 +245,7 @@ class _Config:
         seen: set[str] = set()
         for name in required:
             if (kind := kind_of_secret(name)) is not None:
-                line = self._lines.of("secrets", "required")
-                self._found.append(secret_finding(kind, self._file, line, "secrets.required"))
+                self._add_secret(kind, "secrets", "required")
                 continue
             if not SECRET_NAME.fullmatch(name):
                 message = f"[secrets] {name!r}: a name has capital letters, digits and _, and begins with a letter"
@@ -307,10 +279,4 @@ def _found(value: object) -> str:
     return "a table" if isinstance(value, dict) else "a date or time"
 
 
-CHECKS = (
-    Check(
-        "configs",
-        "OSM208 OSM501 OSM502 OSM503 OSM504 OSM505 OSM506 OSM507 OSM508 OSM509 OSM510 OSM511 OSM512 OSM513",
-        lambda subject: check_configs(subject.root),
-    ),
-)
+CHECKS = (Check("configs", f"OSM208 {codes(501, 513)}", lambda subject: check_configs(subject.root)),)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files, read_file
 from osmosis_ai.discovery.source import relative_to_root as shown
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, finding
 
 __all__ = ["check_secrets", "kind_of_secret", "kind_of_value", "secret_finding"]
 
@@ -39,12 +39,7 @@ _PLACEHOLDER = re.compile(
 
 
 def check_secrets(folder: Path, root: Path) -> Iterator[Finding]:
-    """Check the Python files of a folder for keys.
-
-    Args:
-        folder: A folder of the repository.
-        root: The repository's root.
-    """
+    """Check the Python files of a folder for keys."""
     for path in python_files(folder, root, []):
         try:
             text = read_file(path)
@@ -56,11 +51,11 @@ def check_secrets(folder: Path, root: Path) -> Iterator[Finding]:
             kind = kind_of_secret(line)
             if kind is not None:
                 said.add(number)
-                yield secret_finding(kind, shown(path, root), number)
+                yield secret_finding(kind, Place(shown(path, root), number))
         for name, value, number in lines:
             if number not in said and (kind := kind_of_value(name, value)) is not None:
                 said.add(number)
-                yield secret_finding(kind, shown(path, root), number)
+                yield secret_finding(kind, Place(shown(path, root), number))
 
 
 def kind_of_secret(text: str) -> str | None:
@@ -77,16 +72,10 @@ def kind_of_value(name: str, value: str) -> str | None:
     return kind_of_secret(value) or (f"a key, in {name}" if _looks_random(value) else None)
 
 
-def secret_finding(kind: str, file: str, line: int | None, subject: str | None = None) -> Finding:
+def secret_finding(kind: str, at: Place) -> Finding:
     """The finding for a key in a file. The key itself is no part of it."""
-    return finding(
-        "OSM208",
-        f"what looks like {kind} is written into the file",
-        file=file,
-        line=line,
-        subject=subject,
-        hint="Revoke it, and read it from an environment variable or a platform secret instead.",
-    )
+    hint = "Revoke it, and read it from an environment variable or a platform secret instead."
+    return finding("OSM208", f"what looks like {kind} is written into the file", at, hint)
 
 
 def _named_constants(tree: ast.Module) -> list[tuple[str, str, int]]:

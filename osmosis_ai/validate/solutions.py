@@ -17,7 +17,7 @@ from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.text import counted
 from osmosis_ai.validate.check import Subject
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, finding
 from osmosis_ai.validate.rows import line_of_row
 
 __all__ = ["MAX_SOLUTIONS", "ROLLOUT_SECONDS", "Played", "judge_solutions", "play_solutions", "player"]
@@ -42,23 +42,12 @@ class Played(NamedTuple):
 def player() -> ModelSpec:
     """The model that plays solutions."""
     return choose_model(
-        model=offline_names()[0],
-        base_url=None,
-        api_key=None,
-        params={},
-        request_timeout=ROLLOUT_SECONDS,
-        environ={},
+        model=offline_names()[0], base_url=None, api_key=None, params={}, request_timeout=ROLLOUT_SECONDS, environ={}
     )
 
 
 async def play_solutions(rows: Sequence[Row], pool: Pool, scratch: ScratchStore) -> list[Played]:
-    """Play the rows' solutions and score what came out, for as long as there is time.
-
-    Args:
-        rows: Rows with solutions.
-        pool: Holds the tools, the reward functions and, as its policy, the player.
-        scratch: Where these read what is played.
-    """
+    """Play the rows' solutions and score what came out, for as long as there is time."""
     deadline = monotonic() + PLAY_SECONDS
     functions = pool.loaded.functions
     played: list[Played] = []
@@ -74,10 +63,7 @@ async def play_solutions(rows: Sequence[Row], pool: Pool, scratch: ScratchStore)
 def judge_solutions(played: Sequence[Played], full: Mapping[str, float], subject: Subject) -> Iterator[Finding]:
     """Say which solutions don't do what a solution is there for.
 
-    Args:
-        played: What was played.
-        full: The most that a right answer gets from each function, where it isn't 1.
-        subject: The repository, with its dataset.
+    `full` has the most that a right answer gets from each function, where it isn't 1.
     """
     file = subject.shown(subject.dataset)
     hint = (
@@ -88,10 +74,10 @@ def judge_solutions(played: Sequence[Played], full: Mapping[str, float], subject
         for row, message in found[:SHOWN]:
             line = line_of_row(subject.dataset, row.index)
             text = f"row {row.index}: {message}"
-            yield finding(code, text, file=file, line=line, subject="solution", hint=hint.format(row.index))
+            yield finding(code, text, Place(file, line, "solution"), hint.format(row.index))
         if len(found) > SHOWN:
             text = f"the same goes for the solutions of {counted(len(found) - SHOWN, 'further row')}"
-            yield finding(code, text, file=file, subject="solution")
+            yield finding(code, text, Place(file, subject="solution"))
 
 
 def _unrewarded(one: Played, full: Mapping[str, float]) -> str | None:

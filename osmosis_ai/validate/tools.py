@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from osmosis_ai.discovery.scan import Component, tool_name
 from osmosis_ai.discovery.source import UnreadableError, aliases_of, parse_file
 from osmosis_ai.records import JsonObject, JsonValue, Tool
 from osmosis_ai.validate.check import Check, Subject
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, codes, finding
 
 __all__ = ["CHECKS", "check_loaded_tools", "check_tool_source", "merge_tools"]
 
@@ -26,18 +26,8 @@ MAX_NODES = 20_000
 
 _TOP_LEVEL = ("anyOf", "oneOf", "allOf", "enum", "not")
 _UNSUPPORTED = (
-    "if",
-    "then",
-    "else",
-    "not",
-    "patternProperties",
-    "propertyNames",
-    "dependentRequired",
-    "dependentSchemas",
-    "unevaluatedProperties",
-    "unevaluatedItems",
-    "contains",
-    "$dynamicRef",
+    *("if", "then", "else", "not", "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas"),
+    *("unevaluatedProperties", "unevaluatedItems", "contains", "$dynamicRef"),
 )
 _FILLERS = {"a", "an", "the", "this", "that", "tool", "function", "please", "simply", "just", "its", "and", "of"}
 _FILLERS |= {"for", "by", "with", "given", "using", "you", "can"}
@@ -45,14 +35,9 @@ _TYPED = ("type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const")
 
 
 def check_tool_source(root: Path, tools: Sequence[Component]) -> Iterator[Finding]:
-    """Check the tools as they are written, without running anything.
-
-    Args:
-        root: The repository's root.
-        tools: The tools found in the source.
-    """
+    """Check the tools as they are written, without running anything."""
     for tool in tools:
-        yield from _check_name(tool.name, tool.file, tool.line)
+        yield from _check_name(Place(tool.file, tool.line, tool.name))
     taken: dict[str, set[str]] = {}
     for file in dict.fromkeys(tool.file for tool in tools):
         try:
@@ -67,11 +52,12 @@ def check_tool_source(root: Path, tools: Sequence[Component]) -> Iterator[Findin
                 name = tool_name(decorator, node, aliases)
                 if name is None:
                     continue
-                server = _server_of(decorator, aliases, file)
-                if name in taken.setdefault(server, set()):
-                    yield _duplicate(name, file, node.lineno)
-                taken[server].add(name)
-                yield from _check_declaration(name, node, decorator, file)
+                at = Place(file, node.lineno, name)
+                names = taken.setdefault(_server_of(decorator, aliases, file), set())
+                if name in names:
+                    yield _duplicate(at)
+                names.add(name)
+                yield from _check_declaration(at, node, decorator)
                 break
 
 
@@ -83,17 +69,17 @@ def _server_of(decorator: ast.expr, aliases: dict[str, str], file: str) -> str:
 
 
 def _check_declaration(
-    name: str, node: ast.FunctionDef | ast.AsyncFunctionDef, decorator: ast.expr, file: str
+    at: Place, node: ast.FunctionDef | ast.AsyncFunctionDef, decorator: ast.expr
 ) -> Iterator[Finding]:
     keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
     # `**options` may hold a description too.
     described = any(keyword.arg in ("description", None) for keyword in keywords)
     if not described and not ast.get_docstring(node):
-        yield _undescribed(name, file, node.lineno)
+        yield _undescribed(at)
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     for number, argument in enumerate(arguments):
         if argument.annotation is None and not (number == 0 and argument.arg in ("self", "cls", "ctx", "context")):
-            yield _untyped(name, argument.arg, file, argument.lineno)
+            yield _untyped(argument.arg, at._replace(line=argument.lineno))
 
 
 def merge_tools(components: Sequence[Component], tools: Sequence[Tool]) -> list[Component]:
@@ -103,159 +89,106 @@ def merge_tools(components: Sequence[Component], tools: Sequence[Tool]) -> list[
 
 
 def check_loaded_tools(
-    tools: Sequence[Tool], sources: dict[str, str], components: Sequence[Component]
+    tools: Sequence[Tool], sources: Mapping[str, str], components: Sequence[Component]
 ) -> Iterator[Finding]:
-    """Check what a loaded server offers to a model.
-
-    Args:
-        tools: Its tools, as OpenAI functions.
-        sources: The repository's files that it has imported, as keys.
-        components: The tools found in the source.
-    """
+    """Check what a loaded server offers to a model; `sources` are the repository's files it has imported."""
     if not tools:
-        yield finding(
-            "OSM104",
-            "the server has no tools",
-            file="mcp/main.py",
-            hint="Import the modules that declare them in main.py, before the server is used.",
-        )
+        hint = "Import the modules that declare them in main.py, before the server is used."
+        yield finding("OSM104", "the server has no tools", Place("mcp/main.py"), hint)
     names = [_name(tool) for tool in tools]
-    yield from _check_registered(names, set(sources), components)
+    yield from _check_registered(names, sources, components)
     places = {name: _place(name, components) for name in names}
     for name, count in Counter(names).items():
         if count > 1:
-            yield _duplicate(name, *places[name])
+            yield _duplicate(places[name])
     for tool in tools:
-        yield from _check_tool(tool, *places[_name(tool)])
+        yield from _check_tool(tool, places[_name(tool)])
     yield from _check_alike(tools, places)
     if len(tools) > MAX_TOOLS:
-        yield finding(
-            "OSM120",
-            f"the server has {len(tools)} tools; OpenAI takes no more than {MAX_TOOLS} in a request",
-            file="mcp/main.py",
-        )
+        message = f"the server has {len(tools)} tools; OpenAI takes no more than {MAX_TOOLS} in a request"
+        yield finding("OSM120", message, Place("mcp/main.py"))
 
 
-def _check_registered(names: list[str], sources: set[str], components: Sequence[Component]) -> Iterator[Finding]:
+def _check_registered(
+    names: list[str], sources: Mapping[str, str], components: Sequence[Component]
+) -> Iterator[Finding]:
     offered = {found.name for name in names if (found := _written_as(name, components)) is not None}
     for component in components:
+        at = Place(component.file, component.line, component.name)
         if component.name in offered:
             continue
         if component.file in sources:
-            yield finding(
-                "OSM108",
-                f"the tool {component.name} is in the source, but the server doesn't offer it",
-                file=component.file,
-                line=component.line,
-                subject=component.name,
-                hint="See that the code around it runs when main.py is imported, and that the server is the same.",
-            )
+            message = f"the tool {component.name} is in the source, but the server doesn't offer it"
+            hint = "See that the code around it runs when main.py is imported, and that the server is the same."
+            yield finding("OSM108", message, at, hint)
         else:
+            message = f"main.py doesn't import {component.file}, so the tool {component.name} is never registered"
             yield finding(
-                "OSM107",
-                f"main.py doesn't import {component.file}, so the tool {component.name} is never registered",
-                file=component.file,
-                line=component.line,
-                subject=component.name,
-                hint=f"Import it in main.py: import {component.module.removeprefix('mcp.')}",
+                "OSM107", message, at, f"Import it in main.py: import {component.module.removeprefix('mcp.')}"
             )
     for name in names:
         if _written_as(name, components) is None:
-            yield finding(
-                "OSM109",
-                f"the server offers {name}, but there is no @mcp.tool function of this name under mcp/",
-                file="mcp/main.py",
-                subject=name,
-                hint="Declare it with the decorator where it is to be found by reading the source.",
-            )
+            message = f"the server offers {name}, but there is no @mcp.tool function of this name under mcp/"
+            hint = "Declare it with the decorator where it is to be found by reading the source."
+            yield finding("OSM109", message, Place("mcp/main.py", subject=name), hint)
 
 
-def _check_tool(tool: Tool, file: str, line: int | None) -> Iterator[Finding]:
-    function = tool["function"]
-    name = _name(tool)
-    yield from _check_name(name, file, line)
+def _check_tool(tool: Tool, at: Place) -> Iterator[Finding]:
+    function, name = tool["function"], at.subject
+    yield from _check_name(at)
     description = str(function.get("description") or "").strip()
     if not description:
-        yield _undescribed(name, file, line)
+        yield _undescribed(at)
     elif len(description) > MAX_DESCRIPTION:
-        yield finding(
-            "OSM119",
-            f"the description of {name} has {len(description)} characters; OpenAI takes {MAX_DESCRIPTION}",
-            file=file,
-            line=line,
-            subject=name,
-        )
+        length = f"{len(description)} characters; OpenAI takes {MAX_DESCRIPTION}"
+        yield finding("OSM119", f"the description of {name} has {length}", at)
     schema = function.get("parameters")
     if not isinstance(schema, dict):
         schema = {}
-    yield from _check_schema(name, schema, file, line)
+    yield from _check_schema(schema, at)
     properties = schema.get("properties")
     for parameter, shape in (properties if isinstance(properties, dict) else {}).items():
         shape = shape if isinstance(shape, dict) else {}
         if not any(keyword in shape for keyword in _TYPED):
-            yield _untyped(name, parameter, file, line)
+            yield _untyped(parameter, at)
         if not shape.get("description"):
-            yield finding(
-                "OSM111",
-                f"the parameter {parameter} of {name} has no description, so a model has only its name to go by",
-                file=file,
-                line=line,
-                subject=name,
-                hint=f'Write {parameter}: Annotated[…, Field(description="…")].',
-            )
+            message = f"the parameter {parameter} of {name} has no description, so a model has only its name to go by"
+            yield finding("OSM111", message, at, f'Write {parameter}: Annotated[…, Field(description="…")].')
 
 
-def _check_schema(name: str, schema: JsonObject, file: str, line: int | None) -> Iterator[Finding]:
+def _check_schema(schema: JsonObject, at: Place) -> Iterator[Finding]:
     def found(code: str, message: str, hint: str) -> Finding:
-        return finding(code, f"{name}: {message}", file=file, line=line, subject=name, hint=hint)
+        return finding(code, f"{at.subject}: {message}", at, hint)
 
     if schema.get("type") != "object":
-        yield found(
-            "OSM113",
-            'the schema of its parameters doesn\'t say "type": "object", and providers refuse it',
-            'Give the schema "type": "object" with "properties".',
-        )
+        message = 'the schema of its parameters doesn\'t say "type": "object", and providers refuse it'
+        yield found("OSM113", message, 'Give the schema "type": "object" with "properties".')
     top = [keyword for keyword in _TOP_LEVEL if keyword in schema]
     if top:
-        yield found(
-            "OSM114",
-            f"the schema of its parameters has {', '.join(top)} at the top, which providers refuse",
-            "Move the alternatives into one parameter, or make a tool of each.",
-        )
+        message = f"the schema of its parameters has {', '.join(top)} at the top, which providers refuse"
+        yield found("OSM114", message, "Move the alternatives into one parameter, or make a tool of each.")
     nodes = list(_nodes(schema))
-    dangling = sorted({ref for node in nodes for ref in _refs(node) if _resolve(schema, ref) is None})
-    for ref in dangling:
+    for ref in sorted({ref for node in nodes for ref in _refs(node) if _resolve(schema, ref) is None}):
         yield found("OSM117", f"its schema refers to {ref}, which isn't in it", "Put what is referred to under $defs.")
     if _recursive(schema):
-        yield found(
-            "OSM115",
-            "its schema refers to itself, which several providers refuse",
-            "Give the nesting a fixed depth, or take the value as JSON text.",
-        )
+        hint = "Give the nesting a fixed depth, or take the value as JSON text."
+        yield found("OSM115", "its schema refers to itself, which several providers refuse", hint)
     keywords = sorted({keyword for node in nodes for keyword in _UNSUPPORTED if keyword in node} - set(top))
     if keywords:
-        yield found(
-            "OSM116",
-            f"its schema uses {', '.join(keywords)}, which providers ignore or refuse",
-            "Check this in the tool itself, and raise an error that tells the model what to do instead.",
-        )
+        message = f"its schema uses {', '.join(keywords)}, which providers ignore or refuse"
+        hint = "Check this in the tool itself, and raise an error that tells the model what to do instead."
+        yield found("OSM116", message, hint)
 
 
-def _check_alike(tools: Sequence[Tool], places: dict[str, tuple[str, int | None]]) -> Iterator[Finding]:
+def _check_alike(tools: Sequence[Tool], places: Mapping[str, Place]) -> Iterator[Finding]:
     texts = [(_name(tool), _normalised(tool)) for tool in tools[:MAX_COMPARED]]
     texts = [(name, text) for name, text in texts if text]
     for number, (name, text) in enumerate(texts):
         for other, earlier in texts[:number]:
             if other != name and _alike(text, earlier):
-                file, line = places[name]
-                yield finding(
-                    "OSM118",
-                    f"the descriptions of {other} and {name} can't be told apart",
-                    file=file,
-                    line=line,
-                    subject=name,
-                    hint="Say in each what it does that the other doesn't, and when to use it.",
-                )
+                message = f"the descriptions of {other} and {name} can't be told apart"
+                hint = "Say in each what it does that the other doesn't, and when to use it."
+                yield finding("OSM118", message, places[name], hint)
                 break
 
 
@@ -278,58 +211,37 @@ def _stem(word: str) -> str:
     return word[:-1] if word.endswith("s") and len(word) > 3 else word
 
 
-def _check_name(name: str, file: str, line: int | None) -> Iterator[Finding]:
+def _check_name(at: Place) -> Iterator[Finding]:
+    name = at.subject or ""
     if not NAME.fullmatch(name):
         too_long = f" (it has {len(name)})" if len(name) > 64 else ""
-        yield finding(
-            "OSM105",
-            f"providers refuse the tool name {name[:100]!r}: allowed are 1 to 64 letters, digits, _ and -{too_long}",
-            file=file,
-            line=line,
-            subject=name[:100],
-        )
+        allowed = f"allowed are 1 to 64 letters, digits, _ and -{too_long}"
+        message = f"providers refuse the tool name {name[:100]!r}: {allowed}"
+        yield finding("OSM105", message, at._replace(subject=name[:100]))
 
 
-def _undescribed(name: str, file: str, line: int | None) -> Finding:
-    return finding(
-        "OSM110",
-        f"the tool {name} has no description, so a model has only its name to go by",
-        file=file,
-        line=line,
-        subject=name,
-        hint="Write a docstring that says what it does and when to use it.",
-    )
+def _undescribed(at: Place) -> Finding:
+    message = f"the tool {at.subject} has no description, so a model has only its name to go by"
+    return finding("OSM110", message, at, "Write a docstring that says what it does and when to use it.")
 
 
-def _untyped(name: str, parameter: str, file: str, line: int | None) -> Finding:
-    return finding(
-        "OSM112",
-        f"the parameter {parameter} of {name} has no type, so a model may pass anything",
-        file=file,
-        line=line,
-        subject=name,
-        hint=f"Annotate it, as in {parameter}: str.",
-    )
+def _untyped(parameter: str, at: Place) -> Finding:
+    message = f"the parameter {parameter} of {at.subject} has no type, so a model may pass anything"
+    return finding("OSM112", message, at, f"Annotate it, as in {parameter}: str.")
 
 
-def _duplicate(name: str, file: str, line: int | None) -> Finding:
-    return finding(
-        "OSM106",
-        f"the tool name {name} is used twice, and only one of the two can be called",
-        file=file,
-        line=line,
-        subject=name,
-        hint='Rename one, or give it a name of its own: @mcp.tool(name="…").',
-    )
+def _duplicate(at: Place) -> Finding:
+    message = f"the tool name {at.subject} is used twice, and only one of the two can be called"
+    return finding("OSM106", message, at, 'Rename one, or give it a name of its own: @mcp.tool(name="…").')
 
 
 def _name(tool: Tool) -> str:
     return str(tool["function"]["name"])
 
 
-def _place(name: str, components: Sequence[Component]) -> tuple[str, int | None]:
+def _place(name: str, components: Sequence[Component]) -> Place:
     component = _written_as(name, components)
-    return ("mcp/main.py", None) if component is None else (component.file, component.line)
+    return Place("mcp/main.py", None, name) if component is None else Place(component.file, component.line, name)
 
 
 def _written_as(registered: str, components: Sequence[Component]) -> Component | None:
@@ -417,11 +329,4 @@ def _check(subject: Subject) -> Iterator[Finding]:
         subject.components["tool"] = merge_tools(sources, loaded.tools)
 
 
-CHECKS = (
-    Check(
-        "tools",
-        "OSM104 OSM105 OSM106 OSM107 OSM108 OSM109 OSM110 OSM111 OSM112 OSM113 OSM114 OSM115 OSM116 OSM117 OSM118"
-        " OSM119 OSM120",
-        _check,
-    ),
-)
+CHECKS = (Check("tools", codes(104, 120), _check),)

@@ -19,7 +19,7 @@ from osmosis_ai.validate.controls import (
     judge_together,
     tells_rows_apart,
 )
-from osmosis_ai.validate.findings import Finding, finding
+from osmosis_ai.validate.findings import Finding, Place, finding
 from osmosis_ai.validate.functions import is_about_form, reads_ground_truth
 from osmosis_ai.validate.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
 from osmosis_ai.validate.rows import first_rows
@@ -44,22 +44,12 @@ MAX_PROMPT = 50_000
 async def run_controls(
     subject: Subject, trials: Trials, given: Sequence[Form]
 ) -> tuple[list[ControlReport], list[Finding]]:
-    """Score what the controls try, and say what the scores mean.
-
-    Args:
-        subject: The repository, with its dataset.
-        trials: The functions, loaded.
-        given: Answer forms to try besides the usual ones.
-    """
+    """Score what the controls try, and say what the scores mean."""
     rows = first_rows(subject.dataset, _can_be_tried, MAX_ROWS)
     if not rows:
-        none = finding(
-            "OSM309",
-            "the controls need rows with a ground truth, and there are none",
-            file=subject.shown(subject.dataset),
-            hint="Reward functions were loaded, but not run.",
-        )
-        return [], [none]
+        message = "the controls need rows with a ground truth, and there are none"
+        at = Place(subject.shown(subject.dataset))
+        return [], [finding("OSM309", message, at, "Reward functions were loaded, but not run.")]
     tried = await trials.run(rows, answer_forms([row.system_prompt for row in rows], given))
     functions: list[ControlledFunction] = []
     reports: list[ControlReport] = []
@@ -82,14 +72,7 @@ def _can_be_tried(row: Row) -> bool:
 
 
 class Trials:
-    """Runs probes: every function on the same answer, twice at once.
-
-    Args:
-        pool: Holds the functions.
-        scratch: Where it reads what is tried.
-        refs: The functions.
-        tool: A tool's name for the conversations.
-    """
+    """Runs probes: every function on the same answer, twice at once."""
 
     def __init__(self, pool: Pool, scratch: ScratchStore, refs: Sequence[FunctionRef], tool: str | None) -> None:
         self.refs = refs

@@ -22,28 +22,17 @@ from osmosis_ai.runtime.pool.group import JobFailedError
 from osmosis_ai.runtime.protocol import LoopFinding, Ready, WorkerSpec
 from osmosis_ai.runtime.run.plan import POLICY
 from osmosis_ai.store.scratch import ScratchStore
-from osmosis_ai.validate import Finding, finding
+from osmosis_ai.validate import Finding, Place, Severity, finding
 from osmosis_ai.validate.check import Subject, could_not_run, run_check
-from osmosis_ai.validate.controls import (
-    ControlReport,
-)
-from osmosis_ai.validate.functions import (
-    check_load_problems,
-    refs_of,
-)
+from osmosis_ai.validate.controls import ControlReport
+from osmosis_ai.validate.functions import check_load_problems
 from osmosis_ai.validate.probes import Form
 from osmosis_ai.validate.registry import CHECKS, FIRST
 from osmosis_ai.validate.rows import first_rows
-from osmosis_ai.validate.solutions import (
-    MAX_SOLUTIONS,
-    ROLLOUT_SECONDS,
-    judge_solutions,
-    play_solutions,
-    player,
-)
+from osmosis_ai.validate.solutions import MAX_SOLUTIONS, ROLLOUT_SECONDS, judge_solutions, play_solutions, player
 from osmosis_ai.validate.trials import Trials, run_controls
 
-__all__ = ["Validation", "ValidationOptions", "validate", "validate_agent"]
+__all__ = ["Validation", "ValidationOptions", "validate_agent", "validate_repository"]
 
 CALL_SECONDS = 10.0
 """How long a reward function may take for one answer."""
@@ -73,24 +62,13 @@ class Validation(Record, frozen=True):
     tools: list[Tool] = []
 
 
-async def validate(root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> Validation:
-    """Check a repository. None of its code is imported into this process.
-
-    Args:
-        root: Its root, absolute.
-        options: How to check.
-        environ: Variables, `.env` included.
-    """
+async def validate_repository(root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> Validation:
+    """Check a repository. None of its code is imported into this process."""
     return await _Validation(root, options, environ).run()
 
 
 async def validate_agent(source: AgentSource, options: ValidationOptions) -> Validation:
-    """Check an agent loop, in a worker.
-
-    Args:
-        source: The loop.
-        options: How long it may take to load.
-    """
+    """Check an agent loop, in a worker."""
     spec = WorkerSpec(source.root, LimitsConfig(), agent=source, batch_size=1)
     file, line = source.file or source.module, source.line
     tools: list[Tool] = []
@@ -108,13 +86,10 @@ async def validate_agent(source: AgentSource, options: ValidationOptions) -> Val
     for tool in tools:
         function = tool.get("function") or {}
         parameters = tuple((function.get("parameters") or {}).get("properties") or ())
-        components.append(
-            Component("tool", str(function.get("name")), file, line or 1, source.module, False, parameters)
-        )
-    findings = [
-        Finding(one.code, "warning" if one.warning else "error", file, line, one.subject, one.message, "")
-        for one in found
-    ]
+        tool_name = str(function.get("name"))
+        components.append(Component("tool", tool_name, file, line or 1, source.module, False, parameters))
+    severity: dict[bool, Severity] = {True: "warning", False: "error"}
+    findings = [Finding(one.code, severity[one.warning], file, line, one.subject, one.message, "") for one in found]
     return Validation(components, findings, [], tools)
 
 
@@ -167,21 +142,18 @@ class _Validation:
         except StartError as error:
             place = re.match(r"([^\s:]+\.py)(?::(\d+))?: ", str(error))
             message, _, rest = (str(error)[place.end() :] if place else str(error)).partition("\n")
-            self._findings.append(
-                finding(
-                    "OSM102" if isinstance(error, RepositoryError) else "OSM103",
-                    message,
-                    file=place[1] if place else "mcp/main.py",
-                    line=int(place[2]) if place and place[2] else None,
-                    hint=" ".join(rest.split()) if isinstance(error, RepositoryError) else _LOADING_HINT,
-                )
-            )
+            at = Place(place[1] if place else "mcp/main.py", int(place[2]) if place and place[2] else None)
+            if isinstance(error, RepositoryError):
+                self._findings.append(finding("OSM102", message, at, " ".join(rest.split())))
+            else:
+                self._findings.append(finding("OSM103", message, at, _LOADING_HINT))
         except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
             self._findings.append(could_not_run("mcp/", error))
         return None
 
     async def _run_functions(self, tools: Sequence[Tool]) -> None:
-        refs = refs_of([*self._components["reward"], *self._components["rubric"]], self._root)
+        found = [*self._components["reward"], *self._components["rubric"]]
+        refs = [component.ref(self._root) for component in found]
         if not refs:
             return
         tool = str(tools[0]["function"]["name"]) if tools else None
@@ -245,7 +217,7 @@ class _Validation:
             except StartError as own:
                 error = own
             message = f"{of_module[0].file} can't be loaded: {str(error).rpartition('was lost: ')[2]}"
-            self._findings.append(finding("OSM203", message, file=of_module[0].file, hint=_LOADING_HINT))
+            self._findings.append(finding("OSM203", message, Place(of_module[0].file), _LOADING_HINT))
         return good
 
     def _function_spec(self, refs: Sequence[FunctionRef], scratch: ScratchStore | None = None) -> WorkerSpec:

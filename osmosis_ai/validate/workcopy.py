@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from osmosis_ai.validate.check import Check
-from osmosis_ai.validate.findings import Finding, examples, finding
+from osmosis_ai.validate.findings import Finding, Place, codes, examples, finding
 
 __all__ = ["CHECKS", "check_working_copy"]
 
@@ -25,11 +25,7 @@ class GitError(Exception):
 
 
 def check_working_copy(root: Path) -> Iterator[Finding]:
-    """Check what of a repository is committed, pushed, too large, or secret.
-
-    Args:
-        root: The repository's root, which may be a folder of a larger working copy.
-    """
+    """Check what of a repository is committed, pushed, too large, or secret."""
     try:
         _git(root, "rev-parse", "--is-inside-work-tree")
     except GitError as error:
@@ -50,12 +46,8 @@ def _check_uncommitted(root: Path) -> Iterator[Finding]:
     prefix = _git(root, "rev-parse", "--show-prefix").rstrip("\n")
     changed = [entry[3:].removeprefix(prefix) for entry in entries.split("\0") if len(entry) > 3]
     if changed:
-        yield finding(
-            "OSM602",
-            f"{_counted(len(changed), 'change')} not committed, which a sync would miss: {examples(changed)}",
-            file=changed[0],
-            hint="Commit and push them.",
-        )
+        message = f"{_counted(len(changed), 'change')} not committed, which a sync would miss: {examples(changed)}"
+        yield finding("OSM602", message, Place(changed[0]), "Commit and push them.")
 
 
 def _check_ignored(root: Path) -> Iterator[Finding]:
@@ -67,12 +59,8 @@ def _check_ignored(root: Path) -> Iterator[Finding]:
     hidden = {".venv", "venv", "node_modules", "__pycache__", "site-packages", ".osmosis"}
     needed = [path for path in needed if not hidden.intersection(PurePosixPath(path).parts)]
     if needed:
-        yield finding(
-            "OSM608",
-            f"git ignores what the repository seems to need, and a sync would miss: {examples(needed)}",
-            file=needed[0],
-            hint="Change .gitignore, or add them with git add --force.",
-        )
+        message = f"git ignores what the repository seems to need, and a sync would miss: {examples(needed)}"
+        yield finding("OSM608", message, Place(needed[0]), "Change .gitignore, or add them with git add --force.")
 
 
 def _check_unpushed(root: Path) -> Iterator[Finding]:
@@ -96,29 +84,18 @@ def _check_sizes(root: Path, files: set[str]) -> Iterator[Finding]:
         if size > LARGE_BYTES:
             code = "OSM605" if size > TOO_LARGE_BYTES else "OSM604"
             limit = "GitHub refuses files over 100 MB" if code == "OSM605" else "GitHub advises against more than 50 MB"
-            yield finding(
-                code,
-                f"the file has {size / 1e6:.0f} MB; {limit}",
-                file=file,
-                hint="Keep it out of git, or use Git LFS.",
-            )
+            message = f"the file has {size / 1e6:.0f} MB; {limit}"
+            yield finding(code, message, Place(file), "Keep it out of git, or use Git LFS.")
 
 
 def _check_env_files(tracked: set[str], others: set[str]) -> Iterator[Finding]:
     for file in sorted(filter(_is_env_file, tracked)):
-        yield finding(
-            "OSM606",
-            "git tracks this file, so the keys in it go wherever the repository goes",
-            file=file,
-            hint=f"git rm --cached {file}, add it to .gitignore, and revoke what was in it.",
-        )
+        hint = f"git rm --cached {file}, add it to .gitignore, and revoke what was in it."
+        message = "git tracks this file, so the keys in it go wherever the repository goes"
+        yield finding("OSM606", message, Place(file), hint)
     for file in sorted(filter(_is_env_file, others)):
-        yield finding(
-            "OSM607",
-            "git doesn't ignore this file, so it is easily committed",
-            file=file,
-            hint="Add .env to .gitignore.",
-        )
+        message = "git doesn't ignore this file, so it is easily committed"
+        yield finding("OSM607", message, Place(file), "Add .env to .gitignore.")
 
 
 def _is_env_file(file: str) -> bool:
@@ -146,13 +123,7 @@ def _git(root: Path, *arguments: str) -> str:
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
         done = subprocess.run(  # noqa: S603 - git with fixed arguments
-            command,
-            cwd=root,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=GIT_SECONDS,
-            check=False,
+            command, cwd=root, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS
         )
     except FileNotFoundError:
         raise GitError("git isn't installed, so nothing is known about what is committed") from None
@@ -170,10 +141,4 @@ def _counted(count: int, noun: str) -> str:
     return f"1 {noun} is" if count == 1 else f"{count:,} {noun}s are"
 
 
-CHECKS = (
-    Check(
-        "working copy",
-        "OSM601 OSM602 OSM603 OSM604 OSM605 OSM606 OSM607 OSM608",
-        lambda subject: check_working_copy(subject.root),
-    ),
-)
+CHECKS = (Check("working copy", codes(601, 608), lambda subject: check_working_copy(subject.root)),)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from osmosis_ai.discovery import find_repository
+from osmosis_ai.discovery.repository import find_repository
 from osmosis_ai.discovery.scan import (
     MAX_FILE_BYTES,
     Component,

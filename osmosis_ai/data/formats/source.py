@@ -79,11 +79,7 @@ class _HashedFile(io.FileIO):
 
 
 class Source:
-    """A dataset's file under a reader. Use as a context manager.
-
-    Args:
-        path: The file.
-    """
+    """A dataset's file under a reader. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
