@@ -56,31 +56,20 @@ class Answer(NamedTuple):
     body: bytes
 
     def json(self) -> JsonValue:
-        """Decode the body.
-
-        Raises:
-            HttpError: It is not JSON.
-        """
+        """Decode the body; raises HttpError when it isn't JSON."""
         try:
             decoded: JsonValue = msgspec.json.decode(self.body)
             return decoded
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            found = f"broken JSON ({error})" if self.body.strip() else "an empty body"
             if self.body.lstrip()[:1] == b"<":
                 found = "an HTML page instead of JSON; the API's address usually ends in /v1"
             elif self.body.startswith(b"data:"):
                 found = "an event stream instead of one reply"
-            elif not self.body.strip():
-                found = "an empty body"
-            else:
-                found = f"broken JSON ({error})"
             raise HttpError("bad_json", f"{self.url} answered with {found}", self.status) from error
 
     def describe(self, key: str | None) -> tuple[str, str | None]:
-        """Return the text for an answer that is no success, and the error's code if it has one.
-
-        Args:
-            key: Never to appear in the text.
-        """
+        """The text, without the key, for an answer that is no success, and the error's code if it has one."""
         said, code = describe_error(self.body, key)
         if 300 <= self.status < 400:
             location = mask(self.headers.get("Location", "nowhere"), key)
@@ -96,7 +85,7 @@ class HttpClient:
         per_read: Let `seconds` bound the wait for the next byte instead of the whole request, so that waiting for a
             free connection of the pool isn't the endpoint's time.
         connections: The most connections at a time; 0 for no bound.
-        key: Sent as the bearer key of every request that names none itself.
+        key: The bearer key of every request that names none itself.
         max_reply_bytes: A longer answer is an error.
     """
 
@@ -121,16 +110,7 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, url: URL | str, body: bytes, *, key: str | None = None) -> Answer:
-        """Send a JSON body.
-
-        Args:
-            url: The address.
-            body: From `encode_json`.
-            key: The bearer key of this request.
-
-        Raises:
-            HttpError: There is no answer.
-        """
+        """Send a body from `encode_json`; raises HttpError when there is no answer."""
         # aiohttp writes bytes at once, and warns about it when they are many.
         data = body if len(body) < LARGE_BODY else io.BytesIO(body)
         headers = _bearer(key) if key else None
@@ -138,11 +118,7 @@ class HttpClient:
         return await self._answer(url, sent, self._seconds)
 
     async def get(self, url: URL | str, *, seconds: float) -> Answer:
-        """Ask for a resource, in so many seconds.
-
-        Raises:
-            HttpError: There is no answer.
-        """
+        """Ask for a resource; raises HttpError when there is no answer in so many seconds."""
         sent = self._open().get(url, timeout=aiohttp.ClientTimeout(total=seconds), allow_redirects=False)
         return await self._answer(url, sent, seconds)
 
@@ -156,7 +132,6 @@ class HttpClient:
             raise _failure(url, seconds, error) from error
 
     async def aclose(self) -> None:
-        """Close the session and its connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -172,24 +147,19 @@ class HttpClient:
         return self._session
 
     async def _read(self, url: URL | str, response: aiohttp.ClientResponse) -> bytes:
-        chunks = []
-        size = 0
+        chunks, size = [], 0
         async for chunk in response.content.iter_any():
+            chunks.append(chunk)
             size += len(chunk)
             if size > self._max_reply_bytes:
                 response.close()
                 message = f"{url} answered with more than {self._max_reply_bytes} bytes"
                 raise HttpError("too_long", message, response.status)
-            chunks.append(chunk)
         return b"".join(chunks)
 
 
 def encode_json(value: object) -> bytes:
-    """Encode what is sent; NaN and infinities become null, as JSON has none.
-
-    Raises:
-        ValueError: It holds something that JSON doesn't know.
-    """
+    """Encode what is sent; raises ValueError for what JSON doesn't know, but NaN and infinities become null."""
     try:
         try:
             return msgspec.json.encode(value)
@@ -230,9 +200,7 @@ def describe_error(body: bytes, key: str | None) -> tuple[str, str | None]:
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """The seconds an endpoint asks to wait: `retry-after-ms`, or `Retry-After` in seconds or as a date (RFC 9110)."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        value = headers.get(name)
-        if value is None:
-            continue
+        value = headers.get(name, "")
         try:
             seconds = float(value) * scale
         except ValueError:
@@ -264,10 +232,10 @@ def _failure(url: URL | str, seconds: float, error: Exception) -> HttpError:
         return HttpError("refused", f"{url} has a certificate that can't be trusted: {error.certificate_error}")
     if isinstance(error, aiohttp.ClientSSLError):
         return HttpError("refused", f"{url} doesn't speak TLS as expected: {error.os_error}")
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return HttpError("refused", f"the host of {url} can't be found: {error.os_error.strerror or error.os_error}")
     if isinstance(error, aiohttp.ClientConnectorError):
-        return HttpError("refused", f"nothing answers at {url}: {error.os_error.strerror or error.os_error}")
+        is_unknown = isinstance(error, aiohttp.ClientConnectorDNSError)
+        what = f"the host of {url} can't be found" if is_unknown else f"nothing answers at {url}"
+        return HttpError("refused", f"{what}: {error.os_error.strerror or error.os_error}")
     if isinstance(error, aiohttp.ClientResponseError):
         return HttpError("not_http", f"{url} answered with something that isn't HTTP: {error.message}")
     if isinstance(error, (aiohttp.ClientError, OSError)):

@@ -17,11 +17,7 @@ _IN_TEXT = re.compile(r"https?://[^\s'\"]+")
 
 
 class UrlError(ValueError):
-    """A text is not a usable URL. The message completes "the address …" and never repeats the text.
-
-    Attributes:
-        problem: What is wrong, for callers with a message of their own.
-    """
+    """A text is not a usable URL. The message completes "the address …" and never repeats the text."""
 
     def __init__(self, problem: UrlProblem, message: str) -> None:
         super().__init__(message)

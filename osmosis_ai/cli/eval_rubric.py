@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from osmosis_ai.masking import Masker
     from osmosis_ai.reward_rubric.configs import Rubric
     from osmosis_ai.reward_rubric.data import RubricRecord
-    from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRecord, JudgedRun, LabelAgreement, RubricResults
+    from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRun, LabelAgreement, RecordResult, RubricResults
 
 __all__ = ["eval_rubric"]
 
@@ -250,7 +250,7 @@ class _Tally:
         return f"{average}{self._failed} failed"
 
 
-async def _evaluate(plan: _Plan, view: Output) -> list[JudgedRecord] | None:
+async def _evaluate(plan: _Plan, view: Output) -> list[RecordResult] | None:
     """Judge every record, some at a time; None when it was interrupted."""
     import anyio
 
@@ -305,7 +305,7 @@ async def _judge(plan: _Plan) -> AsyncIterator[Judge]:
 # After
 
 
-def _finish(plan: _Plan, judged: list[JudgedRecord], view: Output, masker: Masker, as_json: bool) -> int:
+def _finish(plan: _Plan, judged: list[RecordResult], view: Output, masker: Masker, as_json: bool) -> int:
     import msgspec
 
     results = _results(plan, judged)
@@ -320,7 +320,7 @@ def _finish(plan: _Plan, judged: list[JudgedRecord], view: Output, masker: Maske
     return int(results.overall_statistics.failure_count > 0)
 
 
-def _results(plan: _Plan, judged: list[JudgedRecord]) -> RubricResults:
+def _results(plan: _Plan, judged: list[RecordResult]) -> RubricResults:
     from osmosis_ai.reward_rubric import evaluation
 
     overall = evaluation.statistics_of([run for item in judged for run in item.runs])
@@ -342,7 +342,7 @@ def _results(plan: _Plan, judged: list[JudgedRecord]) -> RubricResults:
         agreement=labelled,
         baseline=baseline,
         overall_statistics=overall,
-        records=evaluation.record_results(judged),
+        records=judged,
     )
 
 

@@ -75,12 +75,12 @@ class FunctionStatistics(Record, frozen=True):
     @property
     def pass_at_k(self) -> dict[int, float]:
         """pass@k by k; empty if no row has more than one attempt."""
-        return _by_k(self.pass_at_1, self.pass_at_3, self.pass_at_5, self.pass_at_10)
+        return {k: value for k in _KS if (value := getattr(self, f"pass_at_{k}")) is not None}
 
     @property
     def pass_hat_k(self) -> dict[int, float]:
         """pass^k by k; empty if no row has more than one attempt."""
-        return _by_k(self.pass_hat_1, self.pass_hat_3, self.pass_hat_5, self.pass_hat_10)
+        return {k: value for k in _KS if (value := getattr(self, f"pass_hat_{k}")) is not None}
 
 
 class PairedComparison(Record, frozen=True):
@@ -170,9 +170,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that at least one of k attempts passes, estimated without bias from n attempts of which c passed.
 
     1 − C(n−c, k) / C(n, k): Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374.
-
-    Raises:
-        ValueError: Not 1 ≤ k ≤ n, or not 0 ≤ c ≤ n.
     """
     _check_counts(n, c, k)
     ways = math.comb(n, k)
@@ -183,9 +180,6 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
     """Probability that all of k attempts pass, pass^k, estimated without bias from n attempts of which c passed.
 
     C(c, k) / C(n, k): Yao et al. 2024, "τ-bench", arXiv:2406.12045.
-
-    Raises:
-        ValueError: Not 1 ≤ k ≤ n, or not 0 ≤ c ≤ n.
     """
     _check_counts(n, c, k)
     return math.comb(c, k) / math.comb(n, k)
@@ -197,10 +191,6 @@ def t_critical(degrees: int, confidence: float = 0.95) -> float:
 
     Up to 200 degrees of freedom the finite series for that probability is inverted (Abramowitz & Stegun 1964, 26.7.3
     and 26.7.4), beyond that the expansion around the normal quantile is exact to 10 digits (26.7.5).
-
-    Args:
-        degrees: Degrees of freedom, at least 1.
-        confidence: The probability, between 0 and 1.
     """
     if degrees > 200:
         z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -248,10 +238,6 @@ def _passes(rows: Sequence[Sequence[float | None]], threshold: float) -> dict[st
     }
 
 
-def _by_k(*values: float | None) -> dict[int, float]:
-    return {k: value for k, value in zip(_KS, values, strict=True) if value is not None}
-
-
 def _clustered_error(rows: Sequence[Sequence[float]], mean: float) -> float | None:
     """Standard error of the mean of all scores, with rows as clusters that may differ in size.
 
@@ -276,19 +262,15 @@ def _interval(mean: float, error: float | None, rows: int) -> tuple[float, float
 
 
 def _mean(scores: Sequence[float | None]) -> float:
-    if not scores:
-        return 0.0
     values = [0.0 if score is None else score for score in scores]
     scale = _scale_for(values)
-    return math.fsum(value * scale for value in values) / len(values) / scale
+    return math.fsum(value * scale for value in values) / max(len(values), 1) / scale
 
 
 def _root_of_mean_square(values: Sequence[float], mean: float) -> float:
-    if not values:
-        return 0.0
     scale = _scale_for(values)
     deviations = (value * scale - mean * scale for value in values)
-    return math.sqrt(math.fsum(deviation * deviation for deviation in deviations) / len(values)) / scale
+    return math.sqrt(math.fsum(deviation * deviation for deviation in deviations) / max(len(values), 1)) / scale
 
 
 def _scale_for(values: Iterable[float]) -> float:

@@ -1,4 +1,4 @@
-"""The thread on whose event loop all judge calls of a process run.
+"""The judges' clients, and the thread on whose event loop all judge calls of a process run.
 
 One loop for all of them keeps connections open between calls, whatever thread or event loop a call comes from:
 LiteLLM's clients belong to the loop that used them first.
@@ -10,21 +10,61 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-__all__ = ["at_end", "submit", "wait"]
+from osmosis_ai.errors import ProviderRequestError
+from osmosis_ai.records import ModelSpec
+from osmosis_ai.reward_rubric.target import JUDGE_PRICED, Target, has_price, missing_key
+
+__all__ = ["client_of", "submit", "wait"]
 
 T = TypeVar("T")
 
 CLOSING_SECONDS = 2.0
+CONCURRENCY = 64
+# LiteLLM would ask a server whether these models take a schema.
+ASKED_ONLINE = frozenset({"ollama", "ollama_chat", "huggingface"})
+# They have other ways to sign in than a key, which LiteLLM finds.
+OWN_CREDENTIALS = ("azure", "bedrock", "sagemaker", "vertex_ai", "watsonx", "github_copilot")
+
+
+class JudgeClient:
+    """A judge's client, kept for the life of the process, and what holds requests to it back when it is overloaded."""
+
+    def __init__(self, target: Target) -> None:
+        from osmosis_ai.models.litellm import LiteLLMModel, import_litellm, missing_keys
+        from osmosis_ai.models.retry import AdaptiveLimiter
+
+        if os.environ.get(JUDGE_PRICED) and not has_price(target):
+            unpriced = "no price is known for it, so --max-cost can't be kept; it wasn't asked"
+            raise ProviderRequestError(target.provider, target.model, unpriced)
+        if target.api_key is None and not target.provider.startswith(OWN_CREDENTIALS):
+            for variable in missing_keys(target.name):
+                if variable.endswith("_API_KEY"):
+                    raise missing_key(target.name, variable)
+        supports_schema = import_litellm().supports_response_schema
+        self.takes_schema = target.provider not in ASKED_ONLINE and bool(supports_schema(model=target.name))
+        # What the message calls it; whose it is stands before that.
+        spec = ModelSpec("the judge", "litellm", target.name, target.base_url, target.api_key, request_timeout=3600.0)
+        self.model: LiteLLMModel = LiteLLMModel(spec)
+        self.limiter: AdaptiveLimiter = AdaptiveLimiter(CONCURRENCY)
+
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_closers: list[Callable[[], Awaitable[None]]] = []
+_clients: dict[tuple[str, str | None, str | None], JudgeClient] = {}
+
+
+def client_of(target: Target) -> JudgeClient:
+    """A judge's client. To be used on the loop."""
+    key = (target.name, target.base_url, target.api_key)
+    if key not in _clients:
+        _clients[key] = JudgeClient(target)
+    return _clients[key]
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -47,16 +87,12 @@ def wait(future: Future[T]) -> T:
         raise
 
 
-def at_end(close: Callable[[], Awaitable[None]]) -> None:
-    """Have something closed on the loop when the process ends."""
-    _closers.append(close)
-
-
 async def _close() -> None:
     # A call that still runs has a thread waiting for it, which would report that its connection was closed.
     if asyncio.all_tasks() == {asyncio.current_task()}:
-        for close in _closers:
-            await close()
+        while _clients:
+            _, client = _clients.popitem()
+            await client.model.aclose()
 
 
 def _end() -> None:
@@ -69,7 +105,7 @@ def _forget() -> None:
     """A fork takes no thread along: the child starts its own when it needs one."""
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
-    _closers.clear()
+    _clients.clear()
 
 
 atexit.register(_end)

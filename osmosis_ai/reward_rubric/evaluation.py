@@ -21,32 +21,6 @@ from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.reward_rubric.configs import Rubric
 from osmosis_ai.reward_rubric.data import RubricRecord
 
-__all__ = [
-    "Answer",
-    "BaselineDifference",
-    "Confusion",
-    "Judge",
-    "JudgedRecord",
-    "JudgedRun",
-    "LabelAgreement",
-    "RecordResult",
-    "RubricResults",
-    "Spread",
-    "Statistics",
-    "agreement",
-    "compare_with_labels",
-    "config_judge",
-    "judge_records",
-    "labels_of",
-    "now",
-    "read_baseline",
-    "record_results",
-    "spearman",
-    "spread_of",
-    "statistics_of",
-    "without_label",
-]
-
 PREVIEW = 120
 
 
@@ -84,18 +58,6 @@ class JudgedRun(Record, frozen=True, kw_only=True):
     """Why there is no score, null if there is one."""
     raw: Any
     """The judge's reply as the provider sent it, or the requests of an @osmosis_rubric function to its judges."""
-
-
-class JudgedRecord(Record, frozen=True):
-    """A record with all its runs, in order."""
-
-    record: RubricRecord
-    runs: list[JudgedRun]
-
-    @property
-    def scores(self) -> list[float]:
-        """Those of the runs that have one."""
-        return [run.score for run in self.runs if run.score is not None]
 
 
 class Statistics(Record, frozen=True):
@@ -184,6 +146,11 @@ class RecordResult(Record, frozen=True):
     runs: list[JudgedRun]
     """The runs, in order."""
 
+    @property
+    def scores(self) -> list[float]:
+        """Those of the runs that have one."""
+        return [run.score for run in self.runs if run.score is not None]
+
 
 class RubricResults(Record, frozen=True, kw_only=True):
     """The results of `osmosis eval-rubric`."""
@@ -248,7 +215,7 @@ async def judge_records(
     number: int,
     batch_size: int,
     done: Callable[[RubricRecord, JudgedRun], None],
-) -> list[JudgedRecord]:
+) -> list[RecordResult]:
     """Judge every record a number of times, `batch_size` at once, and tell `done` about each run when it ends.
 
     A failing run is recorded; the others go on.
@@ -266,9 +233,12 @@ async def judge_records(
         for _ in range(min(batch_size, number * len(records))):
             group.start_soon(slot)
     return [
-        JudgedRecord(record, [runs[place, run_index] for run_index in range(number)])
-        for place, record in enumerate(records)
+        _result(record, [runs[place, run_index] for run_index in range(number)]) for place, record in enumerate(records)
     ]
+
+
+def _result(record: RubricRecord, runs: list[JudgedRun]) -> RecordResult:
+    return RecordResult(record.id, record.index, record.conversation_id, record.values, statistics_of(runs), runs)
 
 
 async def _run(record: RubricRecord, run_index: int, judge: Judge) -> JudgedRun:
@@ -305,7 +275,7 @@ def statistics_of(runs: Sequence[JudgedRun]) -> Statistics:
     return Statistics(mean, variance, math.sqrt(variance), min(scores), max(scores), **counts)
 
 
-def spread_of(judged: Sequence[JudgedRecord]) -> Spread | None:
+def spread_of(judged: Sequence[RecordResult]) -> Spread | None:
     """How much a judge differs from itself on the same record; None if no record has two scores."""
     several = [item for item in judged if len(item.scores) > 1]
     if not several:
@@ -313,9 +283,9 @@ def spread_of(judged: Sequence[JudgedRecord]) -> Spread | None:
     widest = max(several, key=lambda item: max(item.scores) - min(item.scores))
     return Spread(
         records=len(several),
-        mean_stdev=fmean(statistics_of(item.runs).stdev or 0.0 for item in several),
+        mean_stdev=fmean(item.statistics.stdev or 0.0 for item in several),
         max_range=max(widest.scores) - min(widest.scores),
-        widest_record=widest.record.id,
+        widest_record=widest.id,
         unanimous=sum(min(item.scores) == max(item.scores) for item in several),
     )
 
@@ -351,14 +321,14 @@ def without_label(record: RubricRecord, column: str) -> RubricRecord:
 
 
 def compare_with_labels(
-    column: str, judged: Sequence[JudgedRecord], labels: dict[int, float], threshold: float
+    column: str, judged: Sequence[RecordResult], labels: dict[int, float], threshold: float
 ) -> LabelAgreement:
     """Compare the records' mean scores with their labels, which come from a column and are given by record index."""
-    both = [item for item in judged if item.scores and item.record.index in labels]
+    both = [item for item in judged if item.scores and item.record_index in labels]
     if not both:
         return LabelAgreement(column, 0)
     scores = [fmean(item.scores) for item in both]
-    return agreement(column, scores, [labels[item.record.index] for item in both], threshold)
+    return agreement(column, scores, [labels[item.record_index] for item in both], threshold)
 
 
 def agreement(column: str, scores: Sequence[float], labels: Sequence[float], threshold: float) -> LabelAgreement:
@@ -413,21 +383,6 @@ def read_baseline(path: Path) -> float:
     if isinstance(average, bool) or not isinstance(average, (int, float)):
         raise UsageError(f"--baseline {path} has no average: every run in it failed")
     return float(average)
-
-
-def record_results(judged: Sequence[JudgedRecord]) -> list[RecordResult]:
-    """The judged records as the results have them."""
-    return [
-        RecordResult(
-            id=item.record.id,
-            record_index=item.record.index,
-            conversation_id=item.record.conversation_id,
-            input_record=item.record.values,
-            statistics=statistics_of(item.runs),
-            runs=item.runs,
-        )
-        for item in judged
-    ]
 
 
 def now() -> str:

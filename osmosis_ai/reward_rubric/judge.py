@@ -3,49 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
 from osmosis_ai.errors import ModelError, ModelNotFoundError, ProviderRequestError
-from osmosis_ai.records import Completion, JudgeCall, Message, ModelSpec, Record
+from osmosis_ai.records import Completion, JudgeCall, Message, Record
 from osmosis_ai.reward_rubric import background
 from osmosis_ai.reward_rubric.prompt import RESPONSE_FORMAT, Case, judge_messages, repair_messages
 from osmosis_ai.reward_rubric.reply import Judgement, UnusableReplyError, finite_number, parse_judgement
-from osmosis_ai.reward_rubric.target import JUDGE_PRICED, Target, find_target, missing_key
+from osmosis_ai.reward_rubric.target import Target, find_target, has_price
 
-if TYPE_CHECKING:
-    from osmosis_ai.models.litellm import LiteLLMModel
-    from osmosis_ai.models.retry import AdaptiveLimiter
-
-__all__ = [
-    "RewardRubricRunResult",
-    "aevaluate_rubric",
-    "check_model_info",
-    "evaluate_rubric",
-    "has_price",
-    "trace_judge_calls",
-]
+__all__ = ["RewardRubricRunResult", "aevaluate_rubric", "check_model_info", "evaluate_rubric", "trace_judge_calls"]
 
 DEFAULT_SCORE_MIN, DEFAULT_SCORE_MAX = 0.0, 1.0
 DEFAULT_TIMEOUT = 60.0
 MAX_ATTEMPTS = 3
-CONCURRENCY = 64
 SHOWN_REPLY = 300
 TRACED_REPLY = 20_000
-# LiteLLM would ask a server whether these models take a schema.
-ASKED_ONLINE = frozenset({"ollama", "ollama_chat", "huggingface"})
-# They have other ways to sign in than a key, which LiteLLM finds.
-OWN_CREDENTIALS = ("azure", "bedrock", "sagemaker", "vertex_ai", "watsonx", "github_copilot")
 
 _listeners: ContextVar[tuple[list[JudgeCall], ...]] = ContextVar("judge_call_listeners", default=())
-
 _TEXTS = ("provider", "model", "api_key", "api_key_env", "api_base", "system_prompt", "original_input")
 _NUMBERS = ("score_min", "score_max", "timeout")
 
@@ -228,66 +210,16 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
-def has_price(target: Target) -> bool:
-    """True if it's known what a judge costs; what an endpoint of one's own charges isn't, whatever the model's name."""
-    from osmosis_ai.models.litellm import price_known
-
-    return target.base_url is None and price_known(target.name)
-
-
 # On the judges' own event loop from here on.
-
-
-class _Judge:
-    """A judge's client, kept for the life of the process, and what holds requests to it back when it is overloaded."""
-
-    def __init__(self, target: Target) -> None:
-        from osmosis_ai.models.litellm import LiteLLMModel, import_litellm, missing_keys
-        from osmosis_ai.models.retry import AdaptiveLimiter
-
-        if os.environ.get(JUDGE_PRICED) and not has_price(target):
-            unpriced = "no price is known for it, so --max-cost can't be kept; it wasn't asked"
-            raise ProviderRequestError(target.provider, target.model, unpriced)
-        if target.api_key is None and not target.provider.startswith(OWN_CREDENTIALS):
-            for variable in missing_keys(target.name):
-                if variable.endswith("_API_KEY"):
-                    raise missing_key(target.name, variable)
-        supports_schema = import_litellm().supports_response_schema
-        self.takes_schema = target.provider not in ASKED_ONLINE and bool(supports_schema(model=target.name))
-        # What the message calls it; whose it is stands before that.
-        spec = ModelSpec("the judge", "litellm", target.name, target.base_url, target.api_key, request_timeout=3600.0)
-        self.model: LiteLLMModel = LiteLLMModel(spec)
-        self.limiter: AdaptiveLimiter = AdaptiveLimiter(CONCURRENCY)
-
-
-_judges: dict[tuple[str, str | None, str | None], _Judge] = {}
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_judges.clear)
-
-
-async def _close_judges() -> None:
-    while _judges:
-        _, judge = _judges.popitem()
-        await judge.model.aclose()
-
-
-def _judge_of(target: Target) -> _Judge:
-    key = (target.name, target.base_url, target.api_key)
-    if key not in _judges:
-        if not _judges:
-            background.at_end(_close_judges)
-        _judges[key] = _Judge(target)
-    return _judges[key]
 
 
 async def _judge(evaluation: _Evaluation, listeners: tuple[list[JudgeCall], ...]) -> RewardRubricRunResult:
     case, target = evaluation.case, evaluation.target
-    judge = _judge_of(target)
     messages = judge_messages(case)
-    completion, judged = await _ask(judge, evaluation, messages, listeners)
+    completion, judged = await _ask(evaluation, messages, listeners)
     if isinstance(judged, UnusableReplyError):
         messages = repair_messages(messages, _text(completion, target), str(judged), case)
-        completion, judged = await _ask(judge, evaluation, messages, listeners)
+        completion, judged = await _ask(evaluation, messages, listeners)
     if isinstance(judged, UnusableReplyError):
         reply = " ".join(_text(completion, target).split())
         shown = reply if len(reply) <= SHOWN_REPLY else f"{reply[:SHOWN_REPLY]}…"
@@ -298,7 +230,7 @@ async def _judge(evaluation: _Evaluation, listeners: tuple[list[JudgeCall], ...]
 
 
 async def _ask(
-    judge: _Judge, evaluation: _Evaluation, messages: list[Message], listeners: tuple[list[JudgeCall], ...]
+    evaluation: _Evaluation, messages: list[Message], listeners: tuple[list[JudgeCall], ...]
 ) -> tuple[Completion, Judgement | UnusableReplyError]:
     target = evaluation.target
     started = perf_counter()
@@ -309,7 +241,7 @@ async def _ask(
             calls.append(call)
 
     try:
-        completion = await _complete(judge, evaluation, messages)
+        completion = await _complete(evaluation, messages)
     except ModelError as error:
         record(error=str(error))
         raise _failure(target, error) from error
@@ -325,12 +257,13 @@ async def _ask(
     return completion, judged
 
 
-async def _complete(judge: _Judge, evaluation: _Evaluation, messages: list[Message]) -> Completion:
+async def _complete(evaluation: _Evaluation, messages: list[Message]) -> Completion:
     import anyio
 
     from osmosis_ai.models.retry import RetryingModel
     from osmosis_ai.retry import RetryPolicy
 
+    judge = background.client_of(evaluation.target)
     params: dict[str, Any] = {}
     if judge.takes_schema:
         params["response_format"] = RESPONSE_FORMAT

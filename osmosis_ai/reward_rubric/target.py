@@ -24,6 +24,7 @@ __all__ = [
     "Target",
     "current_redirect",
     "find_target",
+    "has_price",
     "judge_variables",
     "key_variable",
     "missing_key",
@@ -212,3 +213,10 @@ def _text(columns: Mapping[str, Any], name: str) -> str | None:
 def _number(columns: Mapping[str, Any], name: str, default: float) -> float:
     number = finite_number(columns.get(name))
     return default if number is None else number
+
+
+def has_price(target: Target) -> bool:
+    """True if it's known what a judge costs; what an endpoint of one's own charges isn't, whatever the model's name."""
+    from osmosis_ai.models.litellm import price_known
+
+    return target.base_url is None and price_known(target.name)

@@ -213,7 +213,7 @@ def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *
     unpriced one is refused when the function asks it (`target.JUDGE_PRICED`). With `priced` this imports LiteLLM.
     Raises ModelStartError.
     """
-    from osmosis_ai.reward_rubric.judge import has_price
+    from osmosis_ai.reward_rubric.target import has_price
 
     redirect = current_redirect(environ)
     for ref in functions:
