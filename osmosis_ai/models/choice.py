@@ -62,16 +62,8 @@ def choose_model(
         raise UsageError(f"There is no model {name!r}. The {engine.prefix} ones are {', '.join(engine.models)}.")
     if engine.prefix == "" and "/" not in name:
         name = f"openai/{name}"
-    return ModelSpec(
-        name=name,
-        engine=engine.name,
-        model=name,
-        base_url=base_url,
-        api_key=None if engine.stand_in else _check_key(api_key),
-        params=params,
-        request_timeout=request_timeout,
-        stand_in=engine.stand_in,
-    )
+    key = None if engine.stand_in else _check_key(api_key)
+    return ModelSpec(name, engine.name, name, base_url, key, params, request_timeout, engine.stand_in)
 
 
 def named_by_rows(spec: ModelSpec, *, references: bool) -> ModelSpec:
@@ -95,9 +87,7 @@ def _check_base_url(text: str) -> str:
 
 
 def _check_key(key: str | None) -> str | None:
-    if key is None or not key.strip():
-        return None
-    key = key.strip()
+    key = (key or "").strip()
     if not all("!" <= character <= "~" for character in key):
         raise UsageError("The API key holds a space or another character that no key has. Check how it was set.")
-    return key
+    return key or None

@@ -33,7 +33,6 @@ from osmosis_ai.rollout.core.schemas import InitResponse, RolloutRequest, Rollou
 from osmosis_ai.rollout.runner import as_instance, run_loop
 from osmosis_ai.rollout.settings import ClientSettings
 from osmosis_ai.testing.endpoint import (
-    START_TIMEOUT,
     Gate,
     Reply,
     Request,
@@ -170,14 +169,9 @@ class TrainerDouble(ScriptedEndpoint):
         if not isinstance(request, RolloutRequest):
             request = self.request(request, **fields)
         async with TrainerPool(ClientSettings(retry_base_delay=0.01)) as pool:
-            return await run_loop(
-                as_instance(loop),
-                request,
-                pool.client(request),
-                timeout=seconds,
-                debug_dir=debug_dir,
-                allow_rewrites=allow_rewrites,
-            )
+            llm, instance = pool.client(request), as_instance(loop)
+            options: dict[str, Any] = {"debug_dir": debug_dir, "allow_rewrites": allow_rewrites}
+            return await run_loop(instance, request, llm, timeout=seconds, **options)
 
     async def start_rollout(self, url: str, request: RolloutRequest, *, api_key: str | None = None) -> InitResponse:
         """Ask a rollout server for a rollout.
@@ -205,11 +199,7 @@ class TrainerDouble(ScriptedEndpoint):
         return await anyio.to_thread.run_sync(self.wait_for_completion, rollout_id, seconds)
 
     def wait_for_completion(self, rollout_id: str, timeout: float = 30.0) -> RolloutResponse:
-        """Block the calling thread until a rollout's result was accepted.
-
-        Raises:
-            TimeoutError: It wasn't within `timeout` seconds.
-        """
+        """Block the calling thread until a rollout's result was accepted; TimeoutError after so many seconds."""
 
         def found() -> RolloutResponse | None:
             return next((done for done in self.completions if done.rollout_id == rollout_id), None)
@@ -221,19 +211,11 @@ class TrainerDouble(ScriptedEndpoint):
         return result
 
     def wait_for_completions(self, count: int, timeout: float = 30.0) -> None:
-        """Block the calling thread until `count` results were accepted.
-
-        Raises:
-            TimeoutError: They weren't within `timeout` seconds.
-        """
+        """Block the calling thread until `count` results were accepted; TimeoutError after so many seconds."""
         self._wait_for(self.completions, count, "results", timeout)
 
     def wait_for_deliveries(self, count: int, timeout: float = 30.0) -> None:
-        """Block the calling thread until `count` attempts to deliver a result have arrived, accepted or not.
-
-        Raises:
-            TimeoutError: They haven't within `timeout` seconds.
-        """
+        """As `wait_for_completions`, for attempts to deliver a result, accepted or not."""
         self._wait_for(self.deliveries, count, "deliveries", timeout)
 
     def reply_to(self, request: Request) -> Reply:
@@ -276,7 +258,7 @@ def serve_app(app: ASGIApp) -> Iterator[str]:
     try:
         # The socket listens already, so that this waits until the application answers; any answer will do.
         with contextlib.suppress(urllib.error.HTTPError):
-            urllib.request.urlopen(f"{url}/health", timeout=START_TIMEOUT).close()  # noqa: S310  our own address
+            urllib.request.urlopen(f"{url}/health", timeout=30.0).close()  # noqa: S310  our own address
         yield url
     finally:
         server.should_exit = True

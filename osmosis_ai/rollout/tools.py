@@ -86,11 +86,9 @@ def get_tool_call_info(tool_call: JsonObject) -> tuple[str, str, JsonObject]:
         kind = type(arguments).__name__
         raise ToolArgumentError(f"the arguments must be JSON text, not {kind}", tool_call_id=call_id, tool_name=name)
     try:
-        # Given here already as an object, the arguments are what they are.
-        parsed = arguments if isinstance(arguments, dict) else parse_tool_arguments(arguments)
+        return call_id, name, parse_tool_arguments(arguments)
     except ToolArgumentError as error:
         raise ToolArgumentError(str(error), tool_call_id=call_id, tool_name=name) from error
-    return call_id, name, parsed
 
 
 async def execute_tool_calls(

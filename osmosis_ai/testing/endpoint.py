@@ -32,6 +32,7 @@ from typing import Any, Literal, TypeVar, cast
 import anyio
 import msgspec
 from aiohttp import web
+from anyio.from_thread import start_blocking_portal
 
 from osmosis_ai.collector import calm_collector
 
@@ -54,7 +55,6 @@ __all__ = [
 
 JSON = "application/json"
 HTML = "text/html; charset=utf-8"
-START_TIMEOUT = 30.0
 
 
 class Gate:
@@ -281,11 +281,7 @@ def drop() -> Reply:
 
 
 def by_turn(*replies: Reply) -> Script:
-    """Every conversation gets these replies in this order; the last one repeats.
-
-    Raises:
-        ValueError: No replies.
-    """
+    """Every conversation gets these replies, one or more, in this order; the last one repeats."""
     if not replies:
         raise ValueError("by_turn needs at least one reply")
     last = len(replies) - 1
@@ -355,11 +351,7 @@ class ScriptedEndpoint:
         return [request for request in self.requests if not request.is_probe]
 
     def wait_for_requests(self, count: int, timeout: float = 30.0) -> None:
-        """Block the calling thread until `count` chat requests have arrived.
-
-        Raises:
-            TimeoutError: They didn't within `timeout` seconds.
-        """
+        """Block the calling thread until `count` chat requests have arrived; TimeoutError after so many seconds."""
         self._wait_for(self.requests, count, "requests", timeout)
 
     def _wait_for(self, items: Sequence[object], count: int, what: str, timeout: float) -> None:
@@ -392,31 +384,9 @@ class ScriptedEndpoint:
 
     @contextlib.contextmanager
     def run_in_thread(self: _Endpoint) -> Iterator[_Endpoint]:
-        """Serve from a thread of its own, for tests that aren't async or drive a command.
-
-        Raises:
-            RuntimeError: The server could not start.
-        """
-        started = threading.Event()
-        handle: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-
-        async def serve() -> None:
-            async with self._serve():
-                stop = asyncio.Event()
-                handle.append((asyncio.get_running_loop(), stop))
-                started.set()
-                await stop.wait()
-
-        thread = threading.Thread(target=asyncio.run, args=(serve(),), name="scripted-endpoint", daemon=True)
-        thread.start()
-        if not started.wait(START_TIMEOUT):
-            raise RuntimeError("the scripted endpoint did not start")
-        loop, stop = handle[0]
-        try:
+        """Serve from a thread of its own, for tests that aren't async or drive a command."""
+        with start_blocking_portal() as portal, portal.wrap_async_context_manager(self):
             yield self
-        finally:
-            loop.call_soon_threadsafe(stop.set)
-            thread.join()
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         # From the stream: `http.read()` refuses bodies over 1 MiB.
