@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -299,16 +300,18 @@ class RunSession:
         plan = self.plan
         for problem in self._prepared.problems:
             self._tell(events.Notice(str(problem), "warning"))
-        check = _DatasetCheck(plan, lambda read, total: self._tell(events.DatasetProgress(read, total)))
-        self._group.start_soon(check.run)
+        counted: asyncio.Future[DatasetSummary] = asyncio.get_running_loop().create_future()
+        self._group.start_soon(self._check_dataset, counted)
         options = pool_options(plan.config, self.store, self._environ)
         try:
-            workers = min(options.workers, await check.most_rollouts(options.workers))
-            options = msgspec.structs.replace(options, workers=workers)
+            await asyncio.wait([counted], timeout=COUNTING_SECONDS)
+            if counted.done() and counted.exception() is None:
+                rollouts = max(1, plan.with_dataset(counted.result()).total_rollouts)
+                options = msgspec.structs.replace(options, workers=min(options.workers, rollouts))
             self.pool = await stack.enter_async_context(open_pool(self._prepared.worker, options))
         finally:
             # Raises what is wrong with the dataset first, whatever is wrong with the repository.
-            self._summary = await check.summary()
+            self._summary = await counted
         self.plan = plan = plan.with_dataset(self._summary)
         for banner in dict.fromkeys(map(banner_of, plan.policies.values())):
             if banner is not None:
@@ -331,6 +334,25 @@ class RunSession:
         check_judges(plan.functions, self._environ, priced=priced)
         for policy in plan.policies:
             await self.pool.probe(policy, price=priced)
+
+    async def _check_dataset(self, counted: asyncio.Future[DatasetSummary]) -> None:
+        """Check every row while the workers load the repository."""
+        data = self.plan.config.data
+        loop = asyncio.get_running_loop()
+
+        def progress(read: int, total: int) -> None:
+            loop.call_soon_threadsafe(self._tell, events.DatasetProgress(read, total))
+
+        try:
+            dataset = open_dataset(Path(self.plan.dataset))
+            check = partial(dataset.check, offset=data.offset, limit=data.limit, progress=progress)
+            summary = await anyio.to_thread.run_sync(check)
+        except DatasetError as error:
+            if not counted.done():
+                counted.set_exception(error)
+        else:
+            if not counted.done():
+                counted.set_result(summary)
 
     def _start(self) -> None:
         if not self._started:
@@ -450,46 +472,3 @@ def open_store(root: str, masker: Masker) -> RunStore:
         return RunStore.open(Path(root), masker=masker)
     except StoreError as error:
         raise StartError(str(error)) from error
-
-
-class _DatasetCheck:
-    """Checks every row while the workers load the repository."""
-
-    def __init__(self, plan: RunPlan, progress: Callable[[int, int], None]) -> None:
-        self._plan = plan
-        self._progress = progress
-        self._done = anyio.Event()
-        self._summary: DatasetSummary | None = None
-        self._error: DatasetError | None = None
-
-    async def run(self) -> None:
-        data = self._plan.config.data
-        loop = asyncio.get_running_loop()
-
-        def progress(read: int, total: int) -> None:
-            loop.call_soon_threadsafe(self._progress, read, total)
-
-        try:
-            dataset = open_dataset(Path(self._plan.dataset))
-            self._summary = await anyio.to_thread.run_sync(
-                lambda: dataset.check(offset=data.offset, limit=data.limit, progress=progress)
-            )
-        except DatasetError as error:
-            self._error = error
-        self._done.set()
-
-    async def most_rollouts(self, enough: int) -> int:
-        """The number of rollouts at most; `enough` when the rows are not counted within a moment."""
-        with anyio.move_on_after(COUNTING_SECONDS):
-            await self._done.wait()
-        if self._summary is None:
-            return enough
-        return max(1, self._plan.with_dataset(self._summary).total_rollouts)
-
-    async def summary(self) -> DatasetSummary:
-        """The result of the check; raises DatasetError."""
-        await self._done.wait()
-        if self._summary is None:
-            assert self._error is not None
-            raise self._error
-        return self._summary
