@@ -20,6 +20,8 @@ from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.options import Given, effective_config
 from osmosis_ai.cli.session import ExitCode, command_session
 from osmosis_ai.config import LimitsConfig
+from osmosis_ai.discovery.agents import AgentSource
+from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import OsmosisRolloutError, StartError, UsageError
 from osmosis_ai.folders import private_folder
 from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, DEBUG_DIR_VARIABLE, build_app, debug_folder
@@ -28,7 +30,7 @@ from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_s
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
 from osmosis_ai.runtime.protocol import WorkerSpec
-from osmosis_ai.runtime.run.prepare import agent_spec, find_agent
+from osmosis_ai.runtime.run.prepare import find_agent
 from osmosis_ai.serve.config import ServeConfig
 from osmosis_ai.serve.workers import PoolRunner
 
@@ -60,10 +62,11 @@ def serve_agent(given: Given) -> int:
                 max_concurrent_rollouts=server.max_concurrent, request_timeout_seconds=server.timeout
             )
             folder = _debug_folder(server.log)
-            spec = agent_spec(
-                source,
-                repository.root,
+            spec = WorkerSpec(
+                str(repository.root),
                 LimitsConfig(timeout=settings.request_timeout_seconds, tool_timeout=server.tool_timeout),
+                mcp=source if isinstance(source, McpSource) else None,
+                agent=source if isinstance(source, AgentSource) else None,
                 batch_size=settings.max_concurrent_rollouts,
                 allow_rewrites=config.agent.allow_rewrites,
                 debug_dir=None if folder is None else str(folder),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from osmosis_ai.exports.rollouts import ExportedRollout
@@ -11,18 +11,8 @@ if TYPE_CHECKING:
 __all__ = ["ExportFormat", "Write"]
 
 
-class Write(Protocol):
-    """Writes rollouts in one format."""
-
-    def __call__(
-        self,
-        rollouts: Iterable[ExportedRollout],
-        functions: Sequence[str],
-        sink: IO[bytes],
-        mask: Callable[[bytes], bytes],
-    ) -> int:
-        """Write rollouts; gives how many. `functions` may have scores; `mask` removes key values from encoded JSON."""
-        ...
+Write: TypeAlias = "Callable[[Iterable[ExportedRollout], Sequence[str], IO[bytes], Callable[[bytes], bytes]], int]"
+"""Writes rollouts with scores by these functions, and gives how many; the last argument masks keys in encoded JSON."""
 
 
 class ExportFormat(NamedTuple):

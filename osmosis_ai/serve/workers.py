@@ -167,16 +167,12 @@ class PoolRunner:
 
 def _watched_folders(spec: WorkerSpec) -> tuple[Path, str | None]:
     """The repository's root, and the folder of the agent's code in it, if it has one."""
-    root, folder = Path(spec.root).resolve(), _agent_folder(spec)
+    root, folder = Path(spec.root).resolve(), None
+    if spec.agent is not None and spec.agent.folder is not None:
+        folder = Path(spec.agent.root, spec.agent.folder)
+    elif spec.mcp is not None and spec.mcp.kind == "directory" and spec.mcp.path:
+        folder = Path(spec.mcp.path).parent
     return root, None if folder is None else from_root(root, folder.resolve())
-
-
-def _agent_folder(spec: WorkerSpec) -> Path | None:
-    if spec.agent is not None:
-        return None if spec.agent.folder is None else Path(spec.agent.root, spec.agent.folder)
-    return (
-        Path(spec.mcp.path).parent if spec.mcp is not None and spec.mcp.kind == "directory" and spec.mcp.path else None
-    )
 
 
 def _said(failure: Failure) -> str:

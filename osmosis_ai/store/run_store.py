@@ -7,7 +7,6 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from msgspec.structs import astuple
@@ -75,9 +74,7 @@ class RunStore(Queries):
     def __enter__(self) -> RunStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     async def create_run(self, command: str, *, identity: Mapping[str, Any], config: Mapping[str, Any]) -> str:

@@ -117,7 +117,11 @@ class WorkerGroup:
         await self._pick()
 
     async def run(
-        self, job: Job, kind: type[DoneT], listen: Callable[[Progress], None], restart: Callable[[], None]
+        self,
+        job: Job,
+        kind: type[DoneT],
+        listen: Callable[[Progress], None] = lambda event: None,
+        restart: Callable[[], None] = lambda: None,
     ) -> DoneT:
         """Run one job to its last event, which is a `kind`, in as many workers as it takes.
 

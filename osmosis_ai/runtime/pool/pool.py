@@ -89,9 +89,11 @@ class WorkerPool:
         assert self.agents is not None
         job = protocol.ProbeJob(uuid4().hex, policy, price)
         try:
-            _check(await self.agents.run(job, protocol.Probed, _ignore, _nothing))
+            done = await self.agents.run(job, protocol.Probed)
         except JobFailedError as failed:
             raise ModelStartError(f"the model could not be asked: {failed}") from failed
+        if done.error is not None:
+            raise ModelStartError(done.error)
 
     async def rollout(
         self, job: protocol.RolloutJob, listen: Callable[[protocol.Progress], None] | None = None
@@ -114,7 +116,7 @@ class WorkerPool:
         if len(job.keys) == 1:
             return [await self._score_one(job)]
         try:
-            return _scores(await self.scorers.run(job, protocol.ScoresDone, _ignore, _nothing))
+            return _scores(await self.scorers.run(job, protocol.ScoresDone))
         except JobFailedError:
             # The function that has taken the worker down is found, and pays alone, when each is scored on its own.
             parts = zip(job.keys, job.rows, strict=True)
@@ -127,13 +129,20 @@ class WorkerPool:
         """Score a single rollout, again without each function that takes a worker down."""
         assert self.scorers is not None
         scores: dict[str, Score] = {}
+        started: str | None = None
+
+        def listen(event: protocol.Progress) -> None:
+            nonlocal started
+            if isinstance(event, protocol.ScoringStarted):
+                started = event.function
+
         while waiting := [name for name in job.functions if name not in scores]:
-            started = _LastStarted()
+            started = None
             rest = msgspec.structs.replace(job, functions=waiting)
             try:
-                done = await self.scorers.run(rest, protocol.ScoresDone, started.listen, _nothing)
+                done = await self.scorers.run(rest, protocol.ScoresDone, listen)
             except JobFailedError as failed:
-                name = started.function or waiting[0]
+                name = started or waiting[0]
                 scores[name] = Score(name, failure=_blame_function(self._refs[name], failed.failure))
             else:
                 scores.update((score.function, score) for score in _scores(done)[0])
@@ -149,15 +158,15 @@ class WorkerPool:
                 replies.append(event.reply)
 
         job = protocol.ServeJob(uuid4().hex, request, replies)
-        return (await self.agents.run(job, protocol.ServeDone, listen, _nothing)).response
+        return (await self.agents.run(job, protocol.ServeDone, listen)).response
 
     async def tools(self, request: JsonObject) -> protocol.ToolsDone:
         assert self.agents is not None
-        return await self.agents.run(protocol.ToolsJob(uuid4().hex, request), protocol.ToolsDone, _ignore, _nothing)
+        return await self.agents.run(protocol.ToolsJob(uuid4().hex, request), protocol.ToolsDone)
 
     async def inspect(self) -> protocol.Inspected:
         assert self.agents is not None
-        return await self.agents.run(protocol.InspectJob(uuid4().hex), protocol.Inspected, _ignore, _nothing)
+        return await self.agents.run(protocol.InspectJob(uuid4().hex), protocol.Inspected)
 
     def oldest(self) -> InFlight | None:
         return self._rollouts.oldest()
@@ -185,21 +194,6 @@ async def open_groups(
         yield WorkerPool(spec.functions, agents, scorers)
 
 
-class _LastStarted:
-    """Remembers which function a scoring job came to."""
-
-    function: str | None = None
-
-    def listen(self, event: protocol.Progress) -> None:
-        if isinstance(event, protocol.ScoringStarted):
-            self.function = event.function
-
-
-def _check(done: object) -> None:
-    if isinstance(done, protocol.Probed) and done.error is not None:
-        raise ModelStartError(done.error)
-
-
 def _scores(done: protocol.ScoresDone) -> list[list[Score]]:
     if done.error is not None:
         raise StoreError(done.error)
@@ -216,11 +210,3 @@ def _while_running(failure: Failure, tools: list[str]) -> Failure:
 def _blame_function(ref: FunctionRef, failure: Failure) -> Failure:
     """A function that takes its worker down has failed itself, whatever the worker's end looks like."""
     return Failure(ref.kind, failure.message, kind=failure.kind, file=ref.file, line=ref.line)
-
-
-def _ignore(event: protocol.Progress) -> None:
-    """Nobody listens to this job's events."""
-
-
-def _nothing() -> None:
-    """Nothing has to be forgotten when this job begins anew."""

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from osmosis_ai.config import AgentConfig, LimitsConfig, RunConfig
 from osmosis_ai.data.dataset import Dataset, open_dataset
 from osmosis_ai.data.formats import suffixes
@@ -27,7 +25,6 @@ from osmosis_ai.store.schema import database_path
 
 __all__ = [
     "Prepared",
-    "agent_spec",
     "check_judges",
     "check_output",
     "find_agent",
@@ -75,15 +72,14 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         agent=None if own is None else own.name,
         agent_dir=None if repository.mcp_dir is None else str(repository.mcp_dir),
     )
-    worker = msgspec.structs.replace(
-        agent_spec(
-            agent,
-            repository.root,
-            config.limits,
-            batch_size=config.workers.batch_size,
-            allow_rewrites=config.agent.allow_rewrites,
-            debug_dir=environ.get("ROLLOUT_DEBUG_DIR") or None,
-        ),
+    worker = WorkerSpec(
+        str(repository.root),
+        config.limits,
+        mcp=agent if isinstance(agent, McpSource) else None,
+        agent=own,
+        batch_size=config.workers.batch_size,
+        allow_rewrites=config.agent.allow_rewrites,
+        debug_dir=environ.get("ROLLOUT_DEBUG_DIR") or None,
         policies=plan.policies,
         functions=functions,
         # Rubrics score only when they are asked for.
@@ -92,30 +88,6 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         cache=_find_cache(repository) if config.model.cache else None,
     )
     return Prepared(plan, worker, problems)
-
-
-def agent_spec(
-    agent: McpSource | AgentSource,
-    root: Path,
-    limits: LimitsConfig,
-    *,
-    batch_size: int,
-    allow_rewrites: bool = False,
-    debug_dir: str | None = None,
-) -> WorkerSpec:
-    """What a worker loads that runs an agent, its tools or its loop, for others: a trainer, or a run.
-
-    `debug_dir` is where the loop's `log_event` writes, None for nowhere.
-    """
-    return WorkerSpec(
-        root=str(root),
-        limits=limits,
-        mcp=agent if isinstance(agent, McpSource) else None,
-        agent=agent if isinstance(agent, AgentSource) else None,
-        batch_size=batch_size,
-        allow_rewrites=allow_rewrites,
-        debug_dir=debug_dir,
-    )
 
 
 def scorer_spec(

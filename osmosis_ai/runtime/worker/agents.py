@@ -19,7 +19,6 @@ from typing import NamedTuple, cast, get_args
 import msgspec
 
 from osmosis_ai import tracebacks
-from osmosis_ai.config import LimitsConfig
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.errors import (
     ModelError,
@@ -51,7 +50,17 @@ from osmosis_ai.rollout.core.base import ChatClient, CompletionsResult, RolloutA
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.outcome import LoopOutcome, describe_raised, outcome_of, plain_messages, tool_dicts, tools_of
 from osmosis_ai.rollout.validator import validate_agent_loop
-from osmosis_ai.runtime.protocol import Acting, Asked, Event, Inspected, LoopFinding, Replied, RolloutJob, TrainerReply
+from osmosis_ai.runtime.protocol import (
+    Acting,
+    Asked,
+    Event,
+    Inspected,
+    LoopFinding,
+    Replied,
+    RolloutJob,
+    TrainerReply,
+    WorkerSpec,
+)
 from osmosis_ai.runtime.worker.agent_loop import SteppedContext, result_of, row_request
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 from osmosis_ai.runtime.worker.stepping import Stepper
@@ -199,8 +208,7 @@ class AgentRollout:
     """One rollout of a repository's own agent loop over a row.
 
     `complete` asks the run's model, with tools and sampling parameters, and records the turn. Turns and tokens are kept
-    to here, whatever the loop does. `params` are the run's sampling parameters, which `ctx.request.completion_params`
-    shows.
+    to here, whatever the loop does.
     """
 
     def __init__(
@@ -209,23 +217,15 @@ class AgentRollout:
         job: RolloutJob,
         complete: Callable[[list[Message], list[Tool], JsonObject], Awaitable[Completion]],
         emit: Callable[[Event], None],
-        limits: LimitsConfig,
-        root: Path,
-        *,
-        params: JsonObject,
-        allow_rewrites: bool,
-        debug_dir: str | None,
+        spec: WorkerSpec,
         stepper: Stepper | None,
     ) -> None:
         self._agent = agent
         self._job = job
         self._complete = complete
         self._emit = emit
-        self._limits = limits
-        self._root = root
-        self._params = params
-        self._allow_rewrites = allow_rewrites
-        self._debug_dir = debug_dir
+        self._spec = spec
+        self._root = Path(spec.root)
         self._stepper = stepper
         self._tools: list[Tool] = []
         self._conversation = opening_messages(job.row)
@@ -254,16 +254,21 @@ class AgentRollout:
         row = self._job.row
         # Copies: what a loop does to them isn't done to the row, nor to the run's parameters.
         metadata = copy.deepcopy({**row.extra, "row_index": row.index, "ground_truth": row.ground_truth})
-        return row_request(self._job, self._limits, params=copy.deepcopy(self._params), metadata=metadata)
+        return row_request(
+            self._job,
+            self._spec.limits,
+            params=copy.deepcopy(self._spec.policies[self._job.policy].params),
+            metadata=metadata,
+        )
 
     def _context(self, tools: list[OpenAIFunctionToolSchema | Tool], request: RolloutRequest) -> RolloutContext:
         make: Callable[..., RolloutContext] = RolloutContext
-        allow_rewrites = self._allow_rewrites
+        allow_rewrites = self._spec.allow_rewrites
         if self._stepper is not None:
             make = partial(SteppedContext, self._stepper)
             # A person may change what the loop has sent.
             allow_rewrites = True
-        return make(request, tools, self, debug_dir=self._debug_dir, allow_rewrites=allow_rewrites)
+        return make(request, tools, self, debug_dir=self._spec.debug_dir, allow_rewrites=allow_rewrites)
 
     async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
         """Ask the run's model on behalf of the loop; its sampling parameters come before the run's.
@@ -294,7 +299,7 @@ class AgentRollout:
         return result_of(msgspec.structs.replace(completion, message=copy.deepcopy(completion.message)))
 
     def _keep_limits(self) -> None:
-        limits = self._limits
+        limits = self._spec.limits
         if self._asked >= limits.max_turns:
             self._limit = LimitReachedError(f"the {limits.max_turns} turns (--max-turns) are used up", "max_turns")
         elif limits.max_tokens_total is not None and self._tokens >= limits.max_tokens_total:

@@ -350,18 +350,7 @@ class Worker:
         spec, limits = self.spec, self.spec.limits
         if job.stepping:
             edges.stepper = self._steppers[job.id] = Stepper(job.id, self._emit, self.deadlines, _no_call_by_hand)
-        rollout = AgentRollout(
-            agent,
-            job,
-            edges.complete,
-            self._emit,
-            limits,
-            Path(spec.root),
-            params=spec.policies[job.policy].params,
-            allow_rewrites=spec.allow_rewrites,
-            debug_dir=spec.debug_dir,
-            stepper=edges.stepper,
-        )
+        rollout = AgentRollout(agent, job, edges.complete, self._emit, spec, edges.stepper)
         started = monotonic()
         ending = Ending("timeout", _timed_out(limits.timeout))
         with self.deadlines.limit(limits.timeout, job.id):
