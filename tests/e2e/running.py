@@ -25,6 +25,10 @@ MARK = "OSMOSIS_TEST_COMMAND"
 PATIENCE = 30.0
 """Seconds after which a condition that should come true never will."""
 
+# A shell that runs the suite in the background has it ignore Ctrl-C, and every command would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 class Running:
     """One command and everything it starts: all of it carries the mark in its environment."""
