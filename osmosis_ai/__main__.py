@@ -11,6 +11,9 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line."""
     try:
+        from osmosis_ai.cli.early import start_early
+
+        start_early(sys.argv[1:])
         from osmosis_ai.cli.app import run
 
         code = run()

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, validate
-from osmosis_ai.cli.early import start_early
 from osmosis_ai.cli.options import Given, OutputConfig, takes
 from osmosis_ai.compat import COMMANDS, NOT_OFFERED
 from osmosis_ai.config import Command, RunConfig
@@ -61,7 +60,6 @@ def run_test(
 ) -> None:
     """Run the agent over a dataset and score it with every reward function of the repository."""
     if interactive:
-        start_early(given)
         from osmosis_ai.cli.interactive import interact
 
         raise typer.Exit(interact(given, row))
@@ -79,7 +77,6 @@ def evaluate(context: typer.Context, given: Given) -> None:
 
 
 def _run(given: Given, command: Command) -> None:
-    start_early(given)
     if given.get("watch"):
         from osmosis_ai.cli.watch import watch_command
 
@@ -96,7 +93,6 @@ def serve(given: Given) -> None:
     A loop that raises, hangs or takes its process down costs its own rollout, which is reported to the trainer as
     failed.
     """
-    start_early(given)
     from osmosis_ai.cli.serving import serve_agent
 
     raise typer.Exit(serve_agent(given))

@@ -1,18 +1,23 @@
-"""Start the fork server as soon as the options are known: it takes about as long as the command to get ready."""
+"""Start the fork server before anything else is imported: it takes about as long as the command to get ready."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+
+from osmosis_ai.compat import COMMANDS, NOT_OFFERED
 
 __all__ = ["preloads", "start_early"]
 
+STARTING = ("test", "eval", "serve")
+WITHOUT_WORKERS = {"--help", "-h", *(name.removeprefix("eval ") for name in (*COMMANDS, *NOT_OFFERED))}
 
-def start_early(given: Mapping[str, Any]) -> None:
-    """Start the fork server for a command that is sure to need workers, before what runs the command is imported."""
-    if given.get("workers") != 0:
+
+def start_early(arguments: Sequence[str]) -> None:
+    """Start the fork server when this command line is sure to need workers, before the command itself is imported."""
+    given = words_after(arguments)
+    if arguments and arguments[0] in STARTING and not WITHOUT_WORKERS & {*given} and given.get("--workers") != "0":
         from osmosis_ai.runtime.pool import forkserver
 
         # What is wrong is said by whoever needs a worker.
@@ -20,15 +25,21 @@ def start_early(given: Mapping[str, Any]) -> None:
             forkserver.start(preloads(given, os.environ))
 
 
-def preloads(given: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    """The modules that the models asked for need, as far as can be told before `.env` is read."""
+def words_after(arguments: Sequence[str]) -> dict[str, str]:
+    """Each word of a command line with the one after it: the value, of an option that takes one."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    return dict(zip(words, [*words[1:], ""], strict=True))
+
+
+def preloads(given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
+    """The modules that the models asked for need, as far as can be told before `.env` and the options are read."""
     from osmosis_ai.models.engines import ENGINES, engine_for
 
     asked = [
-        (given.get("model") or environ.get("OSMOSIS_MODEL") or environ.get("OPENAI_API_KEY"), given.get("base_url")),
-        (given.get("baseline_model"), given.get("baseline_base_url")),
+        (given.get("--model") or environ.get("OSMOSIS_MODEL") or environ.get("OPENAI_API_KEY"), "--base-url"),
+        (given.get("--baseline-model"), "--baseline-base-url"),
     ]
-    engines = [engine_for(model or "", base_url=url is not None) for model, url in asked if model or url is not None]
-    if given.get("rubric"):
+    engines = [engine_for(model or "", base_url=url in given) for model, url in asked if model or url in given]
+    if "--rubric" in given:
         engines.append(ENGINES["litellm"])
     return [info.preload for info in ENGINES.values() if info.preload and info in engines]

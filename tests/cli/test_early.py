@@ -4,45 +4,48 @@ from __future__ import annotations
 
 import pytest
 
-from osmosis_ai.cli.early import preloads
+from osmosis_ai.cli.early import preloads, words_after
 
 ENDPOINTS = "osmosis_ai.models.endpoint"
 LITELLM = "osmosis_ai.models.preload_litellm"
 
-SERVED = {"model": "served", "base_url": "http://localhost:8000/v1"}
+ENDPOINT = ["--base-url", "http://localhost:8000/v1"]
 
 
 @pytest.mark.parametrize(
-    ("given", "environ"),
+    ("arguments", "environ"),
     [
-        ({"model": "openai/gpt-5-mini"}, {}),
-        ({"model": "anthropic/claude-sonnet-4-5", "watch": True}, {}),
-        ({}, {"OPENAI_API_KEY": "a key"}),
-        ({}, {"OSMOSIS_MODEL": "gpt-5-mini"}),
-        ({**SERVED, "baseline_model": "openai/gpt-5-mini"}, {}),
-        ({**SERVED, "rubric": ["all"]}, {}),
+        (["test", "--model", "openai/gpt-5-mini"], {}),
+        (["test", "--model=anthropic/claude-sonnet-4-5", "--watch"], {}),
+        (["test"], {"OPENAI_API_KEY": "a key"}),
+        (["eval"], {"OSMOSIS_MODEL": "gpt-5-mini"}),
+        (["eval", "--model", "served", *ENDPOINT, "--baseline-model", "openai/gpt-5-mini"], {}),
+        (["eval", "--model", "served", *ENDPOINT, "--rubric", "all"], {}),
     ],
 )
-def test_litellm_is_imported_ahead(given: dict[str, object], environ: dict[str, str]) -> None:
-    assert LITELLM in preloads(given, environ)
+def test_litellm_is_imported_ahead(arguments: list[str], environ: dict[str, str]) -> None:
+    assert LITELLM in preloads(words_after(arguments), environ)
 
 
 @pytest.mark.parametrize(
-    ("given", "environ"),
+    ("arguments", "environ"),
     [
-        ({}, {}),
-        ({"model": "offline/oracle"}, {"OPENAI_API_KEY": "a key"}),
-        (SERVED, {"OPENAI_API_KEY": "a key"}),
-        ({"model": "offline/smoke", "baseline_model": "offline/empty"}, {}),
-        ({**SERVED, "baseline_model": "b", "baseline_base_url": SERVED["base_url"]}, {}),
-        ({}, {"OSMOSIS_MODEL": "offline/smoke"}),
+        (["test"], {}),
+        (["test", "--model", "offline/oracle"], {"OPENAI_API_KEY": "a key"}),
+        (["test", "--model", "served", *ENDPOINT], {"OPENAI_API_KEY": "a key"}),
+        (["test", "--base-url=http://localhost:8000/v1", "--model=served"], {}),
+        (["eval", "--model", "offline/smoke", "--baseline-model", "offline/empty"], {}),
+        (["eval", "--model", "a", *ENDPOINT, "--baseline-model", "b", "--baseline-base-url", ENDPOINT[1]], {}),
+        (["eval"], {"OSMOSIS_MODEL": "offline/smoke"}),
     ],
 )
-def test_litellm_is_left_alone(given: dict[str, object], environ: dict[str, str]) -> None:
-    assert LITELLM not in preloads(given, environ)
+def test_litellm_is_left_alone(arguments: list[str], environ: dict[str, str]) -> None:
+    assert LITELLM not in preloads(words_after(arguments), environ)
 
 
 def test_the_client_for_endpoints_is_imported_ahead() -> None:
-    assert preloads(SERVED, {}) == [ENDPOINTS]
-    assert preloads({"model": "offline/oracle", "baseline_base_url": "http://x"}, {}) == [ENDPOINTS]
-    assert preloads({"model": "offline/smoke"}, {}) == []
+    assert preloads(words_after(["test", "--model", "served", *ENDPOINT]), {}) == [ENDPOINTS]
+    assert preloads(words_after(["eval", "--model", "offline/oracle", "--baseline-base-url=http://x"]), {}) == [
+        ENDPOINTS
+    ]
+    assert preloads(words_after(["test", "--model", "offline/smoke"]), {}) == []
