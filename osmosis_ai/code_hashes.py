@@ -25,8 +25,7 @@ _INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|__pycache__)[/\\]")
 def imported_sources(root: Path) -> dict[str, str]:
     """The files under `root` that this process's modules came from, with the hash of what was imported.
 
-    Returns:
-        Paths relative to `root` with forward slashes. A file that is gone by now may have an empty hash.
+    Paths are relative, with forward slashes. A file that is gone by now may have an empty hash.
     """
     root = root.resolve()
     found = {}

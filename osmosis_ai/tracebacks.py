@@ -46,10 +46,8 @@ def locate(exc: BaseException, root: Path) -> SourceLocation | None:
     """Find the line of the user's code that an exception comes from.
 
     It is the deepest frame in a file under `root` that is no installed package; for a syntax error it is the error's
-    own place. An exception without such a frame is looked for in its group's members, its cause and its context.
-
-    Returns:
-        The place, or None when no line of the user's code took part.
+    own place. An exception without such a frame is looked for in its group's members, its cause and its context. None
+    when no line of the user's code took part.
     """
     for candidate in _related(exc):
         if isinstance(candidate, SyntaxError) and candidate.filename and candidate.lineno:
@@ -64,11 +62,7 @@ def locate(exc: BaseException, root: Path) -> SourceLocation | None:
 
 
 def locate_function(function: Callable[..., Any], root: Path) -> SourceLocation | None:
-    """Find the line of the user's code where a function begins.
-
-    Returns:
-        The place, or None when it isn't the user's.
-    """
+    """The line where a function begins, of a decorated one what is decorated; None when it isn't the user's code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = _user_file(code.co_filename, root) if code is not None else None
     if code is None or file is None:
@@ -91,11 +85,8 @@ def short_traceback(exc: BaseException, root: Path, frames: int = 12) -> str:
                 lines.append(f"    {place.text}")
         elif number == first:
             lines.append(f"  … {len(found) - frames} more frames …")
-    if isinstance(exc, SyntaxError):
-        place_or_none = locate(exc, root)
-        if place_or_none is not None:
-            lines.append(f'  File "{place_or_none.file}", line {place_or_none.line}')
-            lines.append(f"    {place_or_none.text}")
+    if isinstance(exc, SyntaxError) and (at := locate(exc, root)) is not None:
+        lines += [f'  File "{at.file}", line {at.line}', f"    {at.text}"]
     lines.append(describe(exc))
     return "\n".join(lines)
 
@@ -120,11 +111,8 @@ def _related(exc: BaseException) -> Iterator[BaseException]:
 def _members(exc: BaseException) -> list[BaseException]:
     # Duck-typed: on Python 3.10 exception groups come from a backport.
     members = getattr(exc, "exceptions", None)
-    return (
-        [member for member in members if isinstance(member, BaseException)]
-        if isinstance(members, (tuple, list))
-        else []
-    )
+    members = members if isinstance(members, (tuple, list)) else []
+    return [member for member in members if isinstance(member, BaseException)]
 
 
 def _user_frames(tb: TracebackType | None, root: Path) -> list[tuple[SourceLocation, str]]:

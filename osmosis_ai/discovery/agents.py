@@ -38,10 +38,7 @@ def resolve_agent(text: str, cwd: Path) -> AgentSource:
     """Find what a `-m` value stands for: `server:agent_loop`, `mypackage.agents:MyAgent`.
 
     The module is looked for from the working directory, then among installed packages. Whether the attribute is in it
-    is read from the source as far as that can tell; what it is shows when a worker loads it.
-
-    Raises:
-        UsageError: It isn't MODULE:ATTRIBUTE, or there is no such module or attribute.
+    is read from the source as far as that can tell; what it is shows when a worker loads it. Raises UsageError.
     """
     module, colon, attribute = (part.strip() for part in text.partition(":"))
     if not colon or not attribute.isidentifier() or not _is_dotted(module):

@@ -50,10 +50,8 @@ class McpSource(Record, frozen=True):
 def find_repository(mcp: str | None, cwd: Path) -> Repository:
     """Find the repository an `--mcp` value belongs to.
 
-    Its root is the parent of the tools' folder; the working directory if `mcp` is None, a URL or an `mcp.json`.
-
-    Raises:
-        UsageError: The value can't be used; see `parse_mcp_source`.
+    Its root is the parent of the tools' folder; the working directory if `mcp` is None, a URL or an `mcp.json`. Raises
+    UsageError; see `parse_mcp_source`.
     """
     root = _absolute(cwd)
     mcp_dir = _folder(root / "mcp")
@@ -74,9 +72,7 @@ def find_repository(mcp: str | None, cwd: Path) -> Repository:
 def parse_mcp_source(text: str, cwd: Path) -> McpSource:
     """Read an `--mcp` value: `DIR`, `DIR/main.py`, either with `:name`, a URL, or an `mcp.json` file.
 
-    Raises:
-        UsageError: The path doesn't exist, the folder has no `main.py`, the file is neither Python nor JSON, or the URL
-            isn't one. Names and keys in a URL are left out of the message.
+    Raises UsageError; names and keys in a URL are left out of its message.
     """
     if not text.strip():
         raise UsageError("--mcp is empty: name a folder with main.py, a URL or an mcp.json file")
@@ -103,9 +99,8 @@ def _on_disk(text: str, cwd: Path) -> McpSource:
         return McpSource("directory", path=str(path / "main.py"), server_name=name)
     if not path.exists():
         missing = f"there is no {path}" if _shown(text) == text else "there is no such path"
-        raise UsageError(
-            f"--mcp {_shown(text)}: {missing}; name a folder with main.py, a Python file, a URL or an mcp.json file"
-        )
+        wanted = "name a folder with main.py, a Python file, a URL or an mcp.json file"
+        raise UsageError(f"--mcp {_shown(text)}: {missing}; {wanted}")
     if not path.is_file():
         raise UsageError(f"--mcp {_shown(text)} is neither a folder nor a file")
     if path.suffix == ".py":
@@ -140,9 +135,8 @@ def _check_url(url: str) -> None:
     except UrlError as error:
         if error.problem == "scheme":
             raise UsageError(f"--mcp {show_url(url)!r}: only http:// and https:// URLs can be used") from None
-        raise UsageError(
-            f"--mcp {show_url(url)!r} is not a valid URL; it looks like http://localhost:8000/mcp"
-        ) from None
+        example = "it looks like http://localhost:8000/mcp"
+        raise UsageError(f"--mcp {show_url(url)!r} is not a valid URL; {example}") from None
 
 
 def _shown(text: str) -> str:

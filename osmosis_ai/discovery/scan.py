@@ -127,11 +127,8 @@ def resolve_function(spec: str, components: Sequence[Component], root: Path, cwd
     """Find the function that `module:function`, or a discovered function's bare name, stands for.
 
     A module is looked for from the repository's root, then from the working directory, then among installed packages.
-    Nothing is imported; whether the function is in it is read from the source as far as that can tell.
-
-    Raises:
-        FunctionError: There is no such module or function, the bare name stands for several, or the source can't be
-            read. The message lists what there is.
+    Nothing is imported; whether the function is in it is read from the source as far as that can tell. Raises
+    FunctionError, with a list of what there is.
     """
     module, colon, attribute = (part.strip() for part in spec.partition(":"))
     if not colon:

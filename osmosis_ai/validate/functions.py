@@ -29,7 +29,7 @@ from osmosis_ai.validate.findings import Finding, Place, finding
 
 __all__ = ["CHECKS", "check_functions", "check_load_problems", "is_about_form", "reads_ground_truth"]
 
-_FOLDERS: dict[Literal["reward", "rubric"], str] = {"reward": "reward_fn", "rubric": "reward_rubric"}
+_FOLDERS = {kind: folder for folder, kind in FOLDERS.items()}
 _DECORATORS = {"reward": "@osmosis_reward", "rubric": "@osmosis_rubric"}
 _LOOKALIKE = re.compile(r"(^|_)(reward|rubric|score|grade)s?(_|$)|^compute_(reward|score)", re.IGNORECASE)
 _FORM_WORDS = re.compile(
@@ -77,13 +77,12 @@ def _check_unreachable(
             continue
         if reachable.get(node.name) is not node:
             again = reachable.get(node.name)
-            replaced = again is not None and decorated_as(again, aliases) is not None
-            why = (
-                f"{node.name} is defined again in line {reachable[node.name].lineno}, which replaces this one"
-                if replaced
-                else f"{node.name} is decorated, but inside a function or class or where importing doesn't come to"
-            )
-            hint = "Rename one of the two." if replaced else "Move it to the top level of the file."
+            if again is not None and decorated_as(again, aliases) is not None:
+                why = f"{node.name} is defined again in line {again.lineno}, which replaces this one"
+                hint = "Rename one of the two."
+            else:
+                why = f"{node.name} is decorated, but inside a function or class or where importing doesn't come to"
+                hint = "Move it to the top level of the file."
         elif decorated != kind:
             why = f"{node.name} is a {_DECORATORS[decorated]} function, but {_FOLDERS[kind]}/ isn't searched for those"
             hint = f"Move it to {_FOLDERS[decorated]}/."
@@ -215,13 +214,17 @@ def check_load_problems(problems: Sequence[Failure], signatures: Sequence[Findin
 # What functions read
 
 
-def reads_ground_truth(component: Component, root: Path) -> bool:
-    """Whether a function's own body mentions the ground truth, as a name or as a key."""
+def _node_of(component: Component, root: Path) -> FunctionNode | None:
     try:
         tree = parse_file(root / component.file)
     except UnreadableError:
-        return True
-    node = {node.name: node for node in importable_functions(tree)}.get(component.name)
+        return None
+    return {node.name: node for node in importable_functions(tree)}.get(component.name)
+
+
+def reads_ground_truth(component: Component, root: Path) -> bool:
+    """Whether a function's own body mentions the ground truth, as a name or as a key."""
+    node = _node_of(component, root)
     if node is None:
         return True
     names = (getattr(part, "id", getattr(part, "value", None)) for inner in node.body for part in ast.walk(inner))
@@ -230,11 +233,7 @@ def reads_ground_truth(component: Component, root: Path) -> bool:
 
 def is_about_form(component: Component, root: Path) -> bool:
     """Whether a function's name or the first line of its docstring says that it rewards form and not being right."""
-    try:
-        tree = parse_file(root / component.file)
-    except UnreadableError:
-        return False
-    node = {node.name: node for node in importable_functions(tree)}.get(component.name)
+    node = _node_of(component, root)
     docstring = (ast.get_docstring(node) or "") if node is not None else ""
     said = " ".join([component.name.replace("_", " "), *docstring.splitlines()[:1]])
     return bool(_FORM_WORDS.search(said.casefold()))

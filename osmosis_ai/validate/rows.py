@@ -14,7 +14,7 @@ from statistics import median
 from osmosis_ai.data.dataset import Dataset, RowProblem, open_dataset
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files
 from osmosis_ai.errors import DatasetError
-from osmosis_ai.records import JsonValue, Row
+from osmosis_ai.records import Row
 from osmosis_ai.validate.check import Check, Subject
 from osmosis_ai.validate.findings import Finding, Place, codes, finding
 
@@ -33,6 +33,9 @@ CHARACTERS_PER_TOKEN = 4
 """The usual rule of thumb for English text."""
 
 _LEAK = r"(?:####|\\boxed\{{|\b(?:answer|solution|result|ground.?truth)\b\W{{0,5}}(?:is|are|=|:)?)\W{{0,5}}{}(?!\w)"
+
+
+_KINDS = {bool: "booleans", int: "numbers", float: "numbers", str: "strings", list: "lists", dict: "objects"}
 
 
 class _Noted:
@@ -138,7 +141,7 @@ class _Rows:
             if len(self._types) < MAX_COLUMNS or column in self._types:
                 kinds = self._types.setdefault(column, set())
                 if value is not None:
-                    kinds.add(_kind(value))
+                    kinds.add(_KINDS[type(value)])
         if row.ground_truth is None:
             self._without.add(row.index)
         elif not row.ground_truth.strip():
@@ -242,16 +245,6 @@ def line_of_row(path: Path, index: int) -> int | None:
 def _digest(*parts: str) -> int:
     content = "\0".join(parts).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
-
-
-def _kind(value: JsonValue) -> str:
-    if isinstance(value, bool):
-        return "booleans"
-    if isinstance(value, (int, float)):
-        return "numbers"
-    if isinstance(value, str):
-        return "strings"
-    return "lists" if isinstance(value, list) else "objects"
 
 
 def _check(subject: Subject) -> Iterator[Finding]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -116,13 +116,16 @@ class _Validation:
         for check in FIRST:
             self._findings += run_check(check, self._subject)
         if not self._options.static:
-            self._subject.loaded = await self._load_tools()
+            with self._area("mcp/"):
+                self._subject.loaded = await self._load_tools()
         for check in CHECKS:
             self._findings += run_check(check, self._subject)
         if not self._options.static:
-            await self._run_functions([] if self._subject.loaded is None else self._subject.loaded.tools)
+            with self._area("functions"):
+                await self._run_functions([] if self._subject.loaded is None else self._subject.loaded.tools)
             if self._subject.loaded is not None:
-                await self._play_solutions()
+                with self._area("solutions"):
+                    await self._play_solutions()
         components = [component for found in self._components.values() for component in found]
         unique = dict.fromkeys(map(msgspec.json.encode, self._findings))
         findings = [msgspec.json.decode(one, type=Finding) for one in unique]
@@ -147,9 +150,15 @@ class _Validation:
                 self._findings.append(finding("OSM102", message, at, " ".join(rest.split())))
             else:
                 self._findings.append(finding("OSM103", message, at, _LOADING_HINT))
-        except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
-            self._findings.append(could_not_run("mcp/", error))
         return None
+
+    @contextmanager
+    def _area(self, area: str) -> Iterator[None]:
+        """An area's failure must not cost the report of the others."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - it is a finding
+            self._findings.append(could_not_run(area, error))
 
     async def _run_functions(self, tools: Sequence[Tool]) -> None:
         found = [*self._components["reward"], *self._components["rubric"]]
@@ -158,14 +167,11 @@ class _Validation:
             return
         tool = str(tools[0]["function"]["name"]) if tools else None
         try:
-            try:
-                await self._with_functions(refs, tool)
-            except StartError as error:
-                good = await self._load_alone(refs, error)
-                if good:
-                    await self._with_functions(good, tool)
-        except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
-            self._findings.append(could_not_run("functions", error))
+            await self._with_functions(refs, tool)
+        except StartError as error:
+            good = await self._load_alone(refs, error)
+            if good:
+                await self._with_functions(good, tool)
 
     async def _with_functions(self, refs: Sequence[FunctionRef], tool: str | None) -> None:
         """Load functions and run their controls; raises StartError when loading doesn't come to an end."""
@@ -186,19 +192,15 @@ class _Validation:
         rows = first_rows(self._subject.dataset, lambda row: row.solution is not None, MAX_SOLUTIONS)
         if not rows:
             return
-        try:
-            async with ScratchStore.open(Masker.from_environment(self._subject.environ)) as scratch:
-                spec = msgspec.structs.replace(
-                    self._function_spec(self._rewards, scratch),
-                    limits=LimitsConfig(timeout=ROLLOUT_SECONDS, reward_timeout=CALL_SECONDS),
-                    mcp=McpSource("directory", path=str(self._root / "mcp" / "main.py")),
-                    policies={POLICY: player()},
-                )
-                async with self._pool(spec) as pool:
-                    played = await play_solutions(rows, pool, scratch)
-        except Exception as error:  # noqa: BLE001 - an area's failure must not cost the report of the others
-            self._findings.append(could_not_run("solutions", error))
-            return
+        async with ScratchStore.open(Masker.from_environment(self._subject.environ)) as scratch:
+            spec = msgspec.structs.replace(
+                self._function_spec(self._rewards, scratch),
+                limits=LimitsConfig(timeout=ROLLOUT_SECONDS, reward_timeout=CALL_SECONDS),
+                mcp=McpSource("directory", path=str(self._root / "mcp" / "main.py")),
+                policies={POLICY: player()},
+            )
+            async with self._pool(spec) as pool:
+                played = await play_solutions(rows, pool, scratch)
         best = {report.function: max(form.right or 0.0 for form in report.forms) for report in self._controls}
         full = {name: value for name, value in best.items() if value > 0}
         self._findings += judge_solutions(played, full, self._subject)
@@ -229,8 +231,5 @@ class _Validation:
             store=None if scratch is None else str(scratch.path),
         )
 
-    @asynccontextmanager
-    async def _pool(self, spec: WorkerSpec) -> AsyncIterator[Pool]:
-        options = PoolOptions(workers=1, load_seconds=self._options.load_seconds)
-        async with open_pool(spec, options) as pool:
-            yield pool
+    def _pool(self, spec: WorkerSpec) -> AbstractAsyncContextManager[Pool]:
+        return open_pool(spec, PoolOptions(workers=1, load_seconds=self._options.load_seconds))
