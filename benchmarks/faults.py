@@ -21,7 +21,7 @@ from typing import Any
 from measuring import OSMOSIS, clean_environment
 from repository import write_repo
 
-from osmosis_ai.store import Queries
+from osmosis_ai.store.queries import Queries
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
 SHARE = 20

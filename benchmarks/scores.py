@@ -21,8 +21,8 @@ from measuring import OSMOSIS, Measured, adopt_orphans, run
 from repository import EXACT, sums, write_repo
 
 from osmosis_ai.records import Rollout, Row, ToolCall, Turn, Usage
-from osmosis_ai.store import RunStore
 from osmosis_ai.store.reading import ScoringReader
+from osmosis_ai.store.run_store import RunStore
 
 TARGET = 20_000
 AT_ONCE = 500

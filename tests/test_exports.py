@@ -29,7 +29,8 @@ from osmosis_ai.records import (
     Turn,
     Usage,
 )
-from osmosis_ai.store import RunInfo, RunStore
+from osmosis_ai.store.queries import RunInfo
+from osmosis_ai.store.run_store import RunStore
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 MESSAGES = [

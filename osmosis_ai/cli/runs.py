@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from osmosis_ai.records import FunctionRef, Record
     from osmosis_ai.runtime.pool.base import PoolOptions
     from osmosis_ai.runtime.protocol import WorkerSpec
-    from osmosis_ai.store import RunInfo, RunStore
+    from osmosis_ai.store.queries import RunInfo
+    from osmosis_ai.store.run_store import RunStore
 
 __all__ = ["app"]
 
@@ -409,7 +410,7 @@ def _writable(file: str | None) -> Path | None:
 @contextmanager
 def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
     """Find and open the store; errors in the block are shown and become the exit code."""
-    from osmosis_ai.store import RunStore
+    from osmosis_ai.store.run_store import RunStore
 
     root, json = shared_options(context, root, json)
     with command_session() as session:

@@ -12,7 +12,7 @@ from osmosis_ai.cli.progress import LiveProgress
 from osmosis_ai.cli.report import mean_and_error, shown_interval
 from osmosis_ai.records import Failure, Score
 from osmosis_ai.runtime.run.scoring import Scored
-from osmosis_ai.store import FunctionTotals, Queries, RunInfo, ScoredRollout
+from osmosis_ai.store.queries import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.transcript import transcript
 from osmosis_ai.store.views import ComparedRuns, shown_status
 from osmosis_ai.text import failure_line, visible

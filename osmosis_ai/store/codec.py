@@ -27,7 +27,6 @@ from osmosis_ai.records import (
     Turn,
     Usage,
 )
-from osmosis_ai.store.owners import this_process
 from osmosis_ai.store.tables import RolloutColumns, RowColumns, RunColumns, ScoreColumns
 from osmosis_ai.token_data import from_older_form
 
@@ -73,9 +72,11 @@ class Encoder:
     def __init__(self, masker: Masker) -> None:
         self._masker = masker
 
-    def run(self, command: str, identity: Mapping[str, Any], config: Mapping[str, Any]) -> RunColumns:
-        """A run that this process writes. Its id and time are still to be set."""
-        pid, started = this_process()
+    def run(
+        self, command: str, identity: Mapping[str, Any], config: Mapping[str, Any], owner: tuple[int, float]
+    ) -> RunColumns:
+        """A run that this process, the owner, writes. Its id and time are still to be set."""
+        pid, started = owner
         return RunColumns(
             pk=0,
             id="",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from osmosis_ai.reward_fn.statistics import paired, summarize
-from osmosis_ai.store import FunctionTotals, PairedRow, Queries, RunInfo, SharedRows
+from osmosis_ai.store.queries import FunctionTotals, PairedRow, Queries, RunInfo, SharedRows
 from osmosis_ai.store.views import ComparedFunction, ComparedRuns, FlippedRow, run_view
 
 __all__ = ["compare_runs"]

@@ -7,6 +7,7 @@ neither fills the memory nor keeps the write-ahead log from being emptied.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Outcome, Record, Rollout, Row, Score
 from osmosis_ai.store.codec import decode_object, decode_outcome, decode_rollout, decode_row, decode_score
-from osmosis_ai.store.owners import process_alive
 from osmosis_ai.store.schema import open_reader
 from osmosis_ai.store.tables import PlaceColumns, RolloutColumns, RunColumns, RunStatus, ScoreColumns, select
 
@@ -32,6 +32,8 @@ __all__ = [
     "SharedRows",
     "StoredRollout",
     "Unscored",
+    "process_alive",
+    "this_process",
 ]
 
 P = TypeVar("P", bound=PlaceColumns)
@@ -412,6 +414,8 @@ class Queries:
 
 
 _LAST = 2**63 - 1
+_CLOCK_TOLERANCE = 2.0
+"""Seconds: a process's start time is computed from the boot time, which moves when the clock is set."""
 
 
 def _scores(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, dict[str, Score]]:
@@ -438,3 +442,22 @@ def _run_info(columns: RunColumns) -> RunInfo:
         failed=columns.failed,
         alive=columns.status == "running" and pid is not None and started is not None and process_alive(pid, started),
     )
+
+
+def this_process() -> tuple[int, float]:
+    """This process's id and when it started, in seconds since the epoch."""
+    import psutil
+
+    return os.getpid(), psutil.Process().create_time()
+
+
+def process_alive(pid: int, started: float) -> bool:
+    """Whether the process with this id and start time still runs on this machine."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - started) < _CLOCK_TOLERANCE
+        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

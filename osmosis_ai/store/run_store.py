@@ -15,8 +15,7 @@ from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Rollout, Row, Score
 from osmosis_ai.store.codec import Encoder, decode_object
-from osmosis_ai.store.owners import process_alive, this_process
-from osmosis_ai.store.queries import Queries, RunInfo
+from osmosis_ai.store.queries import Queries, RunInfo, process_alive, this_process
 from osmosis_ai.store.schema import database_path, open_writer
 from osmosis_ai.store.tables import (
     RolloutColumns,
@@ -83,7 +82,7 @@ class RunStore(Queries):
         `identity` must be the same for the run to be resumed; `config` is everything else worth knowing. Both are
         JSON-able.
         """
-        run = self._encoder.run(command, identity, config)
+        run = self._encoder.run(command, identity, config, this_process())
 
         def write(db: sqlite3.Connection) -> None:
             run.created_at = time.time()

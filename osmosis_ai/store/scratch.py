@@ -12,7 +12,7 @@ from pathlib import Path
 from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Message, Rollout, Row
-from osmosis_ai.store import RunStore
+from osmosis_ai.store.run_store import RunStore
 
 __all__ = ["ScratchStore"]
 

@@ -13,7 +13,7 @@ from conftest import Finished, Osmosis, clean_environment, run_osmosis
 from running import COMMAND, PATIENCE, copy_repo, run_whole, running, seen, write_rows
 from watching import Watching
 
-from osmosis_ai.store import Queries, ScoredRollout
+from osmosis_ai.store.queries import Queries, ScoredRollout
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, status, text, tool_call
 
 INSTANCE = ("-m", "server:agent_loop")

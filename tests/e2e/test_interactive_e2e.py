@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from conftest import ADDING, Finished, Osmosis, clean_environment, documented, write_repo
 
-from osmosis_ai.store import Queries, ScoredRollout
+from osmosis_ai.store.queries import Queries, ScoredRollout
 from osmosis_ai.testing.endpoint import (
     Gate,
     Reply,

@@ -13,7 +13,7 @@ import pytest
 from conftest import ADDING, EXACT, ROWS, Finished, write_repo
 from running import copy_repo, run_whole, running
 
-from osmosis_ai.store import Queries
+from osmosis_ai.store.queries import Queries
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, by_turn, hang, status, text, tool_call
 
 FUNCTION = "reward_fn.rewards:exact"

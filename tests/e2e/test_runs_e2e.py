@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from osmosis_ai.store import Queries, RunStore
+from osmosis_ai.store.queries import Queries
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.testing.endpoint import Reply, Request, ScriptedEndpoint, by_turn, text, tool_call
 
 COMMAND = Path(sys.executable).with_name("osmosis")
@@ -131,7 +132,7 @@ def test_runs_are_found_from_a_folder_of_the_repository_and_by_root(
 
 def test_a_killed_run_is_called_so(osmosis: Osmosis, tmp_path: Path) -> None:
     script = (
-        "import asyncio, sys; from pathlib import Path; from osmosis_ai.store import RunStore\n"
+        "import asyncio, sys; from pathlib import Path; from osmosis_ai.store.run_store import RunStore\n"
         "print(asyncio.run(RunStore.open(Path(sys.argv[1])).create_run('eval', identity={}, config={})))"
     )
     made = subprocess.run(

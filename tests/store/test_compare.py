@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from osmosis_ai.records import Failure, Rollout, Row, Score
-from osmosis_ai.store import RunInfo, RunStore, SharedRows
 from osmosis_ai.store.compare import compare_runs
+from osmosis_ai.store.queries import RunInfo, SharedRows
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.views import FlippedRow
 
 FAILURE = Failure("model", "dropped")

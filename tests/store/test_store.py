@@ -42,8 +42,9 @@ from osmosis_ai.records import (
     Turn,
     Usage,
 )
-from osmosis_ai.store import PairedRow, RolloutKey, RunStore
+from osmosis_ai.store.queries import PairedRow, RolloutKey
 from osmosis_ai.store.reading import ScoringReader
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.schema import MIGRATIONS, migrate
 from osmosis_ai.store.tables import Columns, RolloutColumns, RowColumns, RunColumns, ScoreColumns, TrajectoryColumns
 
@@ -638,7 +639,7 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from osmosis_ai.records import *
-from osmosis_ai.store import RunStore
+from osmosis_ai.store.run_store import RunStore
 
 def rollout(index):
     messages = [{"role": "tool", "content": f"{index} " * 1000}]
@@ -937,7 +938,7 @@ def test_a_file_in_the_folders_place_is_an_error(tmp_path: Path) -> None:
 READ_ONLY = """
 import os, sys, pathlib
 from osmosis_ai.errors import StoreError
-from osmosis_ai.store import RunStore
+from osmosis_ai.store.run_store import RunStore
 import psutil
 if os.geteuid() == 0:
     os.setgid(65534), os.setuid(65534)
@@ -973,7 +974,7 @@ import asyncio, os, resource, sys
 from pathlib import Path
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import *
-from osmosis_ai.store import RunStore
+from osmosis_ai.store.run_store import RunStore
 
 async def main(root):
     store = RunStore.open(root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from osmosis_ai.records import Failure, Rollout, Row, Score, ToolCall, Turn, Usage
-from osmosis_ai.store import ScoredRollout, StoredRollout
+from osmosis_ai.store.queries import ScoredRollout, StoredRollout
 from osmosis_ai.store.transcript import transcript
 
 ROW = Row(3, "r3", "be exact", "add", ground_truth="42", extra={"level": 1})

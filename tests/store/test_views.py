@@ -13,8 +13,9 @@ import pytest
 
 from osmosis_ai.records import Failure, JsonObject, Record, Rollout, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.schemas import schema_of
-from osmosis_ai.store import RunInfo, RunStore
 from osmosis_ai.store.compare import compare_runs
+from osmosis_ai.store.queries import RunInfo
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.views import (
     ListedRuns,
     RescoredRun,

@@ -11,7 +11,7 @@ from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.options import option_values, stored_options
 from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
-from osmosis_ai.store import RunStore
+from osmosis_ai.store.run_store import RunStore
 
 __all__ = ["find_resumable", "run_config", "run_identity"]
 

@@ -14,7 +14,8 @@ from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.protocol import Progress, RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.scoring import MAX_BATCH, Scoring, ScoringListener, judges_usd
-from osmosis_ai.store import Completed, RolloutKey, RunStore, Unscored
+from osmosis_ai.store.queries import Completed, RolloutKey, Unscored
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.tasks import task_group
 
 __all__ = ["Run", "RunListener"]

@@ -17,7 +17,8 @@ from osmosis_ai.code_hashes import function_code
 from osmosis_ai.records import FunctionRef, Message, Rollout, Row, Score
 from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.protocol import ScoreJob
-from osmosis_ai.store import RolloutKey, RunStore, Unscored
+from osmosis_ai.store.queries import RolloutKey, Unscored
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.tasks import task_group
 

@@ -42,7 +42,8 @@ from osmosis_ai.runtime.run.report import Report, build_report, run_summary, sco
 from osmosis_ai.runtime.run.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run.run import Run
 from osmosis_ai.runtime.run.scoring import Scored
-from osmosis_ai.store import Completed, RunStore
+from osmosis_ai.store.queries import Completed
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.tasks import task_group
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from operator import or_
 from pathlib import Path, PurePosixPath
 
 import pathspec
+from msgspec.structs import astuple
 
 from osmosis_ai.records import Record
 
 __all__ = ["GitIgnore", "Stale", "Watched", "classify", "counts", "from_root", "repository_files"]
 
-IGNORED_FOLDERS = {
-    ".osmosis",
-    ".git",
-    ".hg",
-    "__pycache__",
-    "node_modules",
-    ".venv",
-    "venv",
-    ".tox",
+IGNORED_FOLDERS = {".osmosis", ".git", ".hg", "__pycache__", "node_modules", ".venv", "venv", ".tox"} | {
     ".idea",
     ".vscode",
 }
@@ -51,15 +45,10 @@ class Stale(Record, frozen=True):
     everything: bool = False
 
     def __or__(self, other: Stale) -> Stale:
-        return Stale(
-            self.tools or other.tools,
-            self.functions or other.functions,
-            self.dataset or other.dataset,
-            self.everything or other.everything,
-        )
+        return Stale(*map(or_, astuple(self), astuple(other)))
 
     def __bool__(self) -> bool:
-        return self.tools or self.functions or self.dataset or self.everything
+        return any(astuple(self))
 
 
 def counts(path: str, ignored: GitIgnore) -> bool:

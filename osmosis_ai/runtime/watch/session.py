@@ -36,7 +36,8 @@ from osmosis_ai.runtime.run.resume import run_config, run_identity
 from osmosis_ai.runtime.run.run import Run, RunListener
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.changes import Stale, Watched, from_root, repository_files
-from osmosis_ai.store import Completed, RolloutKey, RunStore
+from osmosis_ai.store.queries import Completed, RolloutKey
+from osmosis_ai.store.run_store import RunStore
 
 __all__ = ["Iteration", "Rerun", "WatchSession"]
 

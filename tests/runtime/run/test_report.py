@@ -15,7 +15,7 @@ from osmosis_ai.records import Failure, FunctionRef, JudgeCall, ModelSpec, Outco
 from osmosis_ai.runtime.run import results
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.runtime.run.report import Report, build_report
-from osmosis_ai.store import RunStore
+from osmosis_ai.store.run_store import RunStore
 
 REFUSED = Failure("model", "no such model", "refused")
 BROKEN = Failure("reward", "KeyError: 'x'", "exception", "reward_fn/f.py", 3)

@@ -16,7 +16,7 @@ from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.run import Run
 from osmosis_ai.runtime.run.scoring import Scored
-from osmosis_ai.store import RunStore
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.testing import FakePool
 
 pytestmark = pytest.mark.anyio

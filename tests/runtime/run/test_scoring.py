@@ -19,7 +19,7 @@ from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.protocol import ScoreJob
 from osmosis_ai.runtime.run.prepare import scorer_spec
 from osmosis_ai.runtime.run.scoring import Scored, Scoring, rescore, score_conversations
-from osmosis_ai.store import RunStore
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.scratch import ScratchStore
 
 LENGTH = """

@@ -14,7 +14,7 @@ import osmosis_ai
 from osmosis_ai import Report, RunConfig, StartError, open_run
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.events import RunEvent
-from osmosis_ai.store import RunStore
+from osmosis_ai.store.run_store import RunStore
 
 MAIN = '''
 from fastmcp import FastMCP
