@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,10 +130,14 @@ for _name, _instead in NOT_OFFERED.items():
     )(_refusing(_name, _instead))
 
 
-def run() -> int:
-    """Run the command line and give its exit code."""
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and give its exit code.
+
+    Args:
+        arguments: The command line without the command's own name; None for this process's.
+    """
     try:
-        return int(app(standalone_mode=False) or 0)
+        return int(app(arguments, standalone_mode=False) or 0)
     except OsmosisError as error:
         print(f"error: {error}", file=sys.stderr)
     except _BadCommandLine as error:

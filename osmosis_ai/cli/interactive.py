@@ -87,7 +87,7 @@ class _Session:
         """Run it all; gives the exit code."""
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
         # With --workers 0 descriptor 1 leads to stderr while the repository is loaded; results go on to stdout.
-        self._output.results.file = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+        stdout = self._output.results.file = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
         before = signal.signal(signal.SIGINT, self._interrupt)
         hear = partial(introduce, self._output)
         opened = RunSession.open(self._config, self._session.cwd, listener=hear, interactive=True)
@@ -102,6 +102,7 @@ class _Session:
             return ExitCode.INTERRUPTED
         finally:
             signal.signal(signal.SIGINT, before)
+            stdout.close()
 
     def _talk(self, portal: anyio.from_thread.BlockingPortal, run: RunSession) -> int:
         rows = run.rows

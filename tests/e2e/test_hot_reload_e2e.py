@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from running import eventually
+
+from waiting import eventually
 from watching import dataset, repository, rewards, server, watching, write
 
 ONE_ROW = {"test_data.jsonl": dataset("answer", ground_truth="new")}

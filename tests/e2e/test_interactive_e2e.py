@@ -20,8 +20,8 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from conftest import ADDING, Finished, Osmosis, clean_environment, documented, write_repo
 
+from commands import Finished, Osmosis, clean_environment, documented, run_osmosis
 from osmosis_ai.store.queries import Queries, ScoredRollout
 from osmosis_ai.testing.endpoint import (
     Gate,
@@ -34,6 +34,7 @@ from osmosis_ai.testing.endpoint import (
     tool_call,
     tool_calls,
 )
+from repos import ADDING, write_repo
 
 COMMAND = Path(sys.executable).with_name("osmosis")
 PATIENCE = 60.0
@@ -98,17 +99,14 @@ def pipe_in(
     endpoint: ScriptedEndpoint, repo: Path, *lines: str, options: tuple[str, ...] = (), **environ: str
 ) -> Finished:
     """The same, with an endpoint whose requests the test looks at."""
-    done = subprocess.run(
-        [str(COMMAND), "test", "-i", "--base-url", endpoint.url, "--model", "scripted", *options],
+    done = run_osmosis(
+        *("test", "-i", "--base-url", endpoint.url, "--model", "scripted", *options),
         cwd=repo,
-        env=environment(**environ),
-        input="".join(f"{line}\n" for line in lines),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
+        env={"TERM": "dumb", "EDITOR": "", "VISUAL": "", **environ},
+        typed="".join(f"{line}\n" for line in lines),
     )
     assert "Traceback" not in done.stderr, done.stderr
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return done
 
 
 def environment(**extra: str) -> dict[str, str]:

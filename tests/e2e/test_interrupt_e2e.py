@@ -10,10 +10,12 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from conftest import clean_environment, write_repo
-from running import COMMAND, PATIENCE, copy_repo, run_whole, running, seen
 
+from commands import COMMAND, clean_environment, run_osmosis
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, text, tool_call
+from repos import copy_repo, seen, write_repo
+from running import running
+from waiting import PATIENCE
 
 GRACE_SECONDS = 10
 
@@ -46,7 +48,7 @@ def test_ctrl_c_lets_what_runs_finish_and_resume_does_the_rest(tmp_path: Path) -
         assert (done.json["summary"]["total"], done.json["summary"]["missing"]) == (10, 4)
         assert len(endpoint.chats) == 6
 
-        resumed = run_whole("test", *model, "--resume", "--json", cwd=root)
+        resumed = run_osmosis("test", *model, "--resume", "--json", cwd=root)
         assert resumed.code == 0
         assert [result["row_index"] for result in resumed.json["results"]] == list(range(10))
         asked = sorted(request.messages[1]["content"] for request in endpoint.chats)

@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import write_repo
-from running import run_whole
 
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
+from repos import write_repo
+from running import run_whole
 
 KEY = "sk-a-key-that-nobody-may-see"
 

@@ -6,15 +6,15 @@ import functools
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import EXACT, Finished, write_repo
-from running import run_whole, running
 
+from commands import Finished, run_osmosis
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, text, tool_call
+from repos import EXACT, write_repo
+from running import running
 
 FUNCTION = "reward_fn.rewards:exact"
 ROWS = [
@@ -81,15 +81,15 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
         gate.open()
         before = asked(endpoint)
         options = ["--model", "scripted", "--n", "2", "--json"]
-        resumed = run_whole("eval", "--base-url", endpoint.url, *options, "--resume", cwd=cut)
-        uninterrupted = run_whole("eval", "--base-url", steady.url, *options, cwd=whole)
+        resumed = run_osmosis("eval", "--base-url", endpoint.url, *options, "--resume", cwd=cut)
+        uninterrupted = run_osmosis("eval", "--base-url", steady.url, *options, cwd=whole)
         assert comparable(resumed) == comparable(uninterrupted)
         assert "resuming run" in resumed.stderr
         # Only the four that were in flight were asked for again.
         assert len(before) == 6 + 4
         assert len(asked(endpoint)) == 16 + 4
         # What is finished is not resumed.
-        again = run_whole("eval", "--base-url", endpoint.url, *options, "--resume", cwd=cut)
+        again = run_osmosis("eval", "--base-url", endpoint.url, *options, "--resume", cwd=cut)
         assert (again.code, again.stdout) == (2, "")
         assert "no unfinished run" in again.stderr
 
@@ -133,7 +133,7 @@ DIFFERENCES = {
 
 
 @pytest.fixture(scope="module")
-def refusals(tmp_path_factory: pytest.TempPathFactory, beside: Executor) -> Iterator[dict[str, Future[Refusal]]]:
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Refusal]]:
     """One run that was cut off, and an attempt to resume it for each difference."""
     folder = tmp_path_factory.mktemp("refusals")
     cut = write_repo(folder / "cut", rows=ROWS)
@@ -153,15 +153,15 @@ def refusals(tmp_path_factory: pytest.TempPathFactory, beside: Executor) -> Iter
             if difference.change is not None:
                 difference.change(root)
             model = ["--base-url", other.url if difference.endpoint else endpoint.url, "--model", "scripted"]
-            done = run_whole("eval", *model, *difference.options, "--resume", "-q", cwd=root)
+            done = run_osmosis("eval", *model, *difference.options, "--resume", "-q", cwd=root)
             return Refusal(done, len(other.chats) + len(endpoint.chats) - before)
 
-        yield {name: beside.submit(attempt, name) for name in DIFFERENCES}
+        yield attempt
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_another_run_is_refused_and_told_why(name: str, refusals: dict[str, Future[Refusal]]) -> None:
-    done, chats = refusals[name].result()
+def test_another_run_is_refused_and_told_why(name: str, refused: Callable[[str], Refusal]) -> None:
+    done, chats = refused(name)
     assert (done.code, done.stdout, chats) == (2, "", 0)
     assert f"can't be continued, because this differs from it: {DIFFERENCES[name].named};" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
@@ -177,7 +177,7 @@ def test_other_reward_code_scores_again_and_asks_no_model(tmp_path: Path) -> Non
         (root / "reward_fn" / "rewards.py").write_text(EXACT.replace("else 0.0", "else 0.25"), encoding="utf-8")
         replace("reward_fn/rewards.py", "return 1.0", "return 0.75")(root)
         model = ["--base-url", endpoint.url, "--model", "scripted"]
-        done = run_whole("eval", *model, "--resume", "--json", cwd=root)
+        done = run_osmosis("eval", *model, "--resume", "--json", cwd=root)
         scores = [row["runs"][0]["scores"][FUNCTION] for row in done.json["rows"]]
         assert scores == [0.25 if number % 4 == 3 else 0.75 for number in range(8)]
         again = asked(endpoint)
@@ -198,10 +198,10 @@ def test_failed_rollouts_are_run_again_when_asked(tmp_path: Path) -> None:
 
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
         options = ["--base-url", endpoint.url, "--model", "scripted", "--json"]
-        first = run_whole("eval", *options, cwd=root)
+        first = run_osmosis("eval", *options, cwd=root)
         assert (first.code, first.json["summary"]["failed"]) == (1, 2)
         before = len(asked(endpoint))
-        second = run_whole("eval", *options, "--retry-failed", cwd=root)
+        second = run_osmosis("eval", *options, "--retry-failed", cwd=root)
         assert (second.code, second.json["summary"]["failed"]) == (0, 0)
         assert second.json["config"]["run_id"] == first.json["config"]["run_id"]
         assert len(asked(endpoint)) == before + 2
@@ -217,18 +217,18 @@ def test_a_named_run_is_resumed_and_others_are_left_alone(tmp_path: Path) -> Non
         kill_at(root, endpoint, 3, 2)
         kill_at(root, endpoint, 5 + 3, 2)
         gate.open()
-        newer, older = run_whole("runs", "--json", cwd=root).json["runs"]
+        newer, older = run_osmosis("runs", "--json", cwd=root).json["runs"]
         assert [newer["status"], older["status"]] == ["killed", "killed"]
-        done = run_whole("eval", *options, "--resume-run", older["id"][:-1], "--json", cwd=root)
+        done = run_osmosis("eval", *options, "--resume-run", older["id"][:-1], "--json", cwd=root)
         assert done.json["config"]["run_id"] == older["id"]
         assert done.json["summary"]["missing"] == 0
-        runs = run_whole("runs", "--json", cwd=root).json["runs"]
+        runs = run_osmosis("runs", "--json", cwd=root).json["runs"]
         assert [(run["id"], run["status"]) for run in runs] == [(newer["id"], "killed"), (older["id"], "finished")]
 
-        other = run_whole("test", *options, "--resume-run", newer["id"], cwd=root)
+        other = run_osmosis("test", *options, "--resume-run", newer["id"], cwd=root)
         assert (other.code, other.stdout) == (2, "")
         assert "is a run of `osmosis eval`" in other.stderr
-        nothing = run_whole("eval", *options, "--resume-run", "nothing", cwd=root)
+        nothing = run_osmosis("eval", *options, "--resume-run", "nothing", cwd=root)
         assert nothing.code == 2
         assert "no run 'nothing'" in nothing.stderr
 
@@ -247,7 +247,7 @@ def test_two_runs_at_once_in_one_repository_that_git_does_not_see(tmp_path: Path
         with running("eval", *options, cwd=root) as first, running("eval", *options, cwd=root) as second:
             first.until(lambda: len(endpoint.chats) == 8)
             # What another process is running can't be resumed.
-            resumed = run_whole("eval", *options, "--resume", cwd=root)
+            resumed = run_osmosis("eval", *options, "--resume", cwd=root)
             assert resumed.code == 2
             assert "no unfinished run" in resumed.stderr
             gate.open()

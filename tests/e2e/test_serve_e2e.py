@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ADDING, Osmosis, write_repo
-from running import PATIENCE, Running, copy_repo, running, seen
-from watching import write
 
+from commands import Osmosis
 from osmosis_ai.rollout.core.schemas import InitResponse, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.testing import (
     Gate,
@@ -30,6 +28,10 @@ from osmosis_ai.rollout.testing import (
     tool_call,
     with_faults,
 )
+from repos import ADDING, copy_repo, seen, write_repo
+from running import Running, running
+from waiting import PATIENCE
+from watching import write
 
 KEY = "a-key-of-the-server"
 TWO_TURNS = by_turn(tool_call("add", a=1, b=2), text("3"))

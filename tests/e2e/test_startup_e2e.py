@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import COMMAND, Osmosis, clean_environment
 
+from commands import COMMAND, Osmosis, clean_environment
 from osmosis_ai.testing import ScriptedEndpoint, by_turn, text, tool_call
 
 HEAVY = ["aiohttp", "anyio", "fastmcp", "litellm", "mcp", "openai", "pyarrow", "uvicorn", "watchfiles", "yaml"]

@@ -16,8 +16,10 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from conftest import COMMAND, Osmosis, clean_environment, documented
-from running import eventually
+
+from commands import COMMAND, Osmosis, clean_environment, documented
+from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, text
+from waiting import eventually
 from watching import (
     REWARD,
     Watching,
@@ -30,8 +32,6 @@ from watching import (
     watching,
     write,
 )
-
-from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, text
 
 HALF = REWARD.replace("1.0 if", "0.5 if")
 SHARED = {

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Finished, Osmosis, documented
-from running import eventually, running
 
+from commands import Finished, Osmosis, documented
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, text
+from running import running
+from waiting import eventually
 
 KEY = "sk-judge-0123456789"
 CONFIG = f"""\

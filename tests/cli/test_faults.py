@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import ADDING, Finished, write_repo
-from running import copy_repo, run_whole, seen, write_rows
 
+from commands import Finished, run_osmosis
 from osmosis_ai.testing import (
     Gate,
     Reply,
@@ -24,6 +22,7 @@ from osmosis_ai.testing import (
     tool_call,
     tool_calls,
 )
+from repos import ADDING, copy_repo, seen, write_repo, write_rows
 
 EXACT, FAULTY = "reward_fn.scores:exact", "reward_fn.scores:faulty"
 
@@ -98,7 +97,7 @@ def run_faults(folder: Path) -> Faults:
     with ScriptedEndpoint(call_then_answer).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted"]
         limits = ["--tool-timeout", "2", "--reward-timeout", "2", "--timeout", "60", "--worker-memory", "700MB"]
-        done = run_whole("test", *model, *limits, "--workers", "2", "--batch-size", "6", "--json", cwd=root)
+        done = run_osmosis("test", *model, *limits, "--workers", "2", "--batch-size", "6", "--json", cwd=root)
         results = done.json["results"]
         assert [result["row_index"] for result in results] == list(range(len(names))), done.stderr
         return Faults(root, done, dict(zip(names, results, strict=True)))
@@ -174,7 +173,7 @@ def test_what_was_paid_for_is_not_paid_again_for_a_score(tmp_path: Path) -> None
     root = copy_repo("misbehaving", tmp_path, rows)
     with ScriptedEndpoint(call_then_answer).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "2"]
-        done = run_whole("test", *model, "--json", "-q", cwd=root)
+        done = run_osmosis("test", *model, "--json", "-q", cwd=root)
         assert done.json["summary"]["scoring_errors"] == 3
         assert len(endpoint.chats) == len(names)
 
@@ -198,7 +197,7 @@ def test_who_waits_for_the_model_is_never_blamed(tmp_path: Path) -> None:
 
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted"]
-        done = run_whole("test", *model, "--workers", "1", "--batch-size", "2", "--json", "-q", cwd=root)
+        done = run_osmosis("test", *model, "--workers", "1", "--batch-size", "2", "--json", "-q", cwd=root)
         first, *others = done.json["results"]
         assert (first["error"], first["reward"]) == (None, 0.75), done.stdout
         assert {result["error"] for result in others} == {"worker: exited with code 7 (while running exits)"}
@@ -210,7 +209,7 @@ def test_every_fault_with_a_process_for_each_rollout(tmp_path: Path) -> None:
     root = copy_repo("misbehaving", tmp_path, [{"user_prompt": name} for name in names])
     with ScriptedEndpoint(call_then_answer).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--tool-timeout", "2"]
-        done = run_whole("test", *model, "--isolation", "rollout", "--json", "-q", cwd=root)
+        done = run_osmosis("test", *model, "--isolation", "rollout", "--json", "-q", cwd=root)
         for name, result in zip(names, done.json["results"], strict=True):
             pattern = TOOL_FAULTS.get(name)
             if pattern is None:
@@ -236,7 +235,7 @@ def test_processes_that_end_at_the_same_moment_take_none_along(tmp_path: Path) -
 
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--batch-size", str(number)]
-        done = run_whole("test", *model, "--isolation", "rollout", "--json", "-q", cwd=root)
+        done = run_osmosis("test", *model, "--isolation", "rollout", "--json", "-q", cwd=root)
         errors = {result["error"] for result in done.json["results"]}
         assert errors == {"worker: exited with code 7 (while running exits)"}
         assert len(seen(root)) == len(endpoint.chats) == number
@@ -275,7 +274,7 @@ def test_a_server_that_fails_while_starting_ends_the_run(isolation: str, tmp_pat
     root = write_repo(tmp_path / "repo", main=main)
     with ScriptedEndpoint(add_or_die).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--isolation", isolation]
-        done = run_whole("test", *model, "-q", cwd=root)
+        done = run_osmosis("test", *model, "-q", cwd=root)
         assert (done.code, done.stdout) == (2, "")
         assert "mcp/main.py:9: RuntimeError: load" in done.stderr
         assert "Traceback" not in done.stderr
@@ -287,7 +286,7 @@ def test_a_server_that_fails_on_one_reload_is_loaded_again(tmp_path: Path) -> No
     root = write_repo(tmp_path / "repo", main=main)
     with ScriptedEndpoint(add_or_die).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "1", "--batch-size", "1"]
-        done = run_whole("test", *model, "-q", "--json", cwd=root)
+        done = run_osmosis("test", *model, "-q", "--json", cwd=root)
         errors = [result["error"] for result in done.json["results"]]
         assert errors == ["worker: exited with code 7 (while running dies)", None, None]
         assert done.code == 1
@@ -300,7 +299,7 @@ def test_a_server_that_fails_on_every_reload_leaves_no_row_without_a_record(tmp_
     root = write_repo(tmp_path / "repo", main=main)
     with ScriptedEndpoint(add_or_die).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "1", "--batch-size", "1"]
-        done = run_whole("test", *model, "-q", "--json", cwd=root)
+        done = run_osmosis("test", *model, "-q", "--json", cwd=root)
         results = done.json["results"]
         assert [result["row_index"] for result in results] == [0, 1, 2]
         for result in results:
@@ -342,27 +341,27 @@ ENDPOINT_FAULTS: dict[str, tuple[Any, str | None]] = {
 }  # fmt: skip
 
 
+EndpointFaults = tuple[Finished, dict[str, Any], list[Request]]
+
+
 @pytest.fixture(scope="module")
-def endpoint_faults(tmp_path_factory: pytest.TempPathFactory, beside: Executor) -> Future[Any]:
-    def run() -> tuple[Finished, dict[str, Any], list[Request]]:
-        root = write_repo(tmp_path_factory.mktemp("endpoint") / "repo")
-        write_rows(root, [{"user_prompt": name, "ground_truth": "10 11"} for name in ENDPOINT_FAULTS])
+def endpoint_faults(tmp_path_factory: pytest.TempPathFactory) -> EndpointFaults:
+    root = write_repo(tmp_path_factory.mktemp("endpoint") / "repo")
+    write_rows(root, [{"user_prompt": name, "ground_truth": "10 11"} for name in ENDPOINT_FAULTS])
 
-        def script(request: Request) -> Reply:
-            reply, _ = ENDPOINT_FAULTS[request.messages[1]["content"]]
-            return reply(request) if callable(reply) else reply
+    def script(request: Request) -> Reply:
+        reply, _ = ENDPOINT_FAULTS[request.messages[1]["content"]]
+        return reply(request) if callable(reply) else reply
 
-        with ScriptedEndpoint(script).run_in_thread() as endpoint:
-            model = ["--base-url", endpoint.url, "--model", "scripted", "--request-timeout", "1"]
-            done = run_whole("test", *model, "--batch-size", "7", "-q", "--json", cwd=root)
-            return done, dict(zip(ENDPOINT_FAULTS, done.json["results"], strict=True)), endpoint.chats
-
-    return beside.submit(run)
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        model = ["--base-url", endpoint.url, "--model", "scripted", "--request-timeout", "1"]
+        done = run_osmosis("test", *model, "--batch-size", "7", "-q", "--json", cwd=root)
+        return done, dict(zip(ENDPOINT_FAULTS, done.json["results"], strict=True)), endpoint.chats
 
 
 @pytest.mark.parametrize("name", ENDPOINT_FAULTS)
-def test_an_endpoint_fault_is_its_own_rollouts(name: str, endpoint_faults: Future[Any]) -> None:
-    done, results, requests = endpoint_faults.result()
+def test_an_endpoint_fault_is_its_own_rollouts(name: str, endpoint_faults: EndpointFaults) -> None:
+    done, results, requests = endpoint_faults
     result = results[name]
     pattern = ENDPOINT_FAULTS[name][1]
     attempts = sum(request.messages[1]["content"] == name for request in requests)

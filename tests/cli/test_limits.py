@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ADDING, EXACT, ROWS, Finished, write_repo
-from running import copy_repo, run_whole, running
 
+from commands import Finished, run_osmosis
 from osmosis_ai.store.queries import Queries
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, by_turn, hang, status, text, tool_call
+from repos import ADDING, EXACT, ROWS, copy_repo, write_repo
+from running import running
 
 FUNCTION = "reward_fn.rewards:exact"
 
@@ -78,7 +78,7 @@ def results(messages, ground_truth, metadata) -> float:
 
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
         options = ["--base-url", endpoint.url, "--model", "scripted", "--timeout", "2", "--json"]
-        done = run_whole("test", *options, cwd=root)
+        done = run_osmosis("test", *options, cwd=root)
         row = first_row(done)
         assert (done.code, row["success"], row["finish_reason"]) == (1, False, "timeout")
         assert row["error"] == "timeout: the rollout took longer than 2 s (--timeout)"
@@ -92,7 +92,7 @@ def results(messages, ground_truth, metadata) -> float:
         (found,) = queries.scored(done.json["config"]["run_id"], with_trajectory=True)
         assert [message["role"] for message in found.stored.rollout.messages] == ["system", "user", "assistant", "tool"]
 
-        scored = first_row(run_whole("test", *options, "--score-partial", cwd=root))
+        scored = first_row(run_osmosis("test", *options, "--score-partial", cwd=root))
         assert (scored["finish_reason"], scored["reward"]) == ("timeout", 1.0)
         assert scored["error"] == row["error"]
 
@@ -101,7 +101,7 @@ def test_a_tool_call_out_of_time_is_an_answer_for_the_model(tmp_path: Path) -> N
     root = write_repo(tmp_path / "repo", main=WAITING, rows=ROWS[:1])
     with ScriptedEndpoint(by_turn(tool_call("wait"), text("3"))).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted"]
-        done = run_whole("test", *model, "--tool-timeout", "1", "--json", cwd=root)
+        done = run_osmosis("test", *model, "--tool-timeout", "1", "--json", cwd=root)
         assert (done.code, first_row(done)["reward"]) == (0, 1.0)
         assert done.json["summary"]["tools"]["wait"]["errors"] == {"timeout": 1}
         result = endpoint.chats[-1].messages[-1]["content"]
@@ -112,7 +112,7 @@ def test_a_score_out_of_time_is_a_scoring_error(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo", rewards=SLOW_SCORES)
     with ScriptedEndpoint(by_turn(text("3"))).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted"]
-        done = run_whole("test", *model, "--reward-timeout", "1", "--json", cwd=root)
+        done = run_osmosis("test", *model, "--reward-timeout", "1", "--json", cwd=root)
         assert done.code == 1
         for row, score in zip(done.json["results"], [1.0, 0.0, 0.0], strict=True):
             slow, blocking = "reward_fn.rewards:slow", "reward_fn.rewards:blocking"
@@ -130,7 +130,7 @@ def test_tokens_and_tool_output_are_bounded(tmp_path: Path) -> None:
     with ScriptedEndpoint(by_turn(tool_call("much", characters=5_000_000))).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted"]
         limits = ["--max-tokens-total", "40", "--max-tool-output", "1000"]
-        done = run_whole("test", *model, *limits, "--json", cwd=root)
+        done = run_osmosis("test", *model, *limits, "--json", cwd=root)
         # 15 tokens a turn: the third one passes 40.
         assert (first_row(done)["finish_reason"], first_row(done)["success"]) == ("max_tokens_total", True)
         assert [len(request.messages) for request in endpoint.chats] == [2, 4, 6]
@@ -157,7 +157,7 @@ def test_a_budget_stops_the_run_and_counts_attempts_that_were_lost(tmp_path: Pat
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
         env = {"OPENAI_API_KEY": "sk-none-of-this-is-real", "OPENAI_BASE_URL": endpoint.url}
         options = ["--model", "openai/gpt-4o-mini", "--batch-size", "1", "--json"]
-        done = run_whole("test", *options, "--max-cost", "0.5", cwd=root, env=env)
+        done = run_osmosis("test", *options, "--max-cost", "0.5", cwd=root, env=env)
         assert done.code == 1
         assert "the budget of $0.5 (--max-cost) is spent" in done.stderr
         # The first row's tool took down two workers, after a turn in each; the other turns are the second row's and
@@ -166,7 +166,7 @@ def test_a_budget_stops_the_run_and_counts_attempts_that_were_lost(tmp_path: Pat
         assert [row["cost_usd"] for row in done.json["results"]] == pytest.approx([0.15, 0.15, 0.15])
         assert (done.json["summary"]["missing"], done.json["summary"]["total"]) == (2, 5)
 
-        rest = run_whole("test", *options, "--max-cost", "5", "--resume", cwd=root, env=env)
+        rest = run_osmosis("test", *options, "--max-cost", "5", "--resume", cwd=root, env=env)
         assert [row["reward"] for row in rest.json["results"]] == [None, 0.75, 0.75, 0.75, 0.75]
         assert len(endpoint.chats) == 6
 
@@ -175,7 +175,7 @@ def test_a_budget_needs_a_known_price(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo")
     with ScriptedEndpoint(by_turn(text("3"))).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted"]
-        done = run_whole("test", *model, "--max-cost", "1", "-q", cwd=root)
+        done = run_osmosis("test", *model, "--max-cost", "1", "-q", cwd=root)
         assert (done.code, done.stdout) == (2, "")
         assert "no price is known for scripted" in done.stderr
         assert "--max-cost" in done.stderr
@@ -225,7 +225,7 @@ def test_an_overloaded_endpoint_is_asked_less_for_a_while(tmp_path: Path) -> Non
     waves = Waves()
     with ScriptedEndpoint(waves).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "1", "--batch-size", "8"]
-        done = run_whole("test", *model, "--timeout", "60", "--json", cwd=root)
+        done = run_osmosis("test", *model, "--timeout", "60", "--json", cwd=root)
         assert done.code == 0, done.stderr
         assert len(endpoint.chats) == len(rows) + 8
         assert set(waves.sizes) == {1000}
@@ -233,29 +233,21 @@ def test_an_overloaded_endpoint_is_asked_less_for_a_while(tmp_path: Path) -> Non
         assert waves.most == 0
 
 
-@pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory, beside: Executor) -> Future[Finished]:
-    """A run with one rollout that hangs in a tool, stopped as soon as the progress says so."""
-    root = write_repo(tmp_path_factory.mktemp("held") / "repo", main=WAITING)
+def test_progress_names_the_oldest_rollout_and_what_it_waits_for(tmp_path: Path) -> None:
+    """One rollout hangs in a tool; the run is stopped as soon as the progress says so."""
+    root = write_repo(tmp_path / "repo", main=WAITING)
 
     def script(request: Request) -> Reply:
         return tool_call("wait") if "3 + 4" in request.messages[1]["content"] else text("11")
 
-    def run() -> Finished:
-        with ScriptedEndpoint(script).run_in_thread() as endpoint:
-            model = ["--base-url", endpoint.url, "--model", "scripted"]
-            with running("test", *model, cwd=root) as command:
-                command.until(lambda: "oldest: row" in command.said())
-                command.interrupt()
-                command.until(lambda: "again ends at once" in command.said())
-                command.interrupt()
-                return command.wait()
-
-    return beside.submit(run)
-
-
-def test_progress_names_the_oldest_rollout_and_what_it_waits_for(held: Future[Finished]) -> None:
-    done = held.result()
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        model = ["--base-url", endpoint.url, "--model", "scripted"]
+        with running("test", *model, cwd=root) as command:
+            command.until(lambda: "oldest: row" in command.said())
+            command.interrupt()
+            command.until(lambda: "again ends at once" in command.said())
+            command.interrupt()
+            done = command.wait()
     assert re.search(
         r"2/3 rollouts, [\d.]+/s, mean 0\.500, 0 failed, 30 tokens, "
         r"oldest: row 1 for 1\d s, waiting for tool wait\n",

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Osmosis, write_repo
+
+from commands import Osmosis
+from repos import write_repo
 
 KEY = "sk-preview-0123456789"
 CONFIG = f"""\

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import ADDING, write_repo
-from running import run_whole
 
+from commands import run_osmosis
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
+from repos import ADDING, write_repo
 
 COUNTING = '''
 from fastmcp import FastMCP
@@ -35,7 +35,7 @@ def test_isolation_decides_whether_globals_start_fresh(isolation: str, counts: l
 
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "1", "--batch-size", "1"]
-        done = run_whole("test", *model, "--isolation", isolation, "--json", "-q", cwd=root)
+        done = run_osmosis("test", *model, "--isolation", isolation, "--json", "-q", cwd=root)
         assert [result["reward"] for result in done.json["results"]] == [1.0] * 4, done.stdout
 
 
@@ -64,7 +64,7 @@ def test_what_the_model_needs_is_imported_once_and_not_for_each_rollout(tmp_path
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
         env = f"OSMOSIS_MODEL=openai/scripted\nOPENAI_API_KEY=sk-1\nOPENAI_API_BASE={endpoint.url}\n"
         (root / ".env").write_text(env, encoding="utf-8")
-        done = run_whole("test", "--isolation", "rollout", "--json", "-q", cwd=root)
+        done = run_osmosis("test", "--isolation", "rollout", "--json", "-q", cwd=root)
         assert [result["error"] for result in done.json["results"]] == [None] * 3
     forked = (root / "forked").read_text(encoding="utf-8").split()
     assert len(forked) >= 3

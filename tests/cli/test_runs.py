@@ -61,7 +61,7 @@ def run(osmosis: Osmosis, repo: Path) -> Callable[..., str]:
     """Makes a run in `repo` and gives its id."""
 
     def start(*arguments: str | Path, env: dict[str, str] | None = None, command: str = "eval") -> str:
-        done = osmosis(command, "--workers", "0", "-q", *arguments, cwd=repo, env=env)
+        done = osmosis(command, "-q", *arguments, cwd=repo, env=env)
         assert done.code in (0, 1), done.stderr
         return Queries(repo / ".osmosis" / "runs.db").find_run("latest").id
 
@@ -437,7 +437,7 @@ def test_rescore_by_a_named_function(osmosis: Osmosis, repo: Path, scripted: Cal
     (repo / "other.py").write_text(
         "def length(solution_str, ground_truth, extra_info):\n    return len(solution_str)\n", encoding="utf-8"
     )
-    done = osmosis("runs", "rescore", "--eval-fn", "other:length", "--workers", "0", cwd=repo)
+    done = osmosis("runs", "rescore", "--eval-fn", "other:length", cwd=repo)
     assert done.code == 0, done.stderr
     assert "other:length" in done.stdout
     rows = [json.loads(line) for line in osmosis("runs", "export", cwd=repo).stdout.splitlines()]

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import EXACT, Finished, Osmosis, write_repo
-from running import eventually, run_whole, running
+
+from commands import Finished, Osmosis, run_osmosis
+from repos import EXACT, write_repo
+from running import running
+from waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "calculator"
@@ -22,7 +25,7 @@ FIELDS = ["code", "severity", "file", "line", "subject", "message", "hint"]
 
 def validate(repo: Path, *options: str, **env: str) -> Finished:
     """Run it to its end, and see that nothing it started is left."""
-    done = run_whole("validate", repo.name, *options, cwd=repo.parent, env=env)
+    done = run_osmosis("validate", repo.name, *options, cwd=repo.parent, env=env)
     assert "Traceback" not in done.stdout + done.stderr
     return done
 
@@ -325,6 +328,6 @@ def test_the_hook_runs_the_static_checks(repo: Path) -> None:
     command, *arguments = hook["entry"].split()
     assert command == "osmosis"
     assert hook["pass_filenames"] is False
-    done = run_whole(*arguments, cwd=repo)
+    done = run_osmosis(*arguments, cwd=repo)
     assert done.code == 0, done.stdout
     assert "source only; nothing was run" in done.stdout

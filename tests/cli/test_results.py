@@ -8,16 +8,16 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import COMMAND, ROWS, Finished, Osmosis, clean_environment, documented, run_osmosis, write_repo
 
+from commands import COMMAND, Finished, Osmosis, clean_environment, documented, run_osmosis
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, hang, status, text, tool_call, tool_calls
+from repos import ROWS, write_repo
 
 EXACT_NAME = "reward_fn.rewards:exact"
 
@@ -341,14 +341,9 @@ def run_part(suffix: str, folder: Path) -> Finished:
     return run_osmosis("test", *part, "--model", "offline/oracle", "--json", cwd=repo)
 
 
-@pytest.fixture(scope="module")
-def parts(beside: Executor, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Finished]]:
-    return {suffix: beside.submit(run_part, suffix, tmp_path_factory.mktemp("part")) for suffix in FORMATS}
-
-
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_a_part_of_a_dataset_of_each_format(suffix: str, parts: dict[str, Future[Finished]]) -> None:
-    done = parts[suffix].result()
+def test_a_part_of_a_dataset_of_each_format(suffix: str, tmp_path: Path) -> None:
+    done = run_part(suffix, tmp_path)
     assert done.code == 0, done.stderr
     assert done.json["summary"]["total"] == 2
     # The position is the one in the file, for the functions, too.

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Finished, Osmosis, clean_environment, run_osmosis
-from running import COMMAND, PATIENCE, copy_repo, run_whole, running, seen, write_rows
-from watching import Watching
 
+from commands import COMMAND, Finished, Osmosis, clean_environment, run_osmosis
 from osmosis_ai.store.queries import Queries, ScoredRollout
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, status, text, tool_call
+from repos import copy_repo, seen, write_rows
+from running import running
+from waiting import PATIENCE
+from watching import Watching
 
 INSTANCE = ("-m", "server:agent_loop")
 CLASS = ("-m", "calculator.agents:CalculatorAgent")
@@ -176,7 +178,7 @@ def test_what_a_loop_does_wrong_costs_its_own_rollout(tmp_path: Path) -> None:
     with ScriptedEndpoint(by_turn(text("ok"))).run_in_thread() as endpoint:
         options = ("--timeout", "6", "--max-turns", "3", "--workers", "2", "-o", "results.json", "-q")
         model = ("--base-url", endpoint.url, "--model", "scripted", "--eval-fn", "rewards:one")
-        done = run_whole("eval", *BAD, *model, *options, cwd=root)
+        done = run_osmosis("eval", *BAD, *model, *options, cwd=root)
     assert done.code == 1, done.stderr
     result = json.loads((root / "results.json").read_text(encoding="utf-8"))
     rows = {words[row["row_index"]]: row["runs"][0] for row in result["rows"]}

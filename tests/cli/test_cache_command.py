@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Finished, Osmosis, write_repo
 
+from commands import Finished, Osmosis, run_installed
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, status, text, tool_call
+from repos import write_repo
 
 ROW = {"system_prompt": "Use the tools.", "user_prompt": "What is 1 + 2?", "ground_truth": "3"}
 KEY = "sk-a-key-that-nobody-may-see"
@@ -77,7 +78,7 @@ def test_what_changes_the_request_misses(osmosis: Osmosis, tmp_path: Path, endpo
 
     def requests_of(*options: str) -> int:
         before = len(endpoint.chats)
-        done = run(osmosis, "test", endpoint, repo, "--cache", "--workers", "0", *options)
+        done = run(osmosis, "test", endpoint, repo, "--cache", "--workers", "1", *options)
         assert done.code == 0, done.stderr
         return len(endpoint.chats) - before
 
@@ -136,7 +137,9 @@ def test_two_runs_at_once(osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEn
     rows = [{**ROW, "user_prompt": f"What is {a} + 2?", "ground_truth": str(a + 2)} for a in range(40)]
     repo = write_repo(tmp_path / "repo", rows=rows)
     with ThreadPoolExecutor() as threads:
-        runs = [threads.submit(run, osmosis, "test", endpoint, repo, "--cache", "--workers", "1") for _ in range(2)]
+        runs = [
+            threads.submit(run, run_installed, "test", endpoint, repo, "--cache", "--workers", "1") for _ in range(2)
+        ]
         for done in runs:
             assert done.result().code == 0, done.result().stderr
             assert done.result().json["summary"]["functions"]["reward_fn.rewards:exact"]["mean"] == 1.0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,18 +10,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
 import psutil
-from conftest import Finished, clean_environment
+
+from commands import Finished, clean_environment
+from waiting import PATIENCE, eventually
 
 COMMAND = Path(sys.executable).with_name("osmosis")
 REPOS = Path(__file__).parents[1] / "repos"
 MARK = "OSMOSIS_TEST_COMMAND"
-PATIENCE = 30.0
-"""Seconds after which a condition that should come true never will."""
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and every command would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -111,40 +108,6 @@ def run_whole(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = No
     """Run the installed command to its end, and see that nothing it started is left."""
     with running(*arguments, cwd=cwd, env=env) as command:
         return command.wait()
-
-
-def eventually(condition: Callable[[], Any], failure: Callable[[], str] = lambda: "it never came true") -> Any:
-    """Wait until a condition is true and give what it gave.
-
-    Raises:
-        AssertionError: It isn't within `PATIENCE` seconds.
-    """
-    deadline = monotonic() + PATIENCE
-    while not (value := condition()):
-        assert monotonic() < deadline, failure()
-        sleep(0.02)
-    return value
-
-
-def copy_repo(name: str, folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """A copy of one of the test repositories with a dataset."""
-    root = folder / name
-    shutil.copytree(REPOS / name, root, ignore=shutil.ignore_patterns("__pycache__"))
-    write_rows(root, rows)
-    return root
-
-
-def write_rows(root: Path, rows: list[dict[str, Any]]) -> None:
-    """Write a repository's dataset."""
-    lines = (json.dumps({"system_prompt": "Do it.", "ground_truth": "done", **row}) for row in rows)
-    (root / "test_data.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def seen(root: Path) -> list[tuple[str, int]]:
-    """What the repository's code wrote about itself: what ran, and in which process."""
-    file = root / "seen"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [(name, int(pid)) for name, pid in (line.split() for line in lines)]
 
 
 def _marked(mark: str) -> list[psutil.Process]:

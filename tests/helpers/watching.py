@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from running import Running, eventually, running
-
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
+from running import Running, running
+from waiting import eventually
 
 SERVER = """
 from fastmcp import FastMCP

@@ -24,14 +24,12 @@ import itertools
 import json
 import os
 import re
-import shlex
 import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +37,7 @@ import pytest
 import typer
 import uvicorn
 from fastmcp import FastMCP
+from shell import Shell, script
 
 from osmosis_ai.cli.app import app
 from osmosis_ai.cli.eval_rubric import EvalRubricConfig
@@ -47,7 +46,7 @@ from osmosis_ai.runtime.run.results import Cause
 from osmosis_ai.serve.config import ServeConfig
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
@@ -58,7 +57,6 @@ BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ENDPOINT_URL, SERVER_URL = "http://localhost:8000/v1", "http://localhost:8765/mcp"
 LOOKED_UP = {"make check", "make benchmark"}
 ONE_MODULE = "make test TESTS=tests/test_tracebacks.py"
-MARK = "—— end of command ——"
 
 
 class Block(NamedTuple):
@@ -71,9 +69,9 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> list[tuple[str, str]]:
-        """The commands with what is shown of their output; a bash block is one command of which nothing is shown."""
+        """The commands with what is shown of their output; of those of a bash block nothing is."""
         if self.language == "bash":
-            return [(self.content, "")]
+            return [(command, "") for command in script(self.content)]
         found: list[tuple[str, str]] = []
         for line in self.content.splitlines():
             if line.startswith("$ "):
@@ -188,34 +186,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def runs(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    clone: Path,
-    endpoint_url: str,
-    server_url: str,
-) -> Iterator[dict[str, Future[None]]]:
-    """The sections that are to be tested, on their way: two at a time, because most of what they do is starting up."""
-    servers = {ENDPOINT_URL: endpoint_url, SERVER_URL: server_url}
-    wanted = [item.callspec.params.get("section") for item in request.session.items if hasattr(item, "callspec")]
-    folders = {section.name: tmp_path_factory.mktemp("section") for section in wanted if isinstance(section, Section)}
-    with ThreadPoolExecutor(2) as executor:
-        yield {
-            section.name: executor.submit(run_section, section, folders[section.name], clone, servers)
-            for section in wanted
-            if isinstance(section, Section)
-        }
-        executor.shutdown(cancel_futures=True)
+@pytest.fixture
+def servers(endpoint_url: str, server_url: str) -> dict[str, str]:
+    return {ENDPOINT_URL: endpoint_url, SERVER_URL: server_url}
 
 
 @pytest.mark.parametrize("section", sections(), ids=lambda section: section.name)
-def test_a_section(section: Section, runs: dict[str, Future[None]]) -> None:
-    runs[section.name].result()
-
-
-def run_section(section: Section, folder: Path, clone: Path, servers: dict[str, str]) -> None:
-    folder = clone if section.in_clone else make_folder(section, folder / "calculator", clone)
+def test_a_section(section: Section, tmp_path: Path, clone: Path, servers: dict[str, str]) -> None:
+    folder = clone if section.in_clone else make_folder(section, tmp_path / "calculator", clone)
     for name, content in section.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
@@ -279,33 +257,18 @@ def check_python(block: Block, folder: Path, where: str) -> None:
 
 
 def check_commands(block: Block, folder: Path, where: str, servers: dict[str, str]) -> None:
-    script = []
-    for command, _ in block.commands:
-        for documented, served in servers.items():
-            command = command.replace(documented, served)
-        lines = [run_here(line) for line in command.splitlines()]
-        # `$?` of the next command is this one's.
-        script += [*lines, f"code=$?; echo; echo {shlex.quote(MARK)} $code; (exit $code)"]
-    stops = "set -euo pipefail\n" if block.language == "bash" else ""
-    done = subprocess.run(
-        ["bash", "-c", stops + "\n".join(script)],
-        cwd=folder,
-        env=environment(servers[ENDPOINT_URL]),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        timeout=300,
-    )
-    outputs = re.split(rf"\n{MARK} (\d+)\n", done.stdout)
-    if block.language == "bash":
-        assert done.returncode == 0, f"{where}\n{done.stdout}"
-        return
-    assert len(outputs) == 2 * len(block.commands) + 1, f"{where}\n{done.stdout}"
-    for (command, shown), output in zip(block.commands, outputs[::2], strict=False):
-        assert as_pattern(shown).fullmatch(stable(output)), (
-            f"{where}: $ {command}\n--- shown\n{stable(shown)}\n--- real\n{stable(output)}"
-        )
+    shell = Shell(folder, environment(servers[ENDPOINT_URL]))
+    for documented, shown in block.commands:
+        command = run_here(documented)
+        for url, served in servers.items():
+            command = command.replace(url, served)
+        output = shell.run(command)
+        if block.language == "bash":
+            assert shell.code == 0, f"{where}: {documented}\n{output}"
+        else:
+            assert as_pattern(shown).fullmatch(stable(output)), (
+                f"{where}: $ {documented}\n--- shown\n{stable(shown)}\n--- real\n{stable(output)}"
+            )
 
 
 def run_here(line: str) -> str:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import write_repo
 
 from osmosis_ai.testing.endpoint import Reply, Request, ScriptedEndpoint, by_turn, text, tool_call
+from repos import write_repo
 
 RUBRIC = """
 from osmosis_ai import evaluate_rubric, osmosis_rubric

@@ -7,9 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Osmosis, write_repo
 
+from commands import Osmosis
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, drop, hang, status, text, tool_call
+from repos import write_repo
 
 NOWHERE = "http://127.0.0.1:9/v1"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import ADDING, Finished, Osmosis, run_osmosis, write_repo
 
+from commands import Finished, Osmosis, run_osmosis
 from osmosis_ai.testing import ScriptedEndpoint, text
+from repos import ADDING, write_repo
 
 
 class Bad(NamedTuple):
@@ -189,15 +189,9 @@ def attempt(bad: Bad, folder: Path) -> Attempt:
         return Attempt(run_osmosis(command, *options, cwd=repo), len(endpoint.requests))
 
 
-@pytest.fixture(scope="module")
-def attempts(beside: Executor, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Future[Attempt]]:
-    folder = tmp_path_factory.mktemp("bad")
-    return {name: beside.submit(attempt, bad, folder / str(index)) for index, (name, bad) in enumerate(CASES.items())}
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_one_message_and_no_model_request(name: str, attempts: dict[str, Future[Attempt]]) -> None:
-    done, requests = attempts[name].result()
+def test_one_message_and_no_model_request(name: str, tmp_path: Path) -> None:
+    done, requests = attempt(CASES[name], tmp_path)
     assert (done.code, done.stdout) == (2, ""), done
     assert done.stderr.count("error:") == 1, done.stderr
     assert "Traceback" not in done.stderr

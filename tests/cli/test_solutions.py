@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import EXACT, Osmosis, write_repo
+
+from commands import Osmosis
+from repos import EXACT, write_repo
 from running import running
 from watching import Watching, redone, rewards, write
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,10 +18,11 @@ from typing import Any, NamedTuple
 
 import anyio
 import pytest
-from conftest import Finished, Osmosis, clean_environment, run_osmosis, write_repo
 from fastmcp import Client
 
+from commands import Finished, Osmosis, clean_environment, run_osmosis
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, text, tool_call, tool_calls
+from repos import write_repo
 
 REPOS = Path(__file__).parents[1] / "repos"
 SDK_1 = version("mcp").startswith("1.")
@@ -72,16 +72,9 @@ def run_layout(layout: Layout, folder: Path) -> tuple[Finished, list[str]]:
         return done, tool_messages(endpoint.requests[-1]) if endpoint.chats else []
 
 
-@pytest.fixture(scope="module")
-def layouts(
-    beside: Executor, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Future[tuple[Finished, list[str]]]]:
-    return {layout.mcp: beside.submit(run_layout, layout, tmp_path_factory.mktemp("layout")) for layout in LAYOUTS}
-
-
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.mcp)
-def test_layouts(layout: Layout, layouts: dict[str, Future[tuple[Finished, list[str]]]]) -> None:
-    done, results = layouts[layout.mcp].result()
+def test_layouts(layout: Layout, tmp_path: Path) -> None:
+    done, results = run_layout(layout, tmp_path)
     assert done.code == 0, done.stderr
     assert results == layout.results
     assert done.json["results"][0]["finish_reason"] == "stop"

@@ -1,0 +1,183 @@
+"""Run `osmosis` to its end: in this process, which is quick, or as the installed command, as users do."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import jsonschema
+import msgspec
+import psutil
+
+from osmosis_ai.cli.app import run
+from osmosis_ai.models.engines import ENGINES
+from osmosis_ai.runtime.pool import forkserver
+from osmosis_ai.schemas import SCHEMAS
+from waiting import eventually
+
+COMMAND = Path(sys.executable).with_name("osmosis")
+PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas"
+FORK_SERVER = "osmosis_ai.runtime.worker.fork_server"
+
+
+class Finished(NamedTuple):
+    """What a command printed, and its exit code."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one object on stdout."""
+        lines = self.stdout.splitlines()
+        assert len(lines) == 1, f"more than one line on stdout: {self.stdout!r} {self.stderr!r}"
+        return json.loads(lines[0])
+
+
+Osmosis = Callable[..., Finished]
+
+
+def run_osmosis(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, typed: str = "") -> Finished:
+    """Run the command line in this process, to its end, and see that nothing it started is left.
+
+    All runs of a test process share its fork server, LiteLLM included, so only the first waits for imports. The user's
+    code runs in worker processes as ever; with `--workers 0`, which would run it here, the installed command runs.
+
+    Args:
+        arguments: The command line without `osmosis`.
+        cwd: The working directory.
+        env: Environment variables besides those of `clean_environment`.
+        typed: What comes through a pipe to its stdin.
+    """
+    if "--workers 0" in " ".join(map(str, arguments)):
+        return run_installed(*arguments, cwd=cwd, env=env, typed=typed)
+    with _Capture() as stdout, _Capture() as stderr:
+        code = _run(arguments, cwd, clean_environment(**(env or {})), stdout, stderr, typed)
+        finished = Finished(code, stdout.text, stderr.text)
+    eventually(lambda: not _left_behind(), lambda: f"left behind: {_left_behind()}\n{finished.stderr}")
+    return finished
+
+
+def run_merged(*arguments: str, cwd: Path, environ: dict[str, str]) -> tuple[int, str]:
+    """Run the command line in this process; gives its exit code and what a terminal would show of both streams."""
+    with _Capture() as shown:
+        return _run(arguments, cwd, environ, shown, shown), shown.text
+
+
+def run_installed(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, typed: str = "") -> Finished:
+    """Run the installed command in a folder and return what it printed."""
+    done = subprocess.run(
+        [str(COMMAND), *map(str, arguments)],
+        cwd=cwd,
+        env=clean_environment(**(env or {})),
+        input=typed,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """The environment without anything that chooses a model or holds a key."""
+    kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_MODEL"))}
+    return {**kept, **extra}
+
+
+def documented(name: str, data: str) -> dict[str, Any]:
+    """JSON that must be as its published schema says, and have no key besides."""
+    value: dict[str, Any] = json.loads(data)
+    schema = json.loads((PUBLISHED / f"{name}.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+    known = msgspec.json.decode(data, type=SCHEMAS[name])
+    assert msgspec.json.decode(msgspec.json.encode(known)) == value
+    return value
+
+
+class _Capture(io.TextIOWrapper):
+    """A stream of a process: a file, so that what doesn't go through `sys.stdout` comes there too."""
+
+    def __init__(self) -> None:
+        super().__init__(tempfile.TemporaryFile("ab+", buffering=0), encoding="utf-8", write_through=True)  # noqa: SIM115
+
+    @property
+    def text(self) -> str:
+        return os.pread(self.fileno(), os.fstat(self.fileno()).st_size, 0).decode()
+
+
+def _run(
+    arguments: Sequence[str | Path], cwd: Path, environ: dict[str, str], stdout: TextIO, stderr: TextIO, typed: str = ""
+) -> int:
+    forkserver.start([info.preload for info in ENGINES.values() if info.preload])
+    with (
+        _descriptor(1, stdout),
+        _descriptor(2, stderr),
+        _pipe(typed) as stdin,
+        _environment(cwd, environ, stdin),
+        redirect_stdout(stdout),
+        redirect_stderr(stderr),
+    ):
+        try:
+            return run(list(map(str, arguments)))
+        except KeyboardInterrupt:
+            return 130
+
+
+@contextmanager
+def _descriptor(number: int, stream: TextIO) -> Iterator[None]:
+    before = os.dup(number)
+    os.dup2(stream.fileno(), number)
+    try:
+        yield
+    finally:
+        os.dup2(before, number)
+        os.close(before)
+
+
+@contextmanager
+def _pipe(text: str) -> Iterator[TextIO]:
+    """A pipe from which a text can be read that fits into it."""
+    end, its_end = os.pipe()
+    os.write(its_end, text.encode())
+    os.close(its_end)
+    with os.fdopen(end, encoding="utf-8") as stream:
+        yield stream
+
+
+@contextmanager
+def _environment(cwd: Path, environ: dict[str, str], stdin: TextIO) -> Iterator[None]:
+    before = sys.stdin, Path.cwd(), dict(os.environ)
+    try:
+        _be_in(stdin, cwd, environ)
+        yield
+    finally:
+        _be_in(*before)
+
+
+def _be_in(stdin: TextIO, cwd: Path, environ: dict[str, str]) -> None:
+    sys.stdin = stdin
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environ)
+
+
+def _left_behind() -> list[str]:
+    """What this process's fork server has started and not ended: it adopts the orphans of its workers."""
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            workers = child.children(recursive=True) if FORK_SERVER in " ".join(child.cmdline()) else []
+            for process in workers:
+                with suppress(psutil.Error):
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(f"{process.pid}: {' '.join(process.cmdline())}")
+    return found
