@@ -181,7 +181,7 @@ def raw_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None
     return Reply(msgspec.json.encode(value), status, headers or {})
 
 
-def _chat_reply(message: dict[str, Any], model: str, usage: tuple[int, int], **choice: Any) -> Reply:
+def _chat_reply(choice: dict[str, Any], model: str, usage: tuple[int, int]) -> Reply:
     prompt, completion = usage
     return raw_json(
         {
@@ -189,7 +189,7 @@ def _chat_reply(message: dict[str, Any], model: str, usage: tuple[int, int], **c
             "object": "chat.completion",
             "created": 0,
             "model": model,
-            "choices": [{"index": 0, "message": message, **choice}],
+            "choices": [{"index": 0, **choice}],
             "usage": {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion},
         }
     )
@@ -216,7 +216,8 @@ def text(
         choice: Further fields of the choice (`logprobs`, `token_ids`, …).
     """
     body = {"role": "assistant", "content": content, **(message or {})}
-    return _chat_reply(body, model, (prompt_tokens, completion_tokens), finish_reason=finish_reason, **(choice or {}))
+    first = {"message": body, "finish_reason": finish_reason, **(choice or {})}
+    return _chat_reply(first, model, (prompt_tokens, completion_tokens))
 
 
 def tool_calls(
@@ -242,7 +243,8 @@ def tool_calls(
         call_id = f"call_{zlib.crc32(f'{name} {written}'.encode()):08x}_{index}"
         items.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": written}})
     message = {"role": "assistant", "content": content, "tool_calls": items}
-    return _chat_reply(message, model, (prompt_tokens, completion_tokens), finish_reason="tool_calls")
+    first = {"message": message, "finish_reason": "tool_calls"}
+    return _chat_reply(first, model, (prompt_tokens, completion_tokens))
 
 
 def tool_call(name: str, /, **arguments: Any) -> Reply:
