@@ -13,7 +13,7 @@ import anyio.abc
 import msgspec
 
 from osmosis_ai.errors import OsmosisRolloutError, StartError
-from osmosis_ai.records import Failure, Tool
+from osmosis_ai.records import Tool
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import error_response
 from osmosis_ai.runtime.pool.base import PoolOptions
@@ -23,6 +23,7 @@ from osmosis_ai.runtime.protocol import Inspected, Ready, WorkerSpec
 from osmosis_ai.runtime.watch.changes import Watched, from_root
 from osmosis_ai.runtime.watch.follow import Follower, Save
 from osmosis_ai.tasks import task_group
+from osmosis_ai.text import failure_line
 
 __all__ = ["PoolRunner"]
 
@@ -100,7 +101,7 @@ class PoolRunner:
             try:
                 return await pool.inspect()
             except JobFailedError as failed:
-                raise OsmosisRolloutError(_said(failed.failure)) from failed
+                raise OsmosisRolloutError(failure_line(failed.failure)) from failed
 
     async def tools(self, request: RolloutRequest) -> list[Tool]:
         """The tools of a rollout; raises OsmosisRolloutError when the loop can't say."""
@@ -110,7 +111,7 @@ class PoolRunner:
             try:
                 done = await pool.tools(request.model_dump(mode="json"))
             except JobFailedError as failed:
-                raise OsmosisRolloutError(f"get_tools: {_said(failed.failure)}") from failed
+                raise OsmosisRolloutError(f"get_tools: {failure_line(failed.failure)}") from failed
         if done.error is not None:
             raise OsmosisRolloutError(done.error)
         return done.tools
@@ -121,7 +122,7 @@ class PoolRunner:
             try:
                 return RolloutResponse.model_validate(await pool.serve(request.model_dump(mode="json")))
             except JobFailedError as failed:
-                return error_response(request, _said(failed.failure))
+                return error_response(request, failure_line(failed.failure))
 
     async def reload(self) -> None:
         """Load the code anew; what can't be loaded leaves the last good code in place."""
@@ -173,7 +174,3 @@ def _watched_folders(spec: WorkerSpec) -> tuple[Path, str | None]:
     elif spec.mcp is not None and spec.mcp.kind == "directory" and spec.mcp.path:
         folder = Path(spec.mcp.path).parent
     return root, None if folder is None else from_root(root, folder.resolve())
-
-
-def _said(failure: Failure) -> str:
-    return f"{failure.origin}: {failure.message}"

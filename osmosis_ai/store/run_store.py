@@ -14,28 +14,20 @@ from msgspec.structs import astuple
 from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Rollout, Row, Score
+from osmosis_ai.store import tables
 from osmosis_ai.store.codec import Encoder, decode_object
 from osmosis_ai.store.queries import Queries, RunInfo, process_alive, this_process
 from osmosis_ai.store.schema import database_path, open_writer
-from osmosis_ai.store.tables import (
-    RolloutColumns,
-    RowColumns,
-    RunColumns,
-    RunStatus,
-    ScoreColumns,
-    TrajectoryColumns,
-    insert,
-)
 from osmosis_ai.store.writer import Writer
 from osmosis_ai.text import counted
 
 __all__ = ["RunStore"]
 
-_INSERT_RUN = insert(RunColumns, conflict="ON CONFLICT DO NOTHING")
-_INSERT_ROW = insert(RowColumns, conflict="ON CONFLICT DO NOTHING")
-_INSERT_ROLLOUT = insert(RolloutColumns)
-_INSERT_TRAJECTORY = insert(TrajectoryColumns)
-_INSERT_SCORE = insert(ScoreColumns, "INSERT OR REPLACE")
+_INSERT_RUN = tables.insert(tables.RunColumns, conflict="ON CONFLICT DO NOTHING")
+_INSERT_ROW = tables.insert(tables.RowColumns, conflict="ON CONFLICT DO NOTHING")
+_INSERT_ROLLOUT = tables.insert(tables.RolloutColumns)
+_INSERT_TRAJECTORY = tables.insert(tables.TrajectoryColumns)
+_INSERT_SCORE = tables.insert(tables.ScoreColumns, "INSERT OR REPLACE")
 _FIND_ROLLOUT = "SELECT pk, attempt FROM rollouts WHERE run = ? AND row_id = ? AND run_index = ? AND policy = ?"
 
 
@@ -161,7 +153,7 @@ class RunStore(Queries):
 
         await self._writer.write(write, f"saving the scores of {counted(len(scores), 'rollout')}")
 
-    async def mark(self, run_id: str, status: RunStatus, summary: Mapping[str, Any] | None = None) -> None:
+    async def mark(self, run_id: str, status: tables.RunStatus, summary: Mapping[str, Any] | None = None) -> None:
         """Set a run's status, and its summary if one is given. The same status again leaves the time it was set."""
         text = None if summary is None else self._encoder.json(summary)
 

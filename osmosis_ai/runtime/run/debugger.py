@@ -163,18 +163,10 @@ class Debugger:
             raise RefusedError("there is no trajectory yet; r N starts row N")
         about = {"model": self.plan.policies[POLICY].name, "ground_truth": self.row.ground_truth, "edited": self.edited}
         if self.ended is not None:
-            return {
-                **about,
-                **msgspec.to_builtins(self.ended.rollout),
-                "scores": msgspec.to_builtins(self.ended.scores),
-            }
-        return {
-            **about,
-            "row_index": self.row.index,
-            "row_id": self.row.id,
-            "finish_reason": None,
-            "messages": self.messages,
-        }
+            ended = {**msgspec.to_builtins(self.ended.rollout), "scores": msgspec.to_builtins(self.ended.scores)}
+            return {**about, **ended}
+        row = {"row_index": self.row.index, "row_id": self.row.id}
+        return {**about, **row, "finish_reason": None, "messages": self.messages}
 
     async def _run(self, job: RolloutJob, events: queue.SimpleQueue[Paused | Called | Ended | None]) -> None:
         def listen(event: Progress) -> None:

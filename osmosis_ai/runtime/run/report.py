@@ -17,6 +17,7 @@ from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.runtime.run import results as objects
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.store.queries import Queries
+from osmosis_ai.text import failure_line
 
 __all__ = ["Baseline", "Policy", "Report", "build_report", "run_summary", "score_names"]
 
@@ -460,7 +461,7 @@ def _test_row(outcome: Outcome, functions: Iterable[str]) -> objects.TestRow:
     return objects.TestRow(
         row_index=outcome.row_index,
         success=outcome.failure is None,
-        error=_error_text(outcome.failure),
+        error=None if outcome.failure is None else failure_line(outcome.failure),
         duration_ms=outcome.duration_ms,
         token_usage=usage.as_object(),
         reward=outcome.reward,
@@ -488,7 +489,7 @@ def _eval_run(outcome: Outcome, functions: Iterable[str]) -> objects.EvalRun:
         scores=_values(outcome, functions),
         duration_ms=outcome.duration_ms,
         tokens=outcome.usage.total_tokens,
-        error=_error_text(outcome.failure),
+        error=None if outcome.failure is None else failure_line(outcome.failure),
         scoring_errors=_scoring_errors(outcome),
         explanations=_explanations(outcome),
         finish_reason=outcome.finish_reason,
@@ -502,12 +503,8 @@ def _values(outcome: Outcome, functions: Iterable[str]) -> dict[str, float | Non
 
 
 def _scoring_errors(outcome: Outcome) -> dict[str, str]:
-    return {name: _error_text(score.failure) or "" for name, score in outcome.scores.items() if score.failure}
+    return {name: failure_line(score.failure) for name, score in outcome.scores.items() if score.failure}
 
 
 def _explanations(outcome: Outcome) -> dict[str, str]:
     return {name: score.explanation for name, score in outcome.scores.items() if score.explanation is not None}
-
-
-def _error_text(failure: Failure | None) -> str | None:
-    return None if failure is None else f"{failure.origin}: {failure.message}"

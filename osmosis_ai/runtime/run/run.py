@@ -34,15 +34,8 @@ class RunListener(ScoringListener, Protocol):
 class Run:
     """Runs a plan's rollouts in a pool and stores what comes out.
 
-    Args:
-        id: The run's id in the store.
-        plan: What to run.
-        pool: The workers.
-        store: Where records go.
-        listener: Hears of every record.
-        completed: What is recorded already, of a run that is resumed.
-        retry_failed: Whether rollouts that failed are run again.
-        spent_usd: What counts as spent already, against `--max-cost`; None is what the run's records have cost.
+    `completed` is what is recorded already, of a run that is resumed; `spent_usd` what counts as spent already, against
+    `--max-cost`; None is what the run's records have cost.
     """
 
     def __init__(

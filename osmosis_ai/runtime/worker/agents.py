@@ -18,17 +18,8 @@ from typing import NamedTuple, cast, get_args
 
 import msgspec
 
-from osmosis_ai import tracebacks
+from osmosis_ai import errors, tracebacks
 from osmosis_ai.discovery.agents import AgentSource
-from osmosis_ai.errors import (
-    ModelError,
-    OsmosisRolloutError,
-    OsmosisServerError,
-    OsmosisTimeoutError,
-    OsmosisTransportError,
-    OsmosisValidationError,
-    RepositoryError,
-)
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import uncached_imports
 from osmosis_ai.mcp_tools.loading import import_failure
@@ -50,17 +41,7 @@ from osmosis_ai.rollout.core.base import ChatClient, CompletionsResult, RolloutA
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.outcome import LoopOutcome, describe_raised, outcome_of, plain_messages, tool_dicts, tools_of
 from osmosis_ai.rollout.validator import validate_agent_loop
-from osmosis_ai.runtime.protocol import (
-    Acting,
-    Asked,
-    Event,
-    Inspected,
-    LoopFinding,
-    Replied,
-    RolloutJob,
-    TrainerReply,
-    WorkerSpec,
-)
+from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.worker.agent_loop import SteppedContext, result_of, row_request
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
 from osmosis_ai.runtime.worker.stepping import Stepper
@@ -101,22 +82,22 @@ def load_agent(source: AgentSource) -> LoadedAgent:
     try:
         module = importlib.import_module(source.module)
     except BaseException as error:  # whatever the user's code raises, SystemExit too, is the repository's failure
-        raise RepositoryError(import_failure(error, root / shown, root, shown)) from error
+        raise errors.RepositoryError(import_failure(error, root / shown, root, shown)) from error
     if not hasattr(module, source.attribute):
-        raise RepositoryError(f"{shown}: has no `{source.attribute}`, which -m {source.name} asks for")
+        raise errors.RepositoryError(f"{shown}: has no `{source.attribute}`, which -m {source.name} asks for")
     found = getattr(module, source.attribute)
     if isinstance(found, type) and issubclass(found, RolloutAgentLoop):
         try:
             found = found()
         except BaseException as error:  # as above
             why = f"`{source.attribute}` can't be made without arguments: {tracebacks.describe(error)}"
-            raise RepositoryError(
+            raise errors.RepositoryError(
                 f"{tracebacks.locate(error, root) or shown}: {why}\n"
                 "Write an instance of it into the module, and name that one."
             ) from error
     if not isinstance(found, RolloutAgentLoop):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
-        raise RepositoryError(
+        raise errors.RepositoryError(
             f"{shown}: `{source.attribute}` is {kind}, not an agent loop: "
             "derive its class from osmosis_ai.rollout.RolloutAgentLoop"
         )
@@ -124,12 +105,12 @@ def load_agent(source: AgentSource) -> LoadedAgent:
     return LoadedAgent(found, name if isinstance(name, str) and name.strip() else source.name, _default_tools(found))
 
 
-def inspect_agent(agent: LoadedAgent, job: str) -> Inspected:
+def inspect_agent(agent: LoadedAgent, job: str) -> protocol.Inspected:
     """Validate an agent loop on behalf of a job."""
     found = validate_agent_loop(agent.loop)
-    findings = [LoopFinding(issue.code, issue.message, issue.subject) for issue in found.errors]
-    findings += [LoopFinding(issue.code, issue.message, issue.subject, warning=True) for issue in found.warnings]
-    return Inspected(job, found.agent_name, agent.tools, findings)
+    issues = [(issue, False) for issue in found.errors] + [(issue, True) for issue in found.warnings]
+    findings = [protocol.LoopFinding(issue.code, issue.message, issue.subject, minor) for issue, minor in issues]
+    return protocol.Inspected(job, found.agent_name, agent.tools, findings)
 
 
 def _default_tools(loop: RolloutAgentLoop) -> list[Tool]:
@@ -182,7 +163,7 @@ def _raised(error: BaseException, root: Path, function: Callable[..., object]) -
     cause: BaseException | None = error
     seen = 0
     while cause is not None and seen < 10:
-        if isinstance(cause, ModelError):
+        if isinstance(cause, errors.ModelError):
             return Failure("model", str(cause), kind=cause.kind)
         cause, seen = cause.__cause__, seen + 1
     place = tracebacks.locate(error, root) or tracebacks.locate_function(function, root)
@@ -196,7 +177,7 @@ def _raised(error: BaseException, root: Path, function: Callable[..., object]) -
     )
 
 
-class LimitReachedError(OsmosisRolloutError):
+class LimitReachedError(errors.OsmosisRolloutError):
     """The rollout may ask the model no more. `reason` is the finish reason it ends with."""
 
     def __init__(self, message: str, reason: FinishReason) -> None:
@@ -214,10 +195,10 @@ class AgentRollout:
     def __init__(
         self,
         agent: LoadedAgent,
-        job: RolloutJob,
+        job: protocol.RolloutJob,
         complete: Callable[[list[Message], list[Tool], JsonObject], Awaitable[Completion]],
-        emit: Callable[[Event], None],
-        spec: WorkerSpec,
+        emit: Callable[[protocol.Event], None],
+        spec: protocol.WorkerSpec,
         stepper: Stepper | None,
     ) -> None:
         self._agent = agent
@@ -238,11 +219,11 @@ class AgentRollout:
 
     async def run(self, held: Callable[[], None]) -> Ending:
         """Run it to its end; `held` is called when the loop doesn't end although it was cancelled."""
-        self._emit(Acting(self._job.id))
+        self._emit(protocol.Acting(self._job.id))
         request = self._request()
         try:
             given = tools_of(self._agent.loop, request)
-        except OsmosisRolloutError as error:
+        except errors.OsmosisRolloutError as error:
             return Ending("error", _raised(error, self._root, self._agent.loop.get_tools))
         self._tools = tool_dicts(given)
         context = self._context(given, request)
@@ -283,15 +264,15 @@ class AgentRollout:
             kept += 1
         added = plain_messages(messages[kept:], kept)
         self._conversation[kept:] = added
-        self._emit(Asked(self._job.id, kept, added, self._results(added)))
+        self._emit(protocol.Asked(self._job.id, kept, added, self._results(added)))
         try:
             completion = await self._complete([*self._conversation], self._tools, params)
-        except ModelError as error:
+        except errors.ModelError as error:
             self._model_failure = Failure("model", str(error), kind=error.kind)
             raise _translated(error) from error
         finally:
             self._replied = monotonic()
-            self._emit(Acting(self._job.id))
+            self._emit(protocol.Acting(self._job.id))
         self._model_failure = None
         self._conversation.append(completion.message)
         self._calls = self._open_calls(completion.message)
@@ -345,16 +326,16 @@ class AgentRollout:
         return ending
 
 
-def _translated(error: ModelError) -> OsmosisRolloutError:
+def _translated(error: errors.ModelError) -> errors.OsmosisRolloutError:
     """A model's failure as the trainer's would look to the loop."""
     text = str(error)
     if error.kind in ("refused", "dropped"):
-        return OsmosisTransportError(text)
+        return errors.OsmosisTransportError(text)
     if error.kind == "timeout":
-        return OsmosisTimeoutError(text)
+        return errors.OsmosisTimeoutError(text)
     if error.kind in ("overloaded", "bad_reply"):
-        return OsmosisServerError(text, error.status if error.status is not None and error.status >= 500 else 500)
-    return OsmosisValidationError(text, error.status or 400)
+        return errors.OsmosisServerError(text, max(error.status or 500, 500))
+    return errors.OsmosisValidationError(text, error.status or 400)
 
 
 def sendable(response: RolloutResponse) -> JsonObject:
@@ -371,7 +352,7 @@ class ReplayedChat:
     """
 
     def __init__(
-        self, client: ChatClient, job: str, emit: Callable[[Event], None], replies: list[TrainerReply]
+        self, client: ChatClient, job: str, emit: Callable[[protocol.Event], None], replies: list[protocol.TrainerReply]
     ) -> None:
         self._client = client
         self._job = job
@@ -385,7 +366,7 @@ class ReplayedChat:
         if self._replies:
             before = self._replies.pop()
             if before.asked != asked:
-                raise OsmosisRolloutError(
+                raise errors.OsmosisRolloutError(
                     "the rollout's worker was lost, and when it was run again it sent other messages than before; "
                     "the trainer has only one conversation for it"
                 )
@@ -393,11 +374,11 @@ class ReplayedChat:
             self.conversation = [*messages, result.message]
             return result
         self.conversation = messages
-        self._emit(Asked(self._job))
+        self._emit(protocol.Asked(self._job))
         try:
             result = await self._client.chat_completions(messages, **params)
             self.conversation = [*messages, result.message]
-            self._emit(Replied(self._job, TrainerReply(asked, asdict(result))))
+            self._emit(protocol.Replied(self._job, protocol.TrainerReply(asked, asdict(result))))
         finally:
-            self._emit(Acting(self._job))
+            self._emit(protocol.Acting(self._job))
         return result
