@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from watching import REWARD, calls_the_tool, redone, repository, watching
-
 from osmosis_ai.testing import Reply, Request, text
+from watching import REWARD, calls_the_tool, redone, repository, watching
 
 RUBRIC = """
 from osmosis_ai import evaluate_rubric, osmosis_rubric
