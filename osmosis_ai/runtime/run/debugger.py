@@ -41,9 +41,7 @@ class Ended(Record, frozen=True):
 class Debugger:
     """Runs one rollout at a time and stops it at every step. Its methods raise RefusedError for what can't be done now.
 
-    Args:
-        portal: Leads to the event loop of the workers.
-        run: The interactive run that its rollouts are recorded in; it has begun.
+    The run has begun; `portal` leads to the event loop of its workers.
 
     Attributes:
         rows: The rows that can be run, by their absolute index.

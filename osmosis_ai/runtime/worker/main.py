@@ -175,13 +175,12 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
                 for label in labels_of(job):
                     finish(label)
 
+        def stuck(job: str | None, seconds: float) -> None:
+            outbox.send(protocol.Stuck(job, seconds))
+            end_group()
+
         watchdog = Watchdog(
-            loop,
-            worker.deadlines,
-            tasks,
-            beat=lambda: outbox.send(protocol.Beat()),
-            stuck=lambda job, seconds: _stuck(outbox, job, seconds),
-            orphaned=end_group,
+            loop, worker.deadlines, tasks, beat=lambda: outbox.send(protocol.Beat()), stuck=stuck, orphaned=end_group
         )
         watchdog.start()
         await follow_orders(worker, lambda: _next_order(reader), run)
@@ -197,8 +196,3 @@ async def _next_order(reader: asyncio.StreamReader) -> Order:
         # The run is gone, and nobody will read what this process still does.
         end_group()
         raise
-
-
-def _stuck(outbox: Outbox, job: str | None, seconds: float) -> None:
-    outbox.send(protocol.Stuck(job, seconds))
-    end_group()

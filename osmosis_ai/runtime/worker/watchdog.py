@@ -54,15 +54,9 @@ class Watchdog:
     """Watches one event loop. `start` must be called on it.
 
     A call that holds the loop can't be cancelled. While it lasts, the deadlines of every other job stand still; when it
-    outlasts the time its own job has, `stuck` is called and must end the process.
-
-    Args:
-        loop: The loop to watch.
-        deadlines: The running time limits.
-        tasks: Tells which job holds the loop.
-        beat: Called from the thread about once a second while the process lives.
-        stuck: Called from the thread with the job to blame (None: nobody's task) and the seconds it stood still.
-        orphaned: Called from the thread when the process that started this one is gone.
+    outlasts the time its own job has, `stuck` is called, with the job to blame (None: nobody's task) and the seconds
+    the loop stood still, and must end the process. `beat` is called about once a second while the process lives,
+    `orphaned` when the one that started it is gone. All three are called from the thread.
     """
 
     def __init__(
