@@ -79,13 +79,8 @@ def wrap(
     """Wrap a function, sync or async, so that its calls are checked and `data_source` is dropped if it can't take it.
 
     The original is at `__wrapped__`; `__osmosis_kind__` is the mark by which the runtime knows a decorated function.
-
-    Args:
-        function: The function as its author wrote it.
-        decorator: What to call the decorator in messages.
-        kind: The mark, `reward` or `rubric`.
-        check_arguments: Gets the arguments of a call by name, and raises TypeError if one has a wrong type.
-        returns_float: Whether a result that is no float is a TypeError.
+    `check_arguments` gets the arguments of a call by name, and raises TypeError if one has a wrong type; with
+    `returns_float`, so does a result that is no float.
     """
     name = _name(function)
     signature = inspect.signature(function)

@@ -60,7 +60,7 @@ class Masker:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], explicit: Iterable[str] = ()) -> Masker:
-        """A masker for the variables whose names say that they hold a key, and for values given otherwise."""
+        """A masker for `explicit` values and variables whose names say that they hold a key (`_KEY`, `TOKEN`, …)."""
         named = (value for name, value in environ.items() if _SECRET_NAME.search(name))
         return cls([*named, *explicit])
 

@@ -51,7 +51,7 @@ def read_toml_text(path: Path, root: Path) -> str:
 
 
 def read_toml(path: Path, root: Path) -> JsonObject:
-    """Read a TOML file; see `read_toml_text`; raises TomlError."""
+    """Read a TOML file that is in the repository; raises TomlError."""
     return parse_toml(read_toml_text(path, root))
 
 

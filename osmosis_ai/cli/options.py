@@ -50,7 +50,10 @@ class Effective(Record, Generic[ConfigT], frozen=True):
 
 
 def takes(*configs: type[Record], command: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of configs as its parameters; it receives those that were typed as `given`."""
+    """Give a command the options of configs as its parameters; it receives those that were typed as `given`.
+
+    With `command`, it takes only the options of this command.
+    """
     options = [
         option
         for config in configs

@@ -83,13 +83,7 @@ class Prompt:
 def edited_text(text: str, environ: Mapping[str, str], *, on_terminal: bool) -> str:
     """Open a text in the user's editor and give what it was changed to.
 
-    Args:
-        text: JSON.
-        environ: Has `VISUAL` or `EDITOR`, a command that takes a file.
-        on_terminal: Whether the editor gets the terminal; commands that come through a pipe aren't its to read.
-
-    Raises:
-        UsageError: There is no editor, it can't be started, or it failed.
+    It gets the terminal only `on_terminal`: commands that come through a pipe aren't its to read. Raises UsageError.
     """
     editor = environ.get("VISUAL") or environ.get("EDITOR")
     if not editor:

@@ -111,7 +111,7 @@ class _Serving:
         self._starting = anyio.CancelScope()
 
     async def run(self, settings: ServerSettings, client: ClientSettings, key: str | None, *, made: bool) -> int:
-        """Serve; gives the exit code; raises StartError."""
+        """Serve; gives the exit code. Raises StartError when the agent can't be loaded, or isn't valid."""
         with self._signals(), self._starting:
             async with self._runner.running():
                 if not self._options.no_validate:

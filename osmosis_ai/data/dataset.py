@@ -58,11 +58,7 @@ class DatasetSummary(Record, frozen=True):
 
 
 def open_dataset(path: Path) -> Dataset:
-    """Return the dataset in `path`, chosen by its suffix; rows are not looked at yet.
-
-    Raises:
-        DatasetError: The file is missing, no regular file, empty, unreadable, of an unknown suffix or UTF-16.
-    """
+    """Return the dataset in `path`, chosen by its suffix; rows are not looked at yet. Raises DatasetError."""
     known = suffixes()
     try:
         status = path.stat()

@@ -41,6 +41,7 @@ _JSON_LIST = re.compile(r"\s*\[\s*[\[{\"]")
 
 
 Result: TypeAlias = Callable[[int], object]
+"""Gives the result of a call by its number, as its tool message has it; None when there is none."""
 
 
 class _Reference(NamedTuple):
@@ -53,11 +54,8 @@ class _Reference(NamedTuple):
 def read_solution(value: object) -> list[SolutionStep] | None:
     """A row's solution, checked; None for a text that isn't one, such as a worked solution in prose.
 
-    Args:
-        value: What the column holds: a list of steps, or the JSON text of one, as in CSV files.
-
-    Raises:
-        ValueError: It isn't a solution; the message says which step is wrong, counted from 0, and what is expected.
+    The column holds a list of steps, or the JSON text of one, as in CSV files. Raises ValueError, which says which
+    step is wrong, counted from 0, and what is expected.
     """
     if isinstance(value, str):
         if not _JSON_LIST.match(value):
@@ -148,14 +146,9 @@ def _no_number(name: str) -> None:
 
 
 def fill(value: object, result: Result) -> object:
-    """A call's arguments with each reference replaced by what it refers to.
+    """A call's arguments, as `read_solution` has checked them, with each reference replaced by what it refers to.
 
-    Args:
-        value: From a solution that `read_solution` has checked.
-        result: Gives the result of a call by its number, as its tool message has it; None when there is none.
-
-    Raises:
-        ValueError: There is no result, or it isn't what a path expects; the message shows the reference.
+    Raises ValueError when there is no result, or it isn't what a path expects; the message shows the reference.
     """
     if isinstance(value, dict):
         return {name: fill(inner, result) for name, inner in value.items()}
@@ -168,15 +161,7 @@ def fill(value: object, result: Result) -> object:
 
 
 def fill_text(text: str, result: Result) -> str:
-    """A text with each reference written out: as the tool wrote it, but in a longer text 42.0 as 42.
-
-    Args:
-        text: From a solution that `read_solution` has checked.
-        result: As for `fill`.
-
-    Raises:
-        ValueError: As `fill`.
-    """
+    """A text with each reference written out: as the tool wrote it, but in a longer text 42.0 as 42; as `fill`."""
 
     def written(match: re.Match[str]) -> str:
         content = result(_parse(match).number)

@@ -15,14 +15,7 @@ def module_files(file: Path, root: Path) -> set[Path]:
     """A module's file and every file in the repository that it imports, imports inside functions included.
 
     Names are looked for where an import finds them: in the root, and in the importing file's own folder. Modules that
-    are imported by a name worked out at run time aren't seen.
-
-    Args:
-        file: The module's file.
-        root: The repository's root.
-
-    Returns:
-        Paths without symbolic links, all of them in the root.
+    are imported by a name worked out at run time aren't seen. The paths have no symbolic links, and are in the root.
     """
     root = root.resolve()
     found: set[Path] = set()

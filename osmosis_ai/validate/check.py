@@ -21,7 +21,10 @@ FOLDERS: dict[str, Literal["reward", "rubric"]] = {"reward_fn": "reward", "rewar
 
 @dataclass
 class Subject:
-    """A repository while it is checked."""
+    """A repository while it is checked.
+
+    The file `dataset` may not exist. `loaded` is what the server offers, None when it wasn't, or can't be, loaded.
+    """
 
     root: Path
     environ: Mapping[str, str]

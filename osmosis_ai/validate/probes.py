@@ -249,9 +249,7 @@ def _odd_answers(row: Row, forms: Sequence[Form]) -> Iterator[Probe]:
 def conversation(probe: Probe, tool: str | None) -> list[Message]:
     """The conversation that ends with a probe's answer, for functions that look at all of it.
 
-    Args:
-        probe: What is tried.
-        tool: A tool's name; with one, the agent calls it, and its result is the answer.
+    With a tool's name, the agent calls it, and its result is the answer.
     """
     messages: list[Message] = [
         {"role": "system", "content": probe.row.system_prompt},

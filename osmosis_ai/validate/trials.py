@@ -72,7 +72,7 @@ def _can_be_tried(row: Row) -> bool:
 
 
 class Trials:
-    """Runs probes: every function on the same answer, twice at once."""
+    """Runs probes: every function on the same answer, twice at once; `tool` is called in the conversations."""
 
     def __init__(self, pool: Pool, scratch: ScratchStore, refs: Sequence[FunctionRef], tool: str | None) -> None:
         self.refs = refs
