@@ -17,6 +17,8 @@ from osmosis_ai.text import json_text
 
 __all__ = ["app"]
 
+CACHE = ".osmosis/cache.db"
+
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 _Root = Annotated[
@@ -80,7 +82,7 @@ def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_
             if not folder.is_dir():
                 raise UsageError(f"--root {root}: there is no such folder")
         else:
-            folder = nearest_folder(session.cwd, str(cache_path(Path()))) or session.cwd
+            folder = nearest_folder(session.cwd, CACHE) or session.cwd
         yield _Session(cache_path(folder), session.output, json)
 
 
