@@ -4,12 +4,19 @@ VENV ?= .venv
 LOWEST ?= .venv-lowest
 BIN = $(VENV)/bin
 
-.PHONY: demo test check test-lowest benchmark clean
+# uv needs a third of pip's time; where it is neither there nor in the package index, pip does the same.
+INSTALL = @$(BIN)/python -m pip install --quiet --disable-pip-version-check uv && \
+	$(BIN)/python -m uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable $(1) || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $(1)
+
+.PHONY: demo environment test check test-lowest benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
 
-# Most tests start the command, and one that has to compile its modules each time takes a third longer.
+environment: $(VENV)/.dev  ## what the targets below need, installed
+
+# Workers and commands of the tests import the package; one that has to compile it each time takes a third longer.
 test: $(VENV)/.dev  ## the test suite; one test: make test TESTS=tests/test_dataset.py
 	$(BIN)/python -m compileall -q osmosis_ai
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
@@ -26,14 +33,14 @@ benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@if command -v uv >/dev/null; then uv venv --quiet --seed --python $(PYTHON) $(VENV); else $(PYTHON) -m venv $(VENV); fi
 
 $(VENV)/.package: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(call INSTALL,.)
 	touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(call INSTALL,'.[dev]')
 	touch $@
 
 $(LOWEST)/.dev: pyproject.toml $(VENV)/.dev
