@@ -1,1 +1,1 @@
-"""Rows of a dataset, whatever file they are in."""
+"""Read dataset rows from any supported file format."""

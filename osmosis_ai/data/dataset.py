@@ -1,18 +1,19 @@
-"""Dataset rows, of any of the registered formats: streamed, validated, identified.
+"""Stream, validate and identify dataset rows in any registered format.
 
-No file is ever held: a reader keeps one row, or a few megabytes of rows, at a time. A row may take up to
-`source.MAX_ROW_BYTES`; beyond that it is reported as a problem instead of being read.
+No file is ever held in memory: a reader keeps one row, or a few megabytes of rows, at a time. A row larger than
+`source.MAX_ROW_BYTES` is reported as a problem instead of being read.
 
 Columns, names case-insensitive:
-    system_prompt, user_prompt   strings with something in them
-    ground_truth                 optional; what isn't a string becomes JSON text with sorted keys; null, an absent
+    system_prompt, user_prompt   non-blank strings
+    ground_truth                 optional; values other than strings become JSON text with sorted keys; null, an absent
                                  column and an empty CSV cell are None
     solution                     optional: a reference solution (see `data.solution`), a list of steps or its JSON text;
-                                 other text is a column like any other
+                                 other text makes it an ordinary column
     any other                    goes into `Row.extra` under its name as written
 
-CSV values are always strings. Parquet values become JSON-able ones: dates and times ISO 8601 text, decimals and
-durations text, bytes base64 text, maps lists of pairs, NaN None. Infinities have no such form and are a problem.
+CSV values are always strings. Parquet values are converted to JSON: dates and times to ISO 8601 text, decimals and
+durations to text, bytes to base64 text, maps to lists of pairs, NaN to null. Infinities can't be converted and are a
+problem.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ _SHOWN_PROBLEMS = 10
 
 
 class DatasetSummary(Record, frozen=True):
-    """What one pass over a dataset found.
+    """The summary of one pass over a dataset.
 
-    `count`, `with_ground_truth` and `with_solution` are numbers of rows in the range that was checked, `columns` the
-    column names in order of appearance (the first thousand), `sha256` the hash of the file's bytes and `solutions` that
-    of the solutions alone, empty where there are none.
+    `count`, `with_ground_truth` and `with_solution` count rows in the range checked. `columns` are the first thousand
+    column names in order of appearance. `sha256` is the hash of the file's bytes, `solutions` that of the solutions
+    alone, empty if there are none.
     """
 
     count: int
@@ -58,7 +59,7 @@ class DatasetSummary(Record, frozen=True):
 
 
 def open_dataset(path: Path) -> Dataset:
-    """Return the dataset in `path`, chosen by its suffix; rows are not looked at yet. Raises DatasetError."""
+    """Open the dataset in `path` in the format of its suffix, without reading rows. Raises DatasetError."""
     known = suffixes()
     try:
         status = path.stat()
@@ -88,24 +89,24 @@ def open_dataset(path: Path) -> Dataset:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows in a file; see `open_dataset`. Every pass reads the file anew."""
+    """Rows in a file; see `open_dataset`. Every pass reads the file again."""
 
     path: Path
 
     def rows(self, *, offset: int = 0, limit: int | None = None) -> Iterator[Row]:
-        """Stream the rows from number `offset` (the first is 0), at most `limit` of them.
+        """Stream at most `limit` rows from number `offset` (the first is 0).
 
-        `Row.index` and `Row.id` are the same whatever the range. Rows with problems outside the range are passed over.
+        `Row.index` and `Row.id` don't depend on the range. Rows with problems outside the range are skipped.
 
         Raises:
-            DatasetError: At the first row in the range that has a problem; `check` finds them all beforehand.
+            DatasetError: A row in the range has a problem; `check` finds all problems beforehand.
             ValueError: `offset` or `limit` is negative.
         """
         _check_range(offset, limit)
         return self._rows(offset, limit)
 
     def scan(self) -> Iterator[Row | RowProblem]:
-        """Stream every row, and for each that can't be used what is wrong with it."""
+        """Stream every row, with a `RowProblem` in place of each that can't be used."""
         with self._open() as source:
             yield from self._scan(source, 0, None)
 
@@ -119,16 +120,16 @@ class Dataset:
     def check(
         self, *, offset: int = 0, limit: int | None = None, progress: Callable[[int, int], None] | None = None
     ) -> DatasetSummary:
-        """Read every row of a range once and summarize them; the file is hashed in the same pass.
+        """Read every row of a range once and summarize them, hashing the file in the same pass.
 
         Args:
             offset: Number of the first row; the file's first is 0.
-            limit: At most so many rows; None for all.
+            limit: Maximum number of rows; None for all.
             progress: Called now and then with the bytes read so far and the file's size in bytes.
 
         Raises:
-            DatasetError: Rows have problems (the first ten are listed, the others counted), no row is in the range, or
-                the file changed while it was read.
+            DatasetError: Rows have problems (ten are listed, the others counted), no row is in the range, or the file
+                changed while it was read.
             ValueError: `offset` or `limit` is negative.
         """
         _check_range(offset, limit)
@@ -198,7 +199,7 @@ class Dataset:
                     if index >= offset:
                         yield RowProblem(item.where, problem)
                     continue
-                # Rows before the offset count too, or an id would depend on the range.
+                # Rows before the offset count too; otherwise an id would depend on the range.
                 row_id = _row_id(fields, occurrences)
                 if index >= offset:
                     yield Row(index, row_id, *fields, solution)
@@ -223,7 +224,7 @@ class Dataset:
         return DatasetError(f"{self.path}: can't be read: {_reason(error)}")
 
     def _status(self) -> tuple[int, int]:
-        """Size in bytes and time of last change in nanoseconds."""
+        """Return the file's size in bytes and its modification time in nanoseconds."""
         try:
             status = self.path.stat()
         except OSError as error:
@@ -252,7 +253,7 @@ class Dataset:
 
 
 class RowProblem(NamedTuple):
-    """A row that can't be used: `where` it is (`line 3`) and why; after a `final` one nothing more can be read."""
+    """A row that can't be used: its place (`line 3`) and the reason; nothing can be read after a `final` one."""
 
     where: str
     message: str
@@ -266,8 +267,8 @@ class RowProblem(NamedTuple):
 
 
 class _Fields(NamedTuple):
-    """What identifies a row. The solution is no part of it: no model sees it and no function scores with it, so a row
-    that is given one is the row it was, with everything that is recorded of it."""
+    """The fields that identify a row. The solution isn't one: no model sees it and no function scores with it, so a row
+    that gains one keeps its id and its recorded rollouts."""
 
     system_prompt: str
     user_prompt: str
@@ -317,7 +318,7 @@ def _canonical(value: object) -> bytes:
 
 
 def _row_id(fields: _Fields, occurrences: Counter[bytes]) -> str:
-    """16 hex digits from a row's content and its occurrence number among equal rows, which are counted here."""
+    """Return 16 hex digits from a row's content and its number among equal rows, which are counted here."""
     content = hashlib.blake2b(_canonical(fields), digest_size=8).digest()
     occurrences[content] += 1
     return hashlib.blake2b(content + occurrences[content].to_bytes(8, "big"), digest_size=8).hexdigest()

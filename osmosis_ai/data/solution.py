@@ -1,4 +1,4 @@
-"""A row's reference solution: its form, and how what it says later refers to what its calls gave earlier.
+"""Parse a row's reference solution and resolve its references to earlier results.
 
 A solution is a list of steps. A step is a tool call, a list of tool calls that one reply makes together, or, as the
 last step, the text of the answer:
@@ -9,10 +9,10 @@ last step, the text of the answer:
       "#### {{result[2]}}"
     ]
 
-`{{result[N]}}` is what call N gave; calls are numbered in the order in which they are written, from 0. A path leads
-into a result that is JSON: `.name` or `["name"]` into an object, `[0]` into a list (`[-1]` is its last item). A string
-that is one reference and nothing else becomes the value itself, with its type, unless the tool takes a text there;
-inside a longer text the value is written out.
+`{{result[N]}}` is the result of call N; calls are numbered from 0 in the order written. A path selects part of a JSON
+result: `.name` or `["name"]` in an object, `[0]` in a list (`[-1]` is its last item). A string that consists of one
+reference becomes the value itself, with its type, unless the tool takes a string there; inside a longer text the value
+is written out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from osmosis_ai.records import JsonValue, SolutionCall, SolutionStep
 __all__ = ["decode_result", "fill", "fill_text", "read_solution"]
 
 _EXACT_FLOATS = 2.0**53
-"""Floats up to here are integers exactly when they have no fraction."""
+"""Largest magnitude below which floats represent every integer exactly."""
 
-# Whatever begins like one is one, so that a slip of the pen isn't taken for text.
+# Matches anything that begins like a reference, so that a typo raises an error instead of passing as text.
 _REFERENCE = re.compile(r"\{\{\s*(results?\b[^{}]*)\}\}")
 _FORM = re.compile(r"result\[(\d+)\]((?:\.\w+|\[(?:-?\d+|\"[^\"]*\"|'[^']*')\])*)\s*")
 _PART = re.compile(r"\.(\w+)|\[(-?\d+)\]|\[[\"']([^\"']*)[\"']\]")
@@ -41,21 +41,21 @@ _JSON_LIST = re.compile(r"\s*\[\s*[\[{\"]")
 
 
 Result: TypeAlias = Callable[[int], object]
-"""Gives the result of a call by its number, as its tool message has it; None when there is none."""
+"""Returns the result of a call by its number, as in its tool message; None if there is none."""
 
 
 class _Reference(NamedTuple):
-    """A result's number, and the keys that lead into it."""
+    """The number of a result, and the path of keys into it."""
 
     number: int
     path: tuple[str | int, ...]
 
 
 def read_solution(value: object) -> list[SolutionStep] | None:
-    """A row's solution, checked; None for a text that isn't one, such as a worked solution in prose.
+    """Parse and check a row's solution; return None for other text, such as a worked solution in prose.
 
-    The column holds a list of steps, or the JSON text of one, as in CSV files. Raises ValueError, which says which
-    step is wrong, counted from 0, and what is expected.
+    The value is a list of steps, or its JSON text, as in CSV files. Raises ValueError, which names the wrong step,
+    counted from 0, and what is expected.
     """
     if isinstance(value, str):
         if not _JSON_LIST.match(value):
@@ -126,7 +126,7 @@ def _parse(match: re.Match[str]) -> _Reference:
 
 
 def decode_result(text: str) -> JsonValue:
-    """A tool's result as a value: decoded where its text is JSON, else the text. 42.0 becomes 42."""
+    """Return a tool's result as a value: decoded if it is JSON, else the text. 42.0 becomes 42."""
     try:
         value: JsonValue = json.loads(text, parse_float=_number, parse_constant=_no_number)
     except (ValueError, RecursionError):
@@ -146,9 +146,9 @@ def _no_number(name: str) -> None:
 
 
 def fill(value: object, result: Result) -> object:
-    """A call's arguments, as `read_solution` has checked them, with each reference replaced by what it refers to.
+    """Replace each reference in a call's arguments, which `read_solution` has checked, by its value.
 
-    Raises ValueError when there is no result, or it isn't what a path expects; the message shows the reference.
+    Raises ValueError if there is no result or the path doesn't fit it; the message shows the reference.
     """
     if isinstance(value, dict):
         return {name: fill(inner, result) for name, inner in value.items()}
@@ -161,7 +161,7 @@ def fill(value: object, result: Result) -> object:
 
 
 def fill_text(text: str, result: Result) -> str:
-    """A text with each reference written out: as the tool wrote it, but in a longer text 42.0 as 42; as `fill`."""
+    """Write out each reference in a text as the tool wrote it, but 42.0 as 42 in a longer text; raises as `fill`."""
 
     def written(match: re.Match[str]) -> str:
         content = result(_parse(match).number)

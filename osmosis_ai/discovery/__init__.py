@@ -1,1 +1,1 @@
-"""What is in a repository, read from disk without running any of it."""
+"""Find a repository's tools, functions and agent loops on disk without running its code."""

@@ -1,4 +1,4 @@
-"""The agent loop that `-m MODULE:ATTRIBUTE` names, found in source without importing it."""
+"""Find the agent loop that `-m MODULE:ATTRIBUTE` names, without importing it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["AgentSource", "resolve_agent"]
 
 
 class AgentSource(Record, frozen=True):
-    """An agent loop, named but not loaded.
+    """An agent loop that is named but not loaded.
 
-    `module` and `attribute` say how to import it, with `root` first on `sys.path`; `file` is its source relative to
-    `root` when it lies there, `line` where it is bound, and `folder` the top folder of the package it belongs to.
+    `module` and `attribute` say how to import it, with `root` first on `sys.path`. `file` is its source, relative to
+    `root` if inside, `line` the line that binds it, and `folder` the top folder of its package.
     """
 
     module: str
@@ -30,15 +30,15 @@ class AgentSource(Record, frozen=True):
 
     @property
     def name(self) -> str:
-        """As it was asked for."""
+        """The `MODULE:ATTRIBUTE` that named it."""
         return f"{self.module}:{self.attribute}"
 
 
 def resolve_agent(text: str, cwd: Path) -> AgentSource:
-    """Find what a `-m` value stands for: `server:agent_loop`, `mypackage.agents:MyAgent`.
+    """Resolve a `-m` value such as `server:agent_loop` or `mypackage.agents:MyAgent`.
 
-    The module is looked for from the working directory, then among installed packages. Whether the attribute is in it
-    is read from the source as far as that can tell; what it is shows when a worker loads it. Raises UsageError.
+    The module is searched for in the working directory, then among installed packages. The source shows, as far as it
+    can, that the attribute exists; only a worker that loads it knows its type. Raises UsageError.
     """
     module, colon, attribute = (part.strip() for part in text.partition(":"))
     if not colon or not attribute.isidentifier() or not _is_dotted(module):
@@ -81,7 +81,7 @@ def _in_file(module: str, attribute: str, cwd: Path, file: Path) -> AgentSource:
     try:
         tree = parse_file(file)
     except UnreadableError:
-        # The worker that imports it says what is wrong with it.
+        # The worker that imports it reports the error.
         return source
     bound = bound_names(tree)
     names = {**(bound or {}), **{node.name: node.lineno for node in importable_functions(tree)}}

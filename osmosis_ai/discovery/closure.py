@@ -1,4 +1,4 @@
-"""Which of a repository's files a module is made of, read from its imports."""
+"""Find the files that a module consists of, by following its imports inside the repository."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["module_files"]
 
 
 def module_files(file: Path, root: Path) -> set[Path]:
-    """A module's file and every file in the repository that it imports, imports inside functions included.
+    """Return a module's file and every file of the repository that it imports, including imports inside functions.
 
-    Names are looked for where an import finds them: in the root, and in the importing file's own folder. Modules that
-    are imported by a name worked out at run time aren't seen. The paths have no symbolic links, and are in the root.
+    Modules are searched for in the root and in the importing file's own folder. Modules imported by a name computed at
+    run time are missed. The paths are resolved and lie inside the root.
     """
     root = root.resolve()
     found: set[Path] = set()
@@ -28,20 +28,20 @@ def module_files(file: Path, root: Path) -> set[Path]:
         try:
             tree = parse_file(path)
         except UnreadableError:
-            continue  # whoever imports it says so
+            continue  # importing it reports the error
         for folder, parts in _imports(tree, path, root):
             waiting += _files(folder, parts)
     return found
 
 
 def _imports(tree: ast.Module, file: Path, root: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Where each import looks, and the parts of the dotted name it looks for there."""
+    """Yield for each import the folders to search and the parts of the dotted name to find there."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [name.name.split(".") for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             before = node.module.split(".") if node.module else []
-            # What is imported from a package may be a module of it.
+            # `from package import name` may import the module package.name.
             names = [[*before, name.name] for name in node.names]
         else:
             continue
@@ -55,7 +55,7 @@ def _imports(tree: ast.Module, file: Path, root: Path) -> Iterator[tuple[Path, l
 
 
 def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
-    """The files that importing a dotted name runs: those of its packages, and its own."""
+    """Yield the files that importing a dotted name runs: its packages' and its own."""
     for part in parts:
         yield from (path.resolve() for path in (folder / "__init__.py", folder / f"{part}.py") if path.is_file())
         folder = folder / part

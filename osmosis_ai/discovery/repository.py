@@ -1,4 +1,4 @@
-"""What is in a repository: its root, and which of the folders and files it may have exist."""
+"""Find a repository's root and the files and folders that exist by convention."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["McpSource", "Repository", "find_repository", "parse_mcp_source"]
 
 @dataclass(frozen=True)
 class Repository:
-    """A git-sync repository on disk. Every path is absolute; what doesn't exist is None.
+    """A git-sync repository on disk. Every path is absolute, or None if it doesn't exist.
 
-    `mcp_dir` is the folder with the tools' entry point, None when the tools come from a URL or an `mcp.json`.
+    `mcp_dir` is the folder with the tools' entry point, None if the tools come from a URL or an `mcp.json`.
     """
 
     root: Path
@@ -30,10 +30,10 @@ class Repository:
 
 
 class McpSource(Record, frozen=True):
-    """Where the tools come from.
+    """The source of the tools.
 
-    `kind` is `directory` (`path` is the entry point, `main.py` or the file that was named), `config` (`path` is the
-    `mcp.json`) or `url`. `server_name` is the variable named after the colon in `mcp/main.py:name`.
+    `kind` is `directory` (`path` is the entry point: `main.py` or the file given), `config` (`path` is the `mcp.json`)
+    or `url`. `server_name` is the variable after the colon in `mcp/main.py:name`.
     """
 
     kind: Literal["directory", "url", "config"]
@@ -42,16 +42,16 @@ class McpSource(Record, frozen=True):
     server_name: str | None = None
 
     def __repr__(self) -> str:
-        """A URL may carry a key in its query, which must not reach a log."""
+        """Hide a URL's query, which may contain a key that must not reach a log."""
         url = None if self.url is None else show_url(self.url)
         return f"McpSource(kind={self.kind!r}, path={self.path!r}, url={url!r}, server_name={self.server_name!r})"
 
 
 def find_repository(mcp: str | None, cwd: Path) -> Repository:
-    """Find the repository an `--mcp` value belongs to.
+    """Find the repository that an `--mcp` value belongs to.
 
-    Its root is the parent of the tools' folder; the working directory if `mcp` is None, a URL or an `mcp.json`. Raises
-    UsageError; see `parse_mcp_source`.
+    Its root is the parent of the tools' folder, or the working directory if `mcp` is None, a URL or an `mcp.json`.
+    Raises UsageError; see `parse_mcp_source`.
     """
     root = _absolute(cwd)
     mcp_dir = _folder(root / "mcp")
@@ -70,9 +70,9 @@ def find_repository(mcp: str | None, cwd: Path) -> Repository:
 
 
 def parse_mcp_source(text: str, cwd: Path) -> McpSource:
-    """Read an `--mcp` value: `DIR`, `DIR/main.py`, either with `:name`, a URL, or an `mcp.json` file.
+    """Parse an `--mcp` value: `DIR` or `DIR/main.py`, with or without `:name`, a URL, or an `mcp.json` file.
 
-    Raises UsageError; names and keys in a URL are left out of its message.
+    Raises UsageError; its message omits names and keys in a URL.
     """
     if not text.strip():
         raise UsageError("--mcp is empty: name a folder with main.py, a URL or an mcp.json file")
@@ -140,7 +140,7 @@ def _check_url(url: str) -> None:
 
 
 def _shown(text: str) -> str:
-    """A URL without its scheme looks like a path; what precedes its @ is not for a message."""
+    """Drop credentials before an @: a URL without its scheme looks like a path."""
     if re.match(r"[^/\\@]*:[^@]*@", text):
         return re.split(r"[?#]", text.rpartition("@")[2], maxsplit=1)[0]
     return text

@@ -1,7 +1,7 @@
-"""Functions and tools, read from source without importing it.
+"""Find functions and tools in source without importing it.
 
-Decorators are recognised by name, as written or as imported, so a file is understood even when what it imports isn't
-installed. A file that can't be read or parsed becomes a `Problem`, and the rest goes on.
+Decorators are recognized by name, as written or as imported, so a scan works even if a file's imports aren't installed.
+A file that can't be read or parsed becomes a `Problem`; the scan goes on.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _FUNCTION_KINDS: dict[str, Literal["reward", "rubric"]] = {"reward": "reward", "
 class Component(Record, frozen=True):
     """One function, tool or agent loop.
 
-    `file` is relative to the repository's root, with forward slashes; `line` is that of the `def`. `module` is the
-    import path from the root. `name` is the function's, or the tool's if it was given one. `parameters` are names in
-    order, `*args` and `**kwargs` with their stars.
+    `file` is relative to the repository's root, with forward slashes; `line` is the line of the `def`. `module` is the
+    import path from the root. `name` is the function's name, or the tool's if it was given its own. `parameters` are
+    names in order, `*args` and `**kwargs` with their stars.
     """
 
     kind: Literal["reward", "rubric", "tool", "agent"]
@@ -69,13 +69,13 @@ class Component(Record, frozen=True):
     parameters: tuple[str, ...] = ()
 
     def ref(self, root: Path) -> FunctionRef:
-        """A function as the runtime loads it."""
+        """Return the reference by which the runtime loads a function."""
         name, kind = f"{self.module}:{self.name}", _FUNCTION_KINDS[self.kind]
         return FunctionRef(name, self.module, self.name, str(root), kind, self.file, self.line)
 
 
 class ScanResult(Record, frozen=True):
-    """What a scan found, in order of file and line, and what it could not read."""
+    """The components that a scan found, in order of file and line, and the files it could not read."""
 
     components: list[Component]
     problems: list[Problem]
@@ -84,7 +84,7 @@ class ScanResult(Record, frozen=True):
 def scan_functions(folder: Path, root: Path, kind: Literal["reward", "rubric"]) -> ScanResult:
     """Find the `@osmosis_reward` or `@osmosis_rubric` functions in a folder and its subfolders.
 
-    Only functions at a module's top level count, also those under an `if` or `try`: others can't be imported by name.
+    Only functions at a module's top level count, including those under an `if` or `try`: others can't be imported.
     """
 
     def find(tree: ast.Module, file: str, module: str) -> Iterator[Component]:
@@ -98,10 +98,10 @@ def scan_functions(folder: Path, root: Path, kind: Literal["reward", "rubric"]) 
 
 
 def scan_tools(mcp_dir: Path, root: Path) -> ScanResult:
-    """Find the tools declared by `@mcp.tool`, under whatever name the server goes, in a folder and its subfolders.
+    """Find the tools declared by `@mcp.tool`, whatever the server's variable is called, in a folder and its subfolders.
 
-    Tools declared inside a function count too (`def register(server): @server.tool ...`). Tools that are added by a
-    call or mounted are only known to the running server.
+    Tools declared inside a function count too (`def register(server): @server.tool ...`). Only the running server knows
+    tools that are mounted or added by a call.
     """
 
     def find(tree: ast.Module, file: str, module: str) -> Iterator[Component]:
@@ -116,7 +116,7 @@ def scan_tools(mcp_dir: Path, root: Path) -> ScanResult:
 
 
 def discovered_refs(repository: Repository) -> tuple[list[FunctionRef], list[Problem]]:
-    """The reward functions of a repository, and what could not be read while looking for them."""
+    """Return a repository's reward functions, and the files that could not be read."""
     if repository.reward_dir is None:
         return [], []
     result = scan_functions(repository.reward_dir, repository.root, "reward")
@@ -124,11 +124,11 @@ def discovered_refs(repository: Repository) -> tuple[list[FunctionRef], list[Pro
 
 
 def resolve_function(spec: str, components: Sequence[Component], root: Path, cwd: Path) -> FunctionRef:
-    """Find the function that `module:function`, or a discovered function's bare name, stands for.
+    """Resolve `module:function`, or the bare name of a discovered function.
 
-    A module is looked for from the repository's root, then from the working directory, then among installed packages.
-    Nothing is imported; whether the function is in it is read from the source as far as that can tell. Raises
-    FunctionError, with a list of what there is.
+    A module is searched for in the repository's root, then in the working directory, then among installed packages.
+    Nothing is imported: the source shows, as far as it can, that the function exists. Raises FunctionError, which lists
+    the functions that do.
     """
     module, colon, attribute = (part.strip() for part in spec.partition(":"))
     if not colon:
@@ -147,7 +147,7 @@ def resolve_function(spec: str, components: Sequence[Component], root: Path, cwd
     if is_installed(module, [base for base, _ in found]):
         return FunctionRef(f"{module}:{attribute}", module, attribute, str(root))
     if any(module_spec is not None for _, module_spec in found):
-        message = f"{spec}: {module} is a folder, and the function is in a file of it. {_discovered(components)}"
+        message = f"{spec}: {module} is a folder; name the file in it with the function. {_discovered(components)}"
         raise FunctionError(message)
     places = " or ".join(str(base) for base, _ in found)
     close = near(module, [component.module for component in components])
@@ -180,7 +180,7 @@ def _malformed(spec: str, module: str, attribute: str) -> str:
 
 
 def find_module(module: str, base: Path) -> ModuleSpec | None:
-    """Look a module up in a folder by Python's own rules, without importing its parents."""
+    """Look up a module in a folder by Python's own rules, without importing its parents."""
     PathFinder.invalidate_caches()
     places = [str(base)]
     spec = None
@@ -194,7 +194,7 @@ def find_module(module: str, base: Path) -> ModuleSpec | None:
 
 
 def is_installed(module: str, bases: Iterable[Path]) -> bool:
-    """Whether a module's package is installed, and none of the folders has one of its own in its place."""
+    """Return True if a module's package is installed and none of the folders shadows it."""
     top = module.partition(".")[0]
     for base in bases:
         own = find_module(top, base)
@@ -231,7 +231,7 @@ def _in_file(spec: str, module: str, attribute: str, base: Path, file: Path) -> 
 
 
 def near(name: str, names: Iterable[str]) -> str:
-    """The end of a sentence about a name that isn't there: one that is nearly the same, or a full stop."""
+    """Return the end of a sentence about an unknown name: a suggestion, or a full stop."""
     close = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {close[0]}?" if close else "."
 
@@ -270,7 +270,7 @@ def _scan(folder: Path, root: Path, find: Callable[[ast.Module, str, str], Itera
 
 
 def tool_name(decorator: ast.expr, node: FunctionNode, aliases: dict[str, str]) -> str | None:
-    """The name of the tool that a decorator makes of a function; None if it is no tool's decorator."""
+    """Return the name of the tool that a decorator declares; None if it isn't a tool decorator."""
     call = decorator if isinstance(decorator, ast.Call) else None
     target = decorator if call is None else call.func
     if not (isinstance(target, ast.Attribute) and target.attr == "tool"):
@@ -297,7 +297,7 @@ def _component(
 
 
 def bound_names(tree: ast.Module) -> dict[str, int] | None:
-    """The names a module binds when it is imported, other than functions, with their lines; None when source can't tell
+    """Return the names other than functions that a module binds at import, with their lines; None if source can't tell
     them all."""
     if _binds_names_dynamically(tree):
         return None
@@ -318,7 +318,7 @@ def bound_names(tree: ast.Module) -> dict[str, int] | None:
 
 
 def _binds_names_dynamically(tree: ast.Module) -> bool:
-    """Whether the module may bind names that can't be read from it."""
+    """Return True if the module may bind names that its source doesn't show."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
             return True

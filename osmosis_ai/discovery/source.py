@@ -1,4 +1,4 @@
-"""Python source as syntax trees, within bounds: found, read, and looked at without running any of it."""
+"""Find, read and parse Python source, with bounds on its size and without running it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Problem(Record, frozen=True):
-    """A file or folder that could not be read, and why; `file` is relative to the repository's root."""
+    """A file or folder that could not be read, and the reason; `file` is relative to the repository's root."""
 
     file: str
     line: int | None
@@ -47,7 +47,7 @@ class Problem(Record, frozen=True):
 
 
 def python_files(folder: Path, root: Path, problems: list[Problem]) -> Iterator[Path]:
-    """The Python files in a folder of a repository and its subfolders; what can't be read is added to `problems`."""
+    """Yield the Python files in a repository's folder and its subfolders; add unreadable entries to `problems`."""
     real_root = root.resolve()
     seen: set[Path] = set()
     waiting = [folder]
@@ -62,6 +62,7 @@ def python_files(folder: Path, root: Path, problems: list[Problem]) -> Iterator[
             real = path.resolve()
             if not real.is_relative_to(real_root):
                 raise UnreadableError("a link to a place outside the repository")
+            # Links may lead back to a parent folder.
             if real in seen:
                 continue
             seen.add(real)
@@ -77,22 +78,22 @@ def python_files(folder: Path, root: Path, problems: list[Problem]) -> Iterator[
 
 
 def relative_to_root(path: Path, root: Path) -> str:
-    """A path as it is shown: relative to the repository's root, with forward slashes."""
+    """Return a path for display: relative to the repository's root if inside, with forward slashes."""
     return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
 def read_file(path: Path) -> str:
-    """A source file's text; raises UnreadableError."""
+    """Return a source file's text; raises UnreadableError."""
     too_large = f"larger than {MAX_FILE_BYTES // 1_000_000} MB, too large to be source"
     return _decoded(read_bounded(path, MAX_FILE_BYTES, too_large))
 
 
 def parse_file(path: Path) -> ast.Module:
-    """A file's syntax tree; raises UnreadableError."""
+    """Return a file's syntax tree; raises UnreadableError."""
     source = read_file(path)
     try:
         with warnings.catch_warnings():
-            # What the compiler thinks of the file's escapes is said when it is imported.
+            # Importing the file will show the compiler's warnings, for example about escapes.
             warnings.simplefilter("ignore")
             return ast.parse(source)
     except SyntaxError as error:
@@ -104,7 +105,7 @@ def parse_file(path: Path) -> ast.Module:
 
 
 def _decoded(data: bytes) -> str:
-    """Source as text, by its declared encoding, else UTF-8; raises UnreadableError."""
+    """Decode source as UTF-8, else by its declared encoding; raises UnreadableError."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -121,7 +122,7 @@ def _decoded(data: bytes) -> str:
 
 
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    """The statements that run when a module is imported, in order, without those inside functions and classes."""
+    """Yield the statements that run when a module is imported, in order, but not those inside functions and classes."""
     waiting: list[ast.AST] = [*reversed(tree.body)]
     while waiting:
         node = waiting.pop()
@@ -139,7 +140,7 @@ def statements(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def _never_on_import(test: ast.expr) -> bool:
-    """Whether a condition is `__name__ == "__main__"` or `TYPE_CHECKING`."""
+    """Return True if a condition is `__name__ == "__main__"` or `TYPE_CHECKING`."""
     if isinstance(test, ast.Compare):
         sides = [test.left, *test.comparators]
         return any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides) and isinstance(
@@ -149,12 +150,12 @@ def _never_on_import(test: ast.expr) -> bool:
 
 
 def importable_functions(tree: ast.Module) -> Iterator[FunctionNode]:
-    """The functions that a module has once it is imported, in order."""
+    """Yield the functions that a module defines when imported, in order."""
     return (node for node in statements(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
 
 def aliases_of(tree: ast.Module) -> dict[str, str]:
-    """What each imported name stands for: `from osmosis_ai import osmosis_reward as r` gives r its full name."""
+    """Map imported names to full names: `from osmosis_ai import osmosis_reward as r` maps r."""
     aliases = {}
     for node in statements(tree):
         if isinstance(node, ast.Import):
@@ -165,7 +166,7 @@ def aliases_of(tree: ast.Module) -> dict[str, str]:
 
 
 def dotted_name(node: ast.expr, aliases: dict[str, str]) -> str:
-    """The full name an expression such as `a.b` or `a.b()` refers to; empty if it isn't one."""
+    """Return the full name that an expression such as `a.b` or `a.b()` refers to; empty if it refers to none."""
     if isinstance(node, ast.Call):
         node = node.func
     parts: list[str] = []
@@ -181,9 +182,9 @@ _DECORATORS: dict[str, Literal["reward", "rubric"]] = {"osmosis_reward": "reward
 
 
 def decorated_as(node: FunctionNode, aliases: dict[str, str]) -> Literal["reward", "rubric"] | None:
-    """Which of the two decorators a function has, if any."""
+    """Return the kind of a function's decorator, None if it has neither."""
     for decorator in node.decorator_list:
-        # The last part decides, so that a name passed on by the repository's own module counts too.
+        # Only the last part counts, so that a decorator re-exported by the repository's own module is recognized.
         kind = _DECORATORS.get(dotted_name(decorator, aliases).rpartition(".")[2])
         if kind is not None:
             return kind

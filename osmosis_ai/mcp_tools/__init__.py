@@ -1,1 +1,1 @@
-"""The repository's tools, as the model sees and calls them. Runs only inside workers."""
+"""Serve the repository's tools to the model. Runs only inside workers."""

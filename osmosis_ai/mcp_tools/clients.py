@@ -1,4 +1,4 @@
-"""MCP sessions as a client: over a transport by `fastmcp.Client`, how they answer a server's request, how they end."""
+"""Open, close and ping MCP sessions as a client, and answer a server's sampling requests."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ __all__ = [
 SamplingHandler: TypeAlias = Callable[[list[Message], JsonObject], Awaitable[Message]]
 """Answers a tool's request to the model.
 
-It gets chat messages and parameters (`temperature`, `max_tokens`, `stop`; absent when the tool named none) and gives
-the assistant message. What it raises fails the tool's request, not the rollout.
+It takes chat messages and parameters (`temperature`, `max_tokens`, `stop`; absent if the tool set none) and returns the
+assistant message. An exception fails the tool's request, not the rollout.
 """
 
 _PING_SECONDS = 2.0
@@ -47,7 +47,7 @@ class McpSession(Protocol):
 
     async def __aenter__(self) -> object: ...
     async def call_tool(self, name: str, arguments: JsonObject, meta: JsonObject) -> JsonObject:
-        """Call a tool and give the result as in the protocol; `meta` is sent as `_meta`."""
+        """Call a tool and return the result in protocol form; `meta` is sent as `_meta`."""
         ...
 
     async def ping(self) -> object: ...
@@ -55,7 +55,7 @@ class McpSession(Protocol):
 
 
 class _Client(Protocol):
-    """The part of `fastmcp.Client` that is used here."""
+    """The part of `fastmcp.Client` used here."""
 
     async def __aenter__(self) -> object: ...
     async def list_tools(self) -> Sequence[BaseModel]: ...
@@ -68,8 +68,8 @@ class StreamSession:
     """A session over a transport: HTTP, stdio, or streams within this process.
 
     Args:
-        source: What `fastmcp.Client` takes: a server object, a URL, an `mcp.json` with one server.
-        sampling: Answers what tools ask the model; without one such requests fail.
+        source: An argument of `fastmcp.Client`: a server object, a URL, an `mcp.json` with one server.
+        sampling: Answers tools' requests to the model; without one they fail.
     """
 
     def __init__(self, source: object, sampling: SamplingHandler | None) -> None:
@@ -79,8 +79,7 @@ class StreamSession:
         if sampling is not None:
             options["sampling_handler"] = sampling_callback(sampling)
         if "mode" in inspect.signature(Client.__init__).parameters:
-            # Since protocol 2026-07-28 there are no sessions; what a server keeps per session would be lost at every
-            # call.
+            # Protocol 2026-07-28 has no sessions, so a server would lose its per-session state at every call.
             options["mode"] = "legacy"
         make: Callable[..., _Client] = Client
         self._client = make(source, **options)
@@ -90,7 +89,7 @@ class StreamSession:
         return self
 
     async def list_tools(self) -> list[JsonObject]:
-        """Give the server's tools as in the protocol."""
+        """Return the server's tools in protocol form."""
         return [tool.model_dump(mode="json", by_alias=True) for tool in await self._client.list_tools()]
 
     async def call_tool(self, name: str, arguments: JsonObject, meta: JsonObject) -> JsonObject:
@@ -101,12 +100,12 @@ class StreamSession:
         return await self._client.ping()
 
     async def close(self) -> None:
-        """End the session and, for a stdio server, its process, which the end of the session alone leaves running."""
+        """End the session and a stdio server's process, which would outlive the session."""
         await self._client.close()
 
 
 class Closer:
-    """Closes sessions, each in a task of its own, because a tool's blocked thread can hold it up for good.
+    """Closes sessions, each in its own task, because a tool's blocked thread can stall one forever.
 
     Attributes:
         clean: False once a session could not be closed in time.
@@ -124,7 +123,7 @@ class Closer:
         return task
 
     async def wait(self, grace: float, tasks: Iterable[asyncio.Task[None]] | None = None) -> bool:
-        """Wait so many seconds until tasks of `close`, by default all, are done; False when they weren't in time."""
+        """Wait up to `grace` seconds for tasks of `close`, by default all; return False if some didn't finish."""
         waiting = list(self._closing if tasks is None else tasks)
         if not waiting:
             return True
@@ -142,7 +141,7 @@ async def _close(session: McpSession) -> None:
 
 
 async def is_alive(session: McpSession) -> bool:
-    """Ask whether a session still reaches its server; False after two seconds of silence."""
+    """Ping a session's server; return False if it doesn't answer within two seconds."""
     with anyio.move_on_after(_PING_SECONDS):
         try:
             await session.ping()
@@ -153,7 +152,7 @@ async def is_alive(session: McpSession) -> bool:
 
 
 def sampling_callback(handler: SamplingHandler) -> SamplingCallback:
-    """Make a handler answer in the terms of MCP."""
+    """Adapt a handler to MCP's types."""
 
     async def answer(messages: Sequence[BaseModel], params: BaseModel, context: object) -> str:
         plain = params.model_dump(mode="json", by_alias=True)

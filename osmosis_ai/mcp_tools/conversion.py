@@ -1,4 +1,4 @@
-"""MCP tool → OpenAI function; tool result → text for the model."""
+"""Convert MCP tools to OpenAI functions, and tool results to text for the model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from osmosis_ai.records import JsonObject, JsonValue, Tool
 __all__ = ["TOOL_CONTENT_LIMIT", "clean", "convert_result", "convert_tool", "truncate"]
 
 TOOL_CONTENT_LIMIT = 256 * 1024
-"""Characters of one text, image or file that a record keeps; of a longer one, its size and SHA-256."""
+"""Maximum characters of one text, image or file that a record keeps; of a longer one it keeps size and SHA-256."""
 
 
 def convert_tool(tool: JsonObject, prefix: str = "") -> Tool:
-    """Turn an MCP tool into an OpenAI function. Its JSON Schema passes verbatim.
+    """Convert an MCP tool to an OpenAI function. Its JSON Schema passes unchanged.
 
     Args:
-        tool: The tool as in the protocol: `name`, `description`, `inputSchema`.
-        prefix: What goes before the name.
+        tool: The tool in protocol form: `name`, `description`, `inputSchema`.
+        prefix: Put before the name.
     """
     return {
         "type": "function",
@@ -31,17 +31,17 @@ def convert_tool(tool: JsonObject, prefix: str = "") -> Tool:
 
 
 def convert_result(result: JsonObject) -> tuple[str, JsonValue]:
-    """Turn a tool's result into the text the model reads and what that text leaves out.
+    """Convert a tool's result to the text for the model and the content that the text omits.
 
     Texts and embedded text files are joined by newlines; images, audio and other files become a placeholder such as
-    `[image image/png, 1234 bytes]`. Without any text the structured content is given as JSON.
+    `[image image/png, 1234 bytes]`. If there is no text, the structured content is written as JSON.
 
     Args:
-        result: The result as in the protocol: `content`, `structuredContent`.
+        result: The result in protocol form: `content`, `structuredContent`.
 
     Returns:
         The text, always encodable as UTF-8, and None or `{"blocks": […], "structured": …}`: the blocks shown as
-        placeholders and the structured content, as far as the text doesn't say the same.
+        placeholders and the structured content, unless the text says the same.
     """
     lines, kept, has_text = [], [], False
     for block in result.get("content") or []:
@@ -65,7 +65,7 @@ def convert_result(result: JsonObject) -> tuple[str, JsonValue]:
 
 
 def truncate(text: str, limit: int) -> tuple[str, int | None]:
-    """Cut a text to `limit` characters, followed by a note to the model that says how much was cut.
+    """Cut a text to `limit` characters and append a note for the model with the amount cut.
 
     Returns:
         The text and None, or the cut text and the original length in characters.
@@ -106,7 +106,7 @@ def _placeholder(block: JsonObject) -> str:
 
 
 def _bounded(value: JsonObject) -> JsonValue:
-    """Give the value without the texts in it that are over the limit; when that is still too much, only its size."""
+    """Replace texts over the limit by their size and hash; do so for the whole value if it is still too large."""
     short = _short(value)
     encoded = _json(short)
     return short if len(encoded) <= 4 * TOOL_CONTENT_LIMIT else _digest(encoded)
@@ -129,7 +129,7 @@ def _digest(text: str) -> JsonObject:
 
 def _says_the_same(text: str, structured: JsonValue) -> bool:
     readings: list[JsonValue] = [structured]
-    # Servers wrap a result that is no object: {"result": 3}.
+    # Servers wrap results that aren't objects: {"result": 3}.
     if isinstance(structured, dict) and set(structured) == {"result"}:
         readings.append(structured["result"])
     if text in readings:

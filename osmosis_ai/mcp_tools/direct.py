@@ -1,9 +1,9 @@
 """Sessions with a FastMCP server of this process that skip the transport.
 
-A session over in-memory streams costs more CPU than most tools: two loops that frame, route and parse messages which
-never leave the process. The SDK 2.x has public parts to do without: a session is its `Connection` and `ServerRunner`,
-and a request is a call of the runner. The server sees what it would see from any client: its middleware, a session of
-its own, a handshake if anything in it would notice, and a task for each request that can be cancelled.
+A session over in-memory streams costs more CPU than most tools: two loops frame, route and parse messages that never
+leave the process. The SDK 2.x has public parts that avoid this: a session is its `Connection` and `ServerRunner`, and a
+request is a call of the runner. The server sees what any client would show it: its middleware runs, each client has its
+own session, a handshake happens if anything in the server would notice, and each request is a cancellable task.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 __all__ = ["TOOL_CALLS_ONLY", "DirectServer", "DirectSession", "direct_server"]
 
 TOOL_CALLS_ONLY = "_osmosis_tool_calls_only"
-"""Set on a class of middleware of our own that lets everything but tool calls pass."""
+"""Set on our own middleware classes that affect only tool calls."""
 _LIBRARIES = ("fastmcp", "mcp")
 _LISTS = ("prompts", "resource_templates", "resources", "tools")
 _DEAF_TO_HANDSHAKES = {
     *("__init__", "check_resource_access", "on_call_tool", "on_get_prompt", "on_read_resource"),
     *(f"on_list_{what}" for what in _LISTS),
 }
-"""The methods of a middleware that no handshake passes through."""
+"""The methods of a middleware that a handshake never calls."""
 _CONNECTION_CLOSED = "the session was closed"
 _log = logging.getLogger(__name__)
 
 
 async def direct_server(server: object, tools: Iterable[JsonObject]) -> DirectServer | None:
-    """Find what sessions without a transport need; the server's lifespan must be running.
+    """Prepare sessions without a transport; the server's lifespan must be running.
 
-    The parts are public, but only the transport is documented. So a session is tried, and where one doesn't come about
-    that is logged, and sessions have a transport.
+    The SDK's parts are public but undocumented, so one session is tried first. If it fails, that is logged, and
+    sessions use a transport.
 
     Returns:
-        None for what isn't a FastMCP server, and where the installed libraries don't have the parts.
+        None if it isn't a FastMCP server, or if the installed libraries lack the parts.
     """
     from fastmcp import FastMCP
 
@@ -58,7 +58,7 @@ async def direct_server(server: object, tools: Iterable[JsonObject]) -> DirectSe
     try:
         import mcp.server.runner  # noqa: F401
     except ImportError:
-        _log.debug("sessions have a transport: the MCP SDK 1.x has no other way")
+        _log.debug("sessions use a transport: the MCP SDK 1.x offers no other way")
         return None
     try:
         found = await _connected(server, tools)
@@ -66,7 +66,7 @@ async def direct_server(server: object, tools: Iterable[JsonObject]) -> DirectSe
         await session.close()
     except Exception as error:  # noqa: BLE001 - whatever another version of the libraries raises; streams work with any
         _log.warning(
-            "sessions have a transport, which is slower, with these versions of fastmcp and mcp: %s", describe(error)
+            "sessions use a transport, which is slower, with these versions of fastmcp and mcp: %s", describe(error)
         )
         return None
     return found
@@ -75,20 +75,20 @@ async def direct_server(server: object, tools: Iterable[JsonObject]) -> DirectSe
 async def _connected(server: FastMCP[Any], tools: Iterable[JsonObject]) -> DirectServer:
     from fastmcp.server.http import StreamableHTTPASGIApp
 
-    # The app that would serve it over HTTP is the one public place that names the protocol's own server object.
+    # The app that would serve it over HTTP is the only public place that exposes the SDK's own server object.
     app = server.http_app()
     endpoints = [getattr(route, "endpoint", None) for route in app.routes]
     async with app.router.lifespan_context(app):
         managers = [endpoint.session_manager for endpoint in endpoints if isinstance(endpoint, StreamableHTTPASGIApp)]
         core = next(manager.app for manager in managers if manager is not None)
     async with core.lifespan(core) as state:
-        # What the lifespan gave is the same for every session and lives as long as the one that runs already.
+        # fastmcp's running lifespan provides this state, so it outlives this block and serves every session.
         pass
     return DirectServer(server, core, state, tools)
 
 
 class DirectServer:
-    """Makes sessions with a FastMCP server, of the SDK's own server object and of what its lifespan gave."""
+    """A factory of sessions with a FastMCP server, from the SDK's own server object and its lifespan's state."""
 
     def __init__(self, server: FastMCP[Any], core: Any, state: object, tools: Iterable[JsonObject]) -> None:
         from mcp.server.connection import Connection
@@ -100,18 +100,18 @@ class DirectServer:
         self.state = state
         self.connection, self.runner, self.close_connection = Connection, ServerRunner, aclose_shielded
         self.transport = TransportContext(kind="direct", can_send_request=True)
-        # One for all sessions: a server need not read what it has read before.
+        # Shared by all sessions, because they are the same for each.
         self.options = core.create_initialization_options()
         self.greetings = {sampling: _greeting(sampling=sampling) for sampling in (False, True)}
         self._schemas = {tool["name"]: schema for tool in tools if (schema := tool.get("outputSchema")) is not None}
         self._validators = SchemaValidators(self._schemas)
 
     def session(self, sampling: SamplingHandler | None) -> DirectSession:
-        """A session that isn't open yet; `sampling` answers what tools ask the model."""
+        """Return a session that isn't open yet; `sampling` answers tools' requests to the model."""
         return DirectSession(self, None if sampling is None else sampling_callback(sampling))
 
     def hears_handshakes(self) -> bool:
-        """True if anything in the server learns of a handshake but the connection itself."""
+        """Return True if anything in the server besides the connection notices a handshake."""
         return (
             any(_hears_handshakes(middleware) for middleware in self._server.middleware)
             or any(type(part).__module__.partition(".")[0] not in _LIBRARIES for part in self.core.middleware)
@@ -120,7 +120,7 @@ class DirectServer:
         )
 
     def check(self, name: str, result: JsonObject) -> None:
-        """See that a result has the structure that the tool promises, as the SDK's own client does; else ToolError."""
+        """Validate a result by the tool's output schema, as the SDK's own client does; raises ToolError."""
         if name not in self._schemas or result.get("isError"):
             return
         if "structuredContent" not in result:
@@ -134,9 +134,9 @@ class DirectServer:
 
 
 class DirectSession:
-    """One MCP session, with the interface of `fastmcp.Client` as far as it is needed. Made by `DirectServer.session`.
+    """One MCP session without a transport, created by `DirectServer.session`.
 
-    It is also the connection's way back to the client: what a server asks or tells its client without being asked.
+    It is also the connection's back channel, which handles the server's own requests and notifications.
     """
 
     def __init__(self, server: DirectServer, sampling: SamplingCallback | None) -> None:
@@ -156,7 +156,7 @@ class DirectSession:
         else:
             from mcp.types import InitializeRequestParams
 
-            # All that a handshake comes to, then. `for_loop` has the version already.
+            # All that a handshake would do here: `for_loop` has set the version already.
             self._connection.client_params = InitializeRequestParams.model_validate(
                 self.server.greetings[samples], by_name=False
             )
@@ -164,7 +164,7 @@ class DirectSession:
         return self
 
     async def call_tool(self, name: str, arguments: JsonObject, meta: JsonObject) -> JsonObject:
-        """As in `McpSession`; raises MCPError when the server refuses, ToolError when the tool breaks its promise."""
+        """Call a tool; raises MCPError if the server refuses, ToolError if the result breaks the output schema."""
         params: JsonObject = {"name": name, "arguments": arguments}
         if meta:
             params["_meta"] = meta
@@ -173,10 +173,10 @@ class DirectSession:
         return result
 
     async def ping(self) -> None:
-        """There is no connection that could be lost."""
+        """Do nothing: there is no connection to lose."""
 
     async def close(self) -> None:
-        """Cancel what still runs, wait for it, and let the server end the session."""
+        """Cancel the running requests, wait for them, and let the server end the session."""
         self._closed = True
         for request in self._running.values():
             request.cancel()
@@ -185,7 +185,7 @@ class DirectSession:
         await self.server.close_connection(self._connection)
 
     async def _request(self, method: str, params: JsonObject) -> JsonObject:
-        """Have a request handled in a task of its own, so that what can't be cancelled doesn't hold up the caller."""
+        """Handle a request in its own task, so that one that can't be cancelled doesn't block the caller."""
         request = _Request(self, next(self._ids))
         answer: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self._handle(request, method, params, answer))
@@ -217,7 +217,7 @@ class DirectSession:
                 failure = MCPError(code=0, message=str(error))
             finally:
                 request.open = False
-        # Whoever was cancelled while waiting has no use for an answer.
+        # The caller was cancelled and no longer waits for an answer.
         if answer.done():
             return
         if result is not None:
@@ -228,7 +228,7 @@ class DirectSession:
     async def send_raw_request(
         self, method: str, params: Mapping[str, object] | None, opts: CallOptions | None = None
     ) -> JsonObject:
-        """Answer what the server asks its client."""
+        """Answer a request that the server makes to its client."""
         from mcp.shared.exceptions import MCPError
 
         if self._closed:
@@ -251,12 +251,12 @@ class DirectSession:
         try:
             text = await sampling(asked.messages, asked, None)
         except Exception as error:
-            # Whatever kept the model from answering is the answer to this one request.
+            # A model's failure fails only this request.
             raise MCPError(code=-32603, message=str(error)) from error
         return {"role": "assistant", "model": "osmosis-ai", "content": {"type": "text", "text": text}}
 
     async def notify(self, method: str, params: Mapping[str, object] | None, opts: CallOptions | None = None) -> None:
-        """Take what the server tells its client: log messages are logged, nothing else is of interest."""
+        """Handle the server's notifications: log its log messages, ignore the rest."""
         if method == "notifications/message":
             from fastmcp.client.logging import default_log_handler
             from mcp.types import LoggingMessageNotificationParams
@@ -265,7 +265,7 @@ class DirectSession:
 
 
 class _Request:
-    """One request while the server handles it, or a notification, without a number; the SDK's `DispatchContext`."""
+    """One request that the server handles, or a notification (without an id); the SDK's `DispatchContext`."""
 
     message_metadata = None
 
@@ -308,11 +308,11 @@ class _Request:
         await self._session.notify(method, params, opts)
 
     async def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Nobody asked for it."""
+        """Do nothing: the client never requests progress."""
 
 
 def _greeting(*, sampling: bool) -> JsonObject:
-    """How a session introduces itself."""
+    """Return the parameters of a session's `initialize` request."""
     from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
     capabilities: JsonObject = {"sampling": {}} if sampling else {}
@@ -335,14 +335,14 @@ def _hears_handshakes(middleware: object) -> bool:
 
 @functools.cache
 def _hooks() -> frozenset[str]:
-    """The methods of a middleware that may hear of a handshake: all but those that can't."""
+    """Return the methods of a middleware that a handshake may call."""
     from fastmcp.server.middleware import Middleware
 
     return frozenset(name for name, value in vars(Middleware).items() if callable(value)) - _DEAF_TO_HANDSHAKES
 
 
 def _traces() -> bool:
-    """True if spans go anywhere: a handshake has one too."""
+    """Return True if a tracer is set up: a handshake creates a span too."""
     try:
         from opentelemetry import trace
     except ImportError:

@@ -1,6 +1,6 @@
-"""The server for a worker's life, and one MCP session for each rollout.
+"""Run the MCP server for a worker's life, and open one session for each rollout.
 
-Everything goes through `fastmcp.Client`, so any server works: one of this process, a URL, an `mcp.json`.
+Servers are reached by `fastmcp.Client`, so any kind works: one in this process, a URL, an `mcp.json`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = ["ToolHost", "read_config"]
 
 
 class ToolHost:
-    """A repository's tools: the server for a worker's life, as an async context manager.
+    """A repository's tools: an async context manager that runs the server for a worker's life.
 
-    It keeps a session of its own open, so that the lifespan of a `fastmcp.FastMCP` server runs once and not once per
-    rollout. (The SDK's own servers run theirs for every session; that is how they are made. And fastmcp 2.14 ends a
-    lifespan by cancelling it, so that only what stands in a `finally` runs at its end.)
+    It keeps its own session open, so that the lifespan of a `fastmcp.FastMCP` server runs once, not once per rollout.
+    (The SDK's own servers run theirs for every session, by design. fastmcp 2.14 ends a lifespan by cancelling it, so
+    only code in a `finally` runs at its end.)
 
     Args:
         source: A server object, an http(s) URL, or the content of an `mcp.json` (see `read_config`).
         root: The repository's root folder, for the user's file and line in errors.
         start_timeout: Seconds a server may take to start and list its tools.
         grace: Seconds the server may take to shut down.
-        limit: Makes the scope that cancels a call after so many seconds.
+        limit: Makes the scope that cancels a call after a number of seconds.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class ToolHost:
 
     @property
     def tools(self) -> list[Tool]:
-        """The tools as the model sees them, in the server's order; there may be none."""
+        """The tools as the model sees them, in the server's order; may be empty."""
         return self._table.tools
 
     @property
     def clean(self) -> bool:
-        """False once the server, or a session, could not be closed in time. The process should then be replaced."""
+        """False once the server or a session could not be closed in time. The process should then be replaced."""
         return self._closer.clean
 
     async def __aenter__(self) -> ToolHost:
@@ -88,11 +88,11 @@ class ToolHost:
     def session(
         self, *, meta: JsonObject | None = None, sampling_handler: SamplingHandler | None = None, grace: float = 2.0
     ) -> ToolSession:
-        """Give one rollout's MCP session, an async context manager.
+        """Return one rollout's MCP session, an async context manager.
 
         Args:
             meta: Sent as `_meta` with every call.
-            sampling_handler: Answers what tools ask the model (`ctx.sample`); without one such requests fail.
+            sampling_handler: Answers tools' requests to the model (`ctx.sample`); without one they fail.
             grace: Seconds that closing the session may take.
         """
         own = (self._table, self._open, self._closer, self._limit)
@@ -109,7 +109,7 @@ class ToolHost:
         try:
             session = StreamSession(backend.source, None)
         except ValidationError as exc:
-            # Without pydantic's own text: it shows the values, and those of `env` and `headers` are secrets.
+            # Without pydantic's own text, which shows values: those of `env` and `headers` are secrets.
             found = {f"{error['loc'][-1]}: {error['msg']}" for error in exc.errors(include_url=False)}
             raise RepositoryError(f"{backend.label} is not configured right: {'; '.join(sorted(found))}") from None
         except Exception as exc:
@@ -125,7 +125,7 @@ class ToolHost:
             raise self._start_failure(backend, exc) from exc
 
     def _start_failure(self, backend: Backend, exc: Exception) -> RepositoryError:
-        # fastmcp wraps what stopped the server in a RuntimeError of its own.
+        # fastmcp wraps the server's exception in its own RuntimeError.
         cause = exc.__cause__ if isinstance(exc, RuntimeError) and exc.__cause__ is not None else exc
         while isinstance(members := getattr(cause, "exceptions", None), (tuple, list)) and members:
             cause = members[0]
@@ -181,7 +181,7 @@ def _backends(source: object) -> list[Backend]:
         return [Backend(source, "", f"the MCP server at {redact_urls(source)}")]
     if isinstance(source, dict):
         servers = source["mcpServers"]
-        # A client for each server, not fastmcp's router for all: behind the router a rollout has no session of its own.
+        # One client per server instead of fastmcp's router for all, behind which rollouts would share a session.
         return [
             Backend({"mcpServers": {name: entry}}, f"{name}_" if len(servers) > 1 else "", f"the MCP server {name!r}")
             for name, entry in servers.items()
@@ -198,9 +198,9 @@ _Next: TypeAlias = Callable[[Any], Awaitable[object]]
 
 
 def _contain_exits(server: object) -> None:
-    """Turn what a tool may raise beside an Exception into a tool error; a SystemExit would end the event loop.
+    """Turn a tool's BaseException into a tool error: a SystemExit would end the event loop.
 
-    The SDK 1.x has no public place for that: there such a tool ends its worker.
+    The SDK 1.x has no public hook for that; with it, such a tool ends its worker.
     """
     from fastmcp import FastMCP
     from fastmcp.exceptions import ToolError as FastMCPToolError
@@ -209,7 +209,7 @@ def _contain_exits(server: object) -> None:
     if isinstance(server, FastMCP):
 
         class ContainExits(Middleware):
-            # Not on_call_tool, because what finds the hooks to call costs more than all else here.
+            # Not on_call_tool: finding the hooks to call would cost more than everything else here.
             async def __call__(self, context: _McpRequest, call_next: _Next) -> object:
                 try:
                     return await call_next(context)
@@ -238,7 +238,7 @@ def _contain_exits(server: object) -> None:
 
 def _must_be_contained(exc: BaseException) -> bool:
     if isinstance(exc, asyncio.CancelledError):
-        # One that nobody asked for escaped from something the tool awaits. Python 3.10 can't tell, so it passes there.
+        # If nobody cancelled this task, the error escaped from something the tool awaits. Python 3.10 can't tell.
         cancelling = getattr(asyncio.current_task(), "cancelling", None)
         return cancelling is not None and cancelling() == 0
     return not isinstance(exc, (Exception, GeneratorExit))

@@ -1,6 +1,6 @@
-"""Import a repository's `mcp/main.py` the way `python mcp/main.py` would, and find the server in it.
+"""Import a repository's `mcp/main.py` as `python mcp/main.py` would, and find the server in it.
 
-For workers only: loading changes `sys.path`, `sys.argv` and `sys.modules` of the process, once, and nothing is undone.
+For workers only: loading permanently changes the process's `sys.path`, `sys.argv` and `sys.modules`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _USUAL_NAMES = ("mcp", "server", "app")
 
 
 def import_fastmcp() -> None:
-    """Import fastmcp without what its own imports warn of, which nobody here can mend."""
+    """Import fastmcp without the warnings of its own imports, which users can't fix."""
     with warnings.catch_warnings(record=True):
         import fastmcp  # noqa: F401
 
 
 def prepare_path(mcp_dir: Path, root: Path) -> None:
-    """Make imports in this process work as in `python mcp/main.py` started in the repository's root.
+    """Make imports in this process work as in `python mcp/main.py` run in the repository's root.
 
-    `sys.path` begins with the mcp directory, then the root. The SDK is imported first, so that `mcp` never means the
-    repository's own folder. Call it once, before any code of the repository is imported.
+    `sys.path` then begins with the mcp folder and the root. The SDK is imported first, so that `mcp` never means the
+    repository's own folder. Call it once, before importing any code of the repository.
     """
     import_fastmcp()
     import mcp.types  # noqa: F401
@@ -44,15 +44,15 @@ def prepare_path(mcp_dir: Path, root: Path) -> None:
 
 
 def load_server(entry: Path, name: str | None = None) -> object:
-    """Import `main.py` under the module name `main` and give the MCP server in it.
+    """Import `main.py` under the module name `main` and return the MCP server in it.
 
-    The server is what `name` says, else the module's `mcp`, `server` or `app`, else the only server there; it is a
-    `fastmcp.FastMCP`, or the MCP SDK's `FastMCP` (1.x) or `MCPServer` (2.x). The folder above that of `main.py` is the
-    repository's root. `prepare_path` comes first.
+    The server is the variable `name`, else `mcp`, `server` or `app`, else the module's only server. It is a
+    `fastmcp.FastMCP`, or the MCP SDK's `FastMCP` (1.x) or `MCPServer` (2.x). The parent of `main.py`'s folder is the
+    repository's root. Call `prepare_path` first.
 
     Raises:
-        RepositoryError: `main.py` is missing, can't be imported, or holds no server or several. The message names the
-            user's file and line and their exception.
+        RepositoryError: `main.py` is missing, can't be imported, or defines no server or several. The message gives the
+            user's file, line and exception.
     """
     entry = entry.resolve()
     root = entry.parent.parent
@@ -97,9 +97,9 @@ def _import_main(entry: Path, root: Path, shown: str) -> ModuleType:
 
 
 def import_failure(exc: BaseException, entry: Path, root: Path, shown: str) -> str:
-    """Why a module of the repository can't be imported: place, exception, line of source, and what to do.
+    """Explain why a module of the repository can't be imported: place, exception, source line and a hint.
 
-    Where no line is known, `entry`, the module's file, stands as `shown` says.
+    If no line is known, the place is `shown`, the name of `entry`, the module's file.
     """
     place = locate(exc, root)
     message = f"{place or shown}: {describe(exc)}"
@@ -127,13 +127,13 @@ def _hint(exc: BaseException, mcp_dir: Path, root: Path, line: str) -> str | Non
         if isinstance(exc, ModuleNotFoundError) and package and package not in sys.modules:
             here = [folder / form for folder in (mcp_dir, root) for form in (package, f"{package}.py")]
             if not any(path.exists() for path in here):
-                return f"Install what provides it into this environment, for example: pip install {package}"
+                return f"Install the package that provides it into this environment, for example: pip install {package}"
     if isinstance(exc, SystemExit):
-        return "The code ended the process while it was imported."
+        return "The code exited while it was imported."
     if isinstance(exc, KeyboardInterrupt):
         return "The import was interrupted."
     if re.search(r"\.run(_\w+)?\(", line):
-        return 'Start the server only when the file is run itself: put it under `if __name__ == "__main__":`.'
+        return 'Start the server only when the file runs as a script: put it under `if __name__ == "__main__":`.'
     return None
 
 

@@ -1,4 +1,4 @@
-"""One rollout's MCP session: its tool calls, and what the model reads of each."""
+"""One rollout's MCP session: call tools, and turn each outcome into text for the model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from osmosis_ai.urls import redact_urls
 __all__ = ["CallOutcome", "Limit", "ToolSession"]
 
 Limit: TypeAlias = Callable[[float], AbstractContextManager[object, bool]]
-"""Makes the scope that cancels what runs in it after so many seconds."""
+"""Makes a scope that cancels its block after a number of seconds."""
 
 
 class CallOutcome(Record, frozen=True):
-    """What a tool call came to.
+    """The outcome of a tool call.
 
-    `text` is for the model, also when the call failed; `error` is None or the cause, as in `records.ToolCall.error`;
+    `text` is for the model, even if the call failed. `error` is None or the cause, as in `records.ToolCall.error`.
     `content` keeps what the text only mentions: images, files, structured content.
     """
 
@@ -38,7 +38,7 @@ class CallOutcome(Record, frozen=True):
 
 
 class ToolSession:
-    """One rollout's MCP session, from `ToolHost.session`. It is opened by the first tool call.
+    """One rollout's MCP session, from `ToolHost.session`. The first tool call opens it.
 
     Args:
         table, closer, limit: The host's.
@@ -46,7 +46,7 @@ class ToolSession:
         meta, sampling_handler, grace: As for `ToolHost.session`.
 
     Attributes:
-        clean: False after the exit when the session could not be closed in time: a tool's thread is still blocked.
+        clean: False after exit if the session could not be closed in time because a tool's thread is still blocked.
     """
 
     def __init__(
@@ -81,17 +81,17 @@ class ToolSession:
         self.clean = await self._closer.wait(self._grace, self._closing)
 
     async def call(self, name: str, arguments: str | JsonObject, *, timeout: float) -> CallOutcome:
-        """Call a tool. Whatever the tool does becomes an outcome; calls at the same time run concurrently.
+        """Call a tool; every failure becomes an outcome. Simultaneous calls run concurrently.
 
         Args:
             name: The tool, as in `ToolHost.tools`.
-            arguments: The JSON text the model wrote, where an empty text counts as `{}`; or the object.
-            timeout: Seconds the call may take, the opening of the session included. The tool is told to stop where
-                the MCP SDK can do that (2.x), else it ends with the session at the latest.
+            arguments: The JSON text the model wrote (empty means `{}`), or the object.
+            timeout: Seconds the call may take, including opening the session. The MCP SDK 2.x then cancels the tool;
+                otherwise it ends with the session at the latest.
 
         Returns:
-            The outcome. Its `error` is `schema` when the server refused the arguments because of the tool's schema:
-            a server may accept more than the schema says, such as "5" for a number, as it does in production.
+            The outcome. Its `error` is `schema` if the server refused the arguments because of the tool's schema. As in
+            production, a server may accept more than the schema says, such as "5" for a number.
         """
         route = self._table.routes.get(name)
         if route is None:
@@ -131,7 +131,7 @@ class ToolSession:
             return self._sessions[backend.prefix]
 
     def _drop(self, prefix: str, session: McpSession) -> None:
-        """Close a session, so that the next call opens a new one; once, whoever sees first that it is broken."""
+        """Close a broken session once, so that the next call opens a new one."""
         if self._sessions.get(prefix) is session:
             del self._sessions[prefix]
             self._closing.append(self._closer.close(session))
@@ -148,7 +148,7 @@ class ToolSession:
         self, name: str, route: Route, session: McpSession, arguments: JsonObject, exc: Exception
     ) -> CallOutcome:
         text = clean(str(exc) or type(exc).__name__)
-        # An answer that breaks the protocol and a connection that broke look alike; a ping tells them apart.
+        # A malformed answer and a lost connection raise alike; a ping tells them apart.
         if not await is_alive(session):
             self._drop(route.backend.prefix, session)
             lost = "Error: the connection to the tool server was lost"
@@ -158,7 +158,7 @@ class ToolSession:
         return CallOutcome(_error_text(text), "exception")
 
     def _refused(self, name: str, arguments: JsonObject, text: str) -> str | None:
-        """Say what is wrong with the arguments if that is why the server answered with an error, else None."""
+        """Describe the problem with the arguments if the server refused them, else return None."""
         errors = self._table.problems(name, arguments)
         if not _REFUSAL.search(text) and all(_may_be_coerced(error) for error in errors):
             return None
@@ -168,7 +168,7 @@ class ToolSession:
 
 
 _REFUSAL = re.compile(r"Input validation error|\d+ validation errors? for (call\[|\w+Arguments\b)")
-"""How servers begin when they refuse arguments: the SDKs' low-level servers, FastMCP, the Python SDK."""
+"""The beginnings of servers' refusals: of the SDKs' low-level servers, FastMCP, the Python SDK."""
 
 
 def _parse(arguments: str | JsonObject) -> JsonObject:
@@ -208,7 +208,7 @@ def _error_text(text: str) -> str:
 
 
 def _may_be_coerced(error: SchemaProblem) -> bool:
-    """True if a lenient server may accept this: a text for a number and the like."""
+    """Return True if a lenient server may accept this, such as a text for a number."""
     return error.validator == "type" and isinstance(error.instance, (str, int, float))
 
 

@@ -1,4 +1,4 @@
-"""The tools of all of a repository's servers, by the name that the model calls, and what fits their schemas."""
+"""The tools of all of a repository's servers by name, and validation of their arguments."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MOST_PROBLEMS = 5
 
 
 class SchemaProblem(Protocol):
-    """One way in which a value doesn't fit a schema: a `jsonschema.ValidationError`.
+    """One mismatch between a value and a schema: a `jsonschema.ValidationError`.
 
-    `validator` is the schema's keyword, `instance` the part of the value; `context` holds the problems of each
-    alternative, for `anyOf` and `oneOf`.
+    `validator` is the schema's keyword, `instance` the part of the value; for `anyOf` and `oneOf`, `context` has the
+    problems of each alternative.
     """
 
     message: str
@@ -35,18 +35,18 @@ class _Validator(Protocol):
 
 
 class UnusableSchemaError(Exception):
-    """The schema itself is at fault, so it says nothing about any value."""
+    """The schema itself is invalid, so no value can be checked by it."""
 
 
 class SchemaValidators:
-    """Validators of schemas, each made once, when it is first asked for: no reference is fetched."""
+    """Validators of schemas, each made once on first use. No remote reference is fetched."""
 
     def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
         self._schemas = schemas
         self._made: dict[str, _Validator | UnusableSchemaError] = {}
 
     def problems(self, name: str, value: object, most: int) -> list[SchemaProblem]:
-        """Find where a value doesn't fit a schema; so many problems at most. Raises UnusableSchemaError."""
+        """Return at most `most` problems of a value with a schema. Raises UnusableSchemaError."""
         import referencing
 
         validator = self._made.get(name)
@@ -75,7 +75,7 @@ def _make(schema: JsonObject) -> _Validator | UnusableSchemaError:
 
 
 class Backend(NamedTuple):
-    """One MCP server: what `fastmcp.Client` takes, the prefix of its tools' names, and its name in messages."""
+    """One MCP server: the argument of `fastmcp.Client`, the prefix of its tools' names, and its name in messages."""
 
     source: object
     prefix: str
@@ -83,18 +83,18 @@ class Backend(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where a tool's calls go: the server, and the tool's own name there."""
+    """The server that handles a tool's calls, and the tool's own name there."""
 
     backend: Backend
     name: str
 
 
 class ToolTable:
-    """The tools, and what fits their schemas.
+    """The tools, their routes and their schemas.
 
     Attributes:
         tools: As the model sees them, in the servers' order.
-        routes: Where their calls go, by name.
+        routes: The server and own name of each tool, by name.
     """
 
     def __init__(self) -> None:
@@ -104,19 +104,19 @@ class ToolTable:
         self._validators = SchemaValidators(self._schemas)
 
     def add(self, backend: Backend, tools: Iterable[JsonObject]) -> None:
-        """Add a server's tools, as in the protocol; raises RepositoryError when a name is taken."""
+        """Add a server's tools in protocol form; raises RepositoryError if a name is taken."""
         for tool in tools:
             function = convert_tool(tool, backend.prefix)
             name = function["function"]["name"]
             if name in self.routes:
                 other = self.routes[name].backend.label
-                raise RepositoryError(f"two tools are called {name!r}, one of {other} and one of {backend.label}")
+                raise RepositoryError(f"two tools are called {name!r}: one of {other}, one of {backend.label}")
             self.routes[name] = Route(backend, tool["name"])
             self._schemas[name] = function["function"]["parameters"]
             self.tools.append(function)
 
     def problems(self, name: str, arguments: JsonObject) -> list[SchemaProblem]:
-        """Find what in the arguments doesn't fit the tool's schema, the first problems only."""
+        """Return the first few problems of the arguments with the tool's schema."""
         try:
             return self._validators.problems(name, arguments, MOST_PROBLEMS)
         except UnusableSchemaError:

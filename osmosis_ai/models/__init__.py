@@ -1,1 +1,1 @@
-"""The models a run can ask. `engines` lists the ways to ask one; importing this package loads none of them."""
+"""Clients for the models that a run calls. `engines` lists them; importing this package loads none."""

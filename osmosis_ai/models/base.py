@@ -1,4 +1,4 @@
-"""What every model is to the agent loop, and how a chat-completion reply becomes a `Completion`."""
+"""The interface of models to the agent loop, and the parser of chat-completion replies."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["ChatModel", "error_kind", "parse_reply"]
 
 
 class ChatModel(Protocol):
-    """A policy: it continues a conversation, and may call tools."""
+    """A policy that continues a conversation and may call tools."""
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """The next assistant message.
+        """Request the next assistant message.
 
         Args:
-            messages: The conversation so far, in the OpenAI chat format. Not changed.
+            messages: The conversation so far, in the OpenAI chat format. Not modified.
             tools: The tools the model may call; may be empty.
-            params: Sampling parameters of this call, over the model's own; None removes one.
+            params: Sampling parameters of this call, which override the model's own; None removes one.
 
         Raises:
             ModelError: The request failed.
@@ -44,31 +44,31 @@ _KINDS: dict[int, FailureKind] = {
 
 
 def error_kind(status: int) -> FailureKind:
-    """The `ModelError` kind of an HTTP status."""
+    """Return the `ModelError` kind for an HTTP status."""
     if status in _KINDS:
         return _KINDS[status]
     return "not_found" if 300 <= status < 400 else "overloaded" if status >= 500 else "bad_request"
 
 
 def parse_reply(reply: Any, *, source: str, position: int, key: str | None = None) -> Completion:
-    """A decoded chat-completion reply as a `Completion`.
+    """Convert a decoded chat-completion reply to a `Completion`.
 
-    Tool calls come out in the one form the conversation can go on with: every call has an id of its own, and its
-    arguments are text. Fields that aren't ours stay; those that are null are left out.
+    Tool calls are normalized so that the conversation can continue: every call gets a unique id, and its arguments are
+    text. Unknown fields are kept; null fields are dropped.
 
     Args:
         reply: The decoded JSON.
-        source: The endpoint or model, for messages.
-        position: The number of messages in the request, which makes ids for calls that have none.
-        key: Never to appear in an error.
+        source: The endpoint or model, for error messages.
+        position: The number of messages in the request, used in ids for calls that have none.
+        key: The API key, masked in errors.
 
     Raises:
         ModelError: The reply isn't a chat completion.
     """
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not choices and isinstance(reply, dict) and reply.get("error"):
-        # Some gateways report errors of the model behind them with status 200. Imported here, because the command's own
-        # process asks no model.
+        # Some gateways report the model's errors with status 200. Imported here because the command's own process never
+        # calls a model.
         from osmosis_ai.http import describe_error
 
         text, _ = describe_error(msgspec.json.encode(reply), key)
@@ -91,7 +91,7 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
         calls = [{"function": legacy}]
     if calls:
         message["tool_calls"] = _parse_calls(calls, source, position)
-    # A null beside tool calls is the format's own; without them it would be refused when sent back.
+    # The format allows null content only beside tool calls; otherwise providers refuse it when sent back.
     message.setdefault("content", None if calls else "")
 
     finish_reason = choice.get("finish_reason")

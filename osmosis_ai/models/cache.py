@@ -1,7 +1,7 @@
-"""The reply cache: the same request of the same attempt is answered from `.osmosis/cache.db` instead of the model.
+"""The reply cache: answers a repeated request of the same attempt from `.osmosis/cache.db` instead of the model.
 
-Any number of worker processes use the file at once. Each reads on its event loop, which takes microseconds because in a
-write-ahead log readers wait for nobody, and writes from one thread of its own.
+Any number of worker processes share the file. Each reads on its event loop, which takes microseconds because readers of
+a write-ahead log never wait for writers, and writes from a thread of its own.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = [
 
 LIMIT_BYTES = 1 << 30
 KEPT_SHARE = 0.8
-"""How much of the limit pruning leaves, so that it isn't due again at once."""
+"""Share of the limit that pruning keeps, so that it isn't due again at once."""
 ENTRY_OVERHEAD = 150  # bytes: its key twice (table and index), times, headers
 KEY_VERSION = 1
-"""Part of every key; to be raised when what a stored reply means changes."""
+"""Part of every key; raise it when the meaning of a stored reply changes."""
 
 START_BUSY_SECONDS = 60.0
 WRITE_BUSY_SECONDS = 10.0
@@ -82,7 +82,7 @@ _decoder = msgspec.json.Decoder(Completion)
 
 
 class CacheContents(Record, frozen=True):
-    """What a cache holds: replies, their size in bytes, and how often they were used instead of a request."""
+    """The contents of a cache: the number of replies, their size in bytes, and the requests they saved."""
 
     entries: int = 0
     bytes: int = 0
@@ -90,16 +90,16 @@ class CacheContents(Record, frozen=True):
 
 
 def cache_path(root: Path) -> Path:
-    """Where the replies for the repository at `root` are stored."""
+    """Return the cache file of the repository at `root`."""
     return database_path(root).with_name("cache.db")
 
 
 def prepare_cache(root: Path, *, limit: int = LIMIT_BYTES) -> Path:
-    """See, before a run, that the cache of the repository at `root` can be used, and give its file. It is made if there
-    is none; from `limit` bytes on the least recently used replies are dropped.
+    """Check before a run that the cache of the repository at `root` is usable, and return its file. Create it if there
+    is none; if it exceeds `limit` bytes, drop the least recently used replies.
 
     Raises:
-        StartError: It can't be used; the message says what to do.
+        StartError: The cache can't be used; the message says what to do.
     """
     path = cache_path(root)
     try:
@@ -111,7 +111,7 @@ def prepare_cache(root: Path, *, limit: int = LIMIT_BYTES) -> Path:
         ) from error
     try:
         with closing(_connect(path, START_BUSY_SECONDS)) as connection, _transaction(connection):
-            # Only a statement that writes finds out that a file is read-only.
+            # Only a write reveals that a file is read-only.
             connection.execute("DELETE FROM replies WHERE key = x''")
             if math.prod(connection.execute(_USED).fetchone()) > limit:
                 connection.execute(_PRUNE, (ENTRY_OVERHEAD, int(limit * KEPT_SHARE)))
@@ -123,9 +123,9 @@ def prepare_cache(root: Path, *, limit: int = LIMIT_BYTES) -> Path:
 
 
 def open_cache(path: Path, masker: Masker) -> ReplyCache | None:
-    """Open a cache that `prepare_cache` has seen, in the process and thread that will use it.
+    """Open a cache that `prepare_cache` has checked, in the process and thread that will use it.
 
-    When it has become unusable since, give None and say so on stderr: a run goes on without it.
+    If it has become unusable since, return None and report that on stderr: the run goes on without it.
     """
     try:
         return ReplyCache(path, masker)
@@ -135,8 +135,8 @@ def open_cache(path: Path, masker: Masker) -> ReplyCache | None:
 
 
 class ReplyCache:
-    """Stored replies by key. Its methods never raise for what is wrong with the file: it is reported on stderr, once,
-    and from then on nothing is found and nothing stored. Replies that hold a key the masker knows aren't stored either.
+    """Stored replies by key. An error of the file never raises: it is reported on stderr once, and the cache then finds
+    and stores nothing. Replies that contain a key known to the masker aren't stored either.
     """
 
     def __init__(self, path: Path, masker: Masker) -> None:
@@ -148,7 +148,7 @@ class ReplyCache:
         self._writer = Writer(_connect(path, WRITE_BUSY_SECONDS), path)
 
     async def get(self, key: bytes) -> Completion | None:
-        """The stored reply, marked as cached and with no request counted, or None."""
+        """Return the stored reply, marked as cached and with no attempt counted, or None."""
         if self._broken:
             return None
         try:
@@ -159,16 +159,16 @@ class ReplyCache:
         except (sqlite3.Error, msgspec.DecodeError) as error:
             self._give_up(error)
             return None
-        # Hits are noted many at a time: a write for each would cost more than the look-up.
+        # Hits are written in batches: a write for each would cost more than the lookup.
         self._uses[key] += 1
         if len(self._uses) >= PENDING_USES:
             await self._note_uses()
         return msgspec.structs.replace(completion, cached=True, attempts=0)
 
     async def put(self, key: bytes, completion: Completion) -> None:
-        """Store a reply, unless there is one under this key, or what would come back isn't equal to it.
+        """Store a reply, unless the key has one already or the reply wouldn't survive the round trip through JSON.
 
-        Returns when it is written, so that a reply that was paid for survives this process.
+        Returns once it is written, so that a paid reply survives this process.
         """
         data = None if self._broken else _stored_form(completion, self._masker)
         if data is not None:
@@ -176,7 +176,7 @@ class ReplyCache:
             await self._write(lambda db: db.execute(_INSERT, (key, now, data)))
 
     async def aclose(self) -> None:
-        """Note which replies were used, and let go of the file."""
+        """Write the pending hits and close the file."""
         await self._note_uses()
         self._writer.close()
         self._reader.close()
@@ -202,14 +202,14 @@ class ReplyCache:
 class CachedModel:
     """One rollout's model behind the cache.
 
-    A request the rollout makes twice (a tool that samples, for example) is two requests here too, so that a run with
+    A request that the rollout makes twice (for example from a tool that samples) gets two entries, so that a run with
     the cache draws as many samples as one without. Failed requests are not stored.
 
     Args:
-        inner: Answers what isn't stored.
-        cache: Where replies are.
-        spec: Describes `inner`. Its API key is no part of the cache's key.
-        attempt: Which attempt at its row the rollout is, so that several attempts stay several samples.
+        inner: Answers requests that aren't stored.
+        cache: Stores the replies.
+        spec: Describes `inner`. Its API key isn't part of the cache's key.
+        attempt: The rollout's attempt at its row, so that several attempts remain separate samples.
         environ: For engines that choose the endpoint by environment variables.
     """
 
@@ -231,7 +231,7 @@ class CachedModel:
         self._asked: Counter[bytes] = Counter()
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """The stored reply to this request, else the model's."""
+        """Return the stored reply to this request, else the model's."""
         key = self._key(messages, tools, params)
         if key is None:
             return await self._inner.complete(messages, tools, params)
@@ -243,16 +243,16 @@ class CachedModel:
         return completion
 
     async def aclose(self) -> None:
-        """Close the model inside; the cache belongs to whoever opened it."""
+        """Close the inner model, but not the cache, which its opener closes."""
         await self._inner.aclose()
 
     def _key(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> bytes | None:
-        """The request's key; None when it isn't JSON, which the model will say better."""
+        """Return the request's key; None if it isn't JSON, which the model reports better."""
         sent = {name: value for name, value in {**self._params, **params}.items() if value is not None}
         request = self._identity.copy()
         try:
             request.update(_encode_sorted([sent, messages]))
-            # In the order the model sees: a schema's properties are read from first to last.
+            # Not sorted: the model reads a schema's properties in this order.
             request.update(_encode(tools))
         except (TypeError, ValueError):
             return None
@@ -265,10 +265,10 @@ class CachedModel:
 
 
 def cache_contents(path: Path) -> CacheContents:
-    """What is in a cache; nothing, when there is no file.
+    """Return a cache's contents, all zero if there is no file.
 
     Raises:
-        StoreError: It can't be read.
+        StoreError: The cache can't be read.
     """
     if not path.is_file():
         return CacheContents()
@@ -280,15 +280,15 @@ def cache_contents(path: Path) -> CacheContents:
 
 
 def clear_cache(path: Path) -> CacheContents | None:
-    """Remove every reply and give the space back. Runs that use the cache go on, and fill it again.
+    """Remove every reply and free the space. Runs that use the cache go on and fill it again.
 
     A damaged file is removed as a whole.
 
     Returns:
-        What was removed; None when the file was damaged, so that nobody knows.
+        The contents removed; None if the file was damaged and they are unknown.
 
     Raises:
-        StoreError: It can't be removed.
+        StoreError: The cache can't be removed.
     """
     if not path.is_file():
         return CacheContents()
@@ -312,12 +312,12 @@ def clear_cache(path: Path) -> CacheContents | None:
 
 
 def _connect(path: Path, busy_seconds: float) -> sqlite3.Connection:
-    # The writer's thread is another than the one that opens.
+    # The writer uses its connection in another thread than the one that opens it.
     connection = sqlite3.connect(path, timeout=busy_seconds, isolation_level=None, check_same_thread=False)
     try:
         configure(connection)
-        # A power failure may take the last replies, but doesn't damage the file; they can be asked for again, so a disk
-        # that syncs for each of them isn't worth waiting for.
+        # A power failure may lose the last replies but doesn't damage the file. They can be requested again, so a disk
+        # sync for each isn't worth the wait.
         connection.execute("PRAGMA synchronous = NORMAL")
         migrate(connection, path, _MIGRATIONS)
     except BaseException:
@@ -349,7 +349,7 @@ def _decode(data: bytes) -> Completion:
 
 
 def _stored_form(completion: Completion, masker: Masker) -> bytes | None:
-    """The reply as JSON; None when it holds a key value, or something that JSON changes (a NaN, a lone surrogate)."""
+    """Return the reply as JSON; None if it contains a key, or a value that JSON changes (a NaN, a lone surrogate)."""
     try:
         data = _encode(completion)
     except (TypeError, ValueError):
@@ -359,7 +359,7 @@ def _stored_form(completion: Completion, masker: Masker) -> bytes | None:
 
 
 def _damaged(error: Exception) -> bool:
-    # OperationalError is about the surroundings: a lock, a full disk, permissions. Newer schemas are StoreErrors.
+    # OperationalError means the environment: a lock, a full disk, permissions. A newer schema raises StoreError.
     return isinstance(error, StoreError) or type(error) is sqlite3.DatabaseError or "no such table" in str(error)
 
 
@@ -367,7 +367,7 @@ def _advice(error: Exception, path: Path) -> str:
     if _damaged(error):
         return "remove it with `osmosis cache clear`"
     if "locked" in str(error):
-        return "end the process that has been writing to it for so long"
+        return "end the process that keeps it locked"
     return f"make {path.parent} and the files in it readable and writable, with space on their disk"
 
 

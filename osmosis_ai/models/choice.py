@@ -1,4 +1,4 @@
-"""Which model a run asks: from the options and the environment, without importing anything heavy."""
+"""Choose the model of a run from the options and the environment, without heavy imports."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def choose_model(
     request_timeout: float,
     environ: Mapping[str, str],
 ) -> ModelSpec:
-    """The model to run: `--model`, else `OSMOSIS_MODEL`, else `openai/gpt-5-mini` with an OpenAI key, else a stand-in.
+    """Choose `--model`, else `OSMOSIS_MODEL`, else `openai/gpt-5-mini` if an OpenAI key is set, else a stand-in.
 
-    A name without a slash is an OpenAI model. With a base URL the name is sent exactly as given, slashes or not, and
-    the key is `--api-key`, else `OSMOSIS_API_KEY`. `OPENAI_API_KEY` is sent to OpenAI only: any other endpoint that a
-    user names is a third party to that key. A base URL may end in a slash or `/chat/completions`.
+    A name without a slash is an OpenAI model. With a base URL the name is sent exactly as given, and the key is
+    `--api-key`, else `OSMOSIS_API_KEY`. `OPENAI_API_KEY` is sent to OpenAI only: for that key, any other endpoint is a
+    third party. A base URL may end in a slash or `/chat/completions`.
 
     Raises:
-        UsageError: A name, address, key or parameter that can't be used.
+        UsageError: A name, address, key or parameter can't be used.
     """
     for option, given in (("--model", model), ("--base-url", base_url)):
         if given is not None and not given.strip():
             raise UsageError(f"{option} is empty. Leave it out for the default, or name one.")
     for name in sorted(OWN_PARAMS & params.keys()):
-        raise UsageError(f"The parameter {name!r} is set by the run itself. Remove it from --param or the config.")
+        raise UsageError(f"The run sets the parameter {name!r} itself. Remove it from --param or the config.")
     name = (model or environ.get("OSMOSIS_MODEL") or "").strip()
     if base_url is not None:
         base_url = _check_base_url(base_url)
         if not name:
-            raise UsageError("--base-url needs the name of a model to ask for: pass --model, or set OSMOSIS_MODEL.")
+            raise UsageError("--base-url needs a model name: pass --model, or set OSMOSIS_MODEL.")
         api_key = api_key or environ.get("OSMOSIS_API_KEY")
         url = http_url(base_url)
         if not api_key and url.scheme == "https" and url.host == OPENAI_HOST:
@@ -67,7 +67,7 @@ def choose_model(
 
 
 def named_by_rows(spec: ModelSpec, *, references: bool) -> ModelSpec:
-    """The model as reports must name it: an oracle is `offline/smoke` unless a row has a solution or a ground truth."""
+    """Return the model as reports name it: an oracle is `offline/smoke` unless a row has a solution or ground truth."""
     return msgspec.structs.replace(spec, name=SMOKE, model=SMOKE) if spec.name == STAND_IN and not references else spec
 
 
@@ -78,7 +78,7 @@ def _check_base_url(text: str) -> str:
         http_url(text, bare=True)
     except UrlError as error:
         if error.problem in ("credentials", "query"):
-            # Not shown: a password, or a query, which may hold a key.
+            # The URL isn't shown: its password or query may be a key.
             raise UsageError(f"--base-url {error}. {shape} Pass a key with --api-key or OSMOSIS_API_KEY.") from error
         if LOCAL_ADDRESS.match(text):
             shape = f"Write --base-url http://{text}"
@@ -89,5 +89,5 @@ def _check_base_url(text: str) -> str:
 def _check_key(key: str | None) -> str | None:
     key = (key or "").strip()
     if not all("!" <= character <= "~" for character in key):
-        raise UsageError("The API key holds a space or another character that no key has. Check how it was set.")
+        raise UsageError("The API key contains a space or another character that no key has. Check how it was set.")
     return key or None

@@ -1,4 +1,4 @@
-"""A user's own endpoint (vLLM, SGLang, Ollama, …), spoken to directly: one request is one `POST /chat/completions`."""
+"""Call a user's own endpoint (vLLM, SGLang, Ollama, …) directly with `POST /chat/completions`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class OpenAICompatibleModel:
         self._base_url = spec.base_url
         self.url = f"{self._base_url}/chat/completions"
         self._target = URL(self.url)
-        # How many requests run at a time is the limiter's business.
+        # The limiter, not the client, bounds the number of concurrent requests.
         self._http = HttpClient(spec.request_timeout, key=spec.api_key, max_reply_bytes=max_reply_bytes)
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """One request.
+        """Make one request.
 
         Raises:
-            ModelError: It failed. The message names the URL, the status and what the endpoint said, without the key.
+            ModelError: It failed. The message gives the URL, the status and the endpoint's error, without the key.
         """
         body = {**self._spec.params, **params, "model": self._spec.model, "messages": messages}
         if tools:
@@ -63,7 +63,7 @@ class OpenAICompatibleModel:
         return parse_reply(reply, source=self.url, position=len(messages), key=self._spec.api_key)
 
     async def served_models(self) -> list[str]:
-        """The model names the endpoint lists at `/models`, for an error message; empty when it doesn't say."""
+        """Return the model names that the endpoint lists at `/models`, for an error message; empty if it lists none."""
         try:
             reply = (await self._http.get(f"{self._base_url}/models", seconds=MODELS_TIMEOUT)).json()
         except HttpError:
@@ -81,7 +81,7 @@ class OpenAICompatibleModel:
         if answer.status < 300:
             kind = "bad_reply"
         elif code == "insufficient_quota":
-            # A 429 by status, but the account is empty: waiting doesn't help.
+            # The status is 429, but the account is out of credit: waiting doesn't help.
             kind = "quota"
         return ModelError(message, kind=kind, status=answer.status, retry_after=retry_after(answer.headers))
 
@@ -99,7 +99,7 @@ class _Engine(RemoteEngine):
                 return "Pass another key with --api-key or OSMOSIS_API_KEY."
             return "Pass a key with --api-key or OSMOSIS_API_KEY (OPENAI_API_KEY is sent to OpenAI only)."
         if kind in ("not_found", "unknown_model"):
-            # A client of its own: the host's is wrapped in retries.
+            # A separate client, because the host's retries.
             client = OpenAICompatibleModel(spec)
             try:
                 names = await client.served_models()

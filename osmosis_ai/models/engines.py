@@ -1,6 +1,6 @@
-"""The engines: every way there is to ask a model. Another one is a file with an `ENGINE`, and a line in the table.
+"""The table of engines, one for each way to call a model. To add one, write a file with an `ENGINE` and a line here.
 
-Imports nothing but names: this is read before anything else of the package is loaded.
+Imports nothing heavy, because it is read before the rest of the package is loaded.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["ENGINES", "EngineInfo", "banner_of", "engine_for", "load_engine"]
 
 
 class EngineInfo(NamedTuple):
-    """What is known of an engine without importing it.
+    """The facts about an engine that are known without importing it.
 
     Attributes:
-        name: What `ModelSpec.engine` says.
-        module: The module that has its `ENGINE`.
+        name: The value of `ModelSpec.engine`.
+        module: The module that defines its `ENGINE`.
         prefix: Names of its models begin with this and a slash; an empty one takes every name that no other takes, None
             takes none.
-        at_base_url: True if it asks the models at `--base-url`, whatever their names.
-        stand_in: True if its models are none, so that their scores say nothing about a model.
-        models: The only names it knows, each with what every report must say about it; empty for any name.
+        at_base_url: True if it calls the models at `--base-url`, whatever their names.
+        stand_in: True if its models are only stand-ins, whose scores say nothing about a real model.
+        models: The only names it knows, each with the banner that every report must show; empty for any name.
         preload: The module to import in the process that workers are forked from, empty for none.
     """
 
@@ -53,11 +53,11 @@ ENGINES: dict[str, EngineInfo] = {
         EngineInfo("litellm", "osmosis_ai.models.litellm", prefix="", preload="osmosis_ai.models.preload_litellm"),
     )
 }
-"""Every engine by its name. The first one that takes a model's name asks that model."""
+"""Every engine by its name. The first one that takes a model's name calls that model."""
 
 
 def engine_for(model: str, *, base_url: bool) -> EngineInfo:
-    """The engine that asks a model, by its name as in `--model`; `base_url` is True if it is to be found at one."""
+    """Return the engine for a model's name as in `--model`; `base_url` is True if `--base-url` is given."""
     prefixes = (model.partition("/")[0], "")
     return next(info for info in ENGINES.values() if (info.at_base_url if base_url else info.prefix in prefixes))
 
@@ -69,5 +69,5 @@ def load_engine(spec: ModelSpec) -> Engine:
 
 
 def banner_of(spec: ModelSpec) -> str | None:
-    """What every report must say about a model; None for a real one."""
+    """Return the banner that every report must show for a model; None for a real one."""
     return ENGINES[spec.engine].models.get(spec.model)

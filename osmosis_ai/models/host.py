@@ -1,4 +1,4 @@
-"""Models for the life of a worker: `create_model` makes a `ModelHost` of a spec, and that has a model per rollout."""
+"""Models for the life of a worker: `create_model` makes a `ModelHost`, which gives each rollout its model."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class ModelHost(Protocol):
     spec: ModelSpec
 
     def for_rollout(self, row: Row, run_index: int) -> ChatModel:
-        """The model of one of a row's rollouts, counted from 0. It belongs to the host: don't close it."""
+        """Return the model for a row's rollout number `run_index`, from 0. The host owns it: don't close it."""
         ...
 
     def price_known(self) -> bool:
-        """True if a run on this model can be held to a budget."""
+        """Return True if the model's price is known, so that `--max-cost` can be kept."""
         ...
 
     async def probe(self) -> None:
         """Check with one small request that the model answers.
 
         Raises:
-            ModelStartError: It doesn't; the message says what to set.
+            ModelStartError: It doesn't answer; the message says what to set.
         """
         ...
 
@@ -56,13 +56,13 @@ class ModelHost(Protocol):
 
 
 class HostOptions(NamedTuple):
-    """How a host treats its model's requests.
+    """Options for a host's requests.
 
     Attributes:
-        concurrency: Requests at a time at most; the number that is lowered while the endpoint is overloaded.
-        policy: How failed requests are tried again.
-        on_wait: Told about each wait before a retry.
-        cache: Where replies are stored and looked up first, None for nowhere. It belongs to the caller.
+        concurrency: Maximum number of concurrent requests, lowered while the endpoint is overloaded.
+        policy: How failed requests are retried.
+        on_wait: Called for each wait before a retry.
+        cache: Stores replies and is asked first, None for no cache. The caller owns it.
     """
 
     concurrency: int = 1000
@@ -72,35 +72,35 @@ class HostOptions(NamedTuple):
 
 
 class Engine(Protocol):
-    """One way to ask models: what a module of `engines` has under the name `ENGINE`. For a model that doesn't exist,
-    `create` and `preload` raise ModelStartError."""
+    """One way to call models: the `ENGINE` of a module in `engines`. For a model that doesn't exist, `create` and
+    `preload` raise ModelStartError."""
 
     def create(self, spec: ModelSpec, options: HostOptions) -> ModelHost:
-        """The model, ready for its first request. No connection is opened yet."""
+        """Create the model, ready for its first request, without opening a connection."""
         ...
 
     def preload(self, spec: ModelSpec) -> None:
-        """Import what the model needs, for processes that are forked from this one; no connection or thread begins."""
+        """Import what the model needs, for processes forked from this one; start no connection or thread."""
         ...
 
     def destination(self, spec: ModelSpec, environ: Mapping[str, str]) -> object:
-        """Where requests go, as far as spec and environment say: JSON-able, and part of a cached reply's key."""
+        """Return where requests go, as far as spec and environment tell, as JSON: part of a cached reply's key."""
         ...
 
 
 def create_model(spec: ModelSpec, options: HostOptions = HostOptions()) -> ModelHost:  # noqa: B008 - it is immutable
-    """The model a spec describes, ready for its first request; see `Engine.create`."""
+    """Create the model that a spec describes, ready for its first request; see `Engine.create`."""
     return load_engine(spec).create(spec, options)
 
 
 def import_model(spec: ModelSpec) -> None:
-    """Import what a model needs, for processes that are forked from this one; see `Engine.preload`."""
+    """Import what a model needs, for processes forked from this one; see `Engine.preload`."""
     load_engine(spec).preload(spec)
 
 
 class RemoteEngine(ABC):
-    """An engine whose models are asked over a network: probed once, retried, held back while overloaded, and their
-    replies cached. A subclass says how to make a client and what to advise."""
+    """An engine that calls models over a network: it probes once, retries, throttles on overload and caches replies. A
+    subclass makes the client and phrases the hints."""
 
     def create(self, spec: ModelSpec, options: HostOptions) -> ModelHost:
         return _RemoteHost(self, spec, options)
@@ -113,15 +113,15 @@ class RemoteEngine(ABC):
 
     @abstractmethod
     def client(self, spec: ModelSpec) -> ChatModel:
-        """The model's bare client; no connection is opened yet."""
+        """Create the model's bare client without opening a connection."""
 
     @abstractmethod
     def price_known(self, spec: ModelSpec) -> bool:
-        """True if it is known what the model's tokens cost."""
+        """Return True if the price of the model's tokens is known."""
 
     @abstractmethod
     async def hint(self, spec: ModelSpec, kind: FailureKind) -> str:
-        """What to do about a first request that failed in this way, a full sentence."""
+        """Return advice for a first request that failed in this way, as a full sentence."""
 
 
 class _RemoteHost:
@@ -145,8 +145,8 @@ class _RemoteHost:
         return self._engine.price_known(self.spec)
 
     async def probe(self) -> None:
-        # A 400 counts as an answer unless it is about the model or the key: the probe's own limit may be the reason.
-        # Whichever limit the user sets is the one this model takes.
+        # A 400 counts as an answer unless it is about the model or the key: the probe's token limit may be too low.
+        # A model accepts one of the two limits; if the user sets one, it is that one.
         limit = "max_completion_tokens" if "max_completion_tokens" in self.spec.params else "max_tokens"
         try:
             await self._model.complete([{"role": "user", "content": "ping"}], [], {limit: PROBE_TOKENS})

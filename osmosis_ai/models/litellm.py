@@ -1,7 +1,7 @@
-"""Any `provider/model` LiteLLM knows.
+"""Call any `provider/model` that LiteLLM knows.
 
-LiteLLM takes seconds and some 170 MB to import, so this module is imported only when such a model is used. Everything
-here goes through its public settings: no remote price map, no telemetry, no callbacks, no retries or cache of its own.
+Importing LiteLLM takes seconds and some 170 MB, so this module is imported only when such a model is used. LiteLLM is
+configured by its public settings only: no remote price map, telemetry, callbacks, retries or cache of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEY_TROUBLE = re.compile(r"missing credentials|api.?key", re.IGNORECASE)
 MIN_SECRET_LENGTH = 8
 SINCE_WHOLE_REPLIES = (1, 106)
 OPENAI_PACKAGE_VARIABLES = ("OPENAI_ORGANIZATION", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
-# What LiteLLM reads from the environment to choose the endpoint. One variable too many only costs a cache hit.
+# Variables by which LiteLLM chooses the endpoint. A match too many costs only cache hits.
 ENDPOINT_VARIABLE = re.compile(r"_(API_BASE|BASE_URL|API_URL|ENDPOINT|API_VERSION|REGION(_NAME)?|LOCATION|PROJECT)$")
 
 _open_models = 0
@@ -43,16 +43,16 @@ _open_models = 0
 
 @functools.cache
 def import_litellm() -> ModuleType:
-    """LiteLLM, with everything switched off that connects anywhere or prints."""
-    # Without a local price map its import fetches one, and can hang where there is no network.
+    """Import LiteLLM with everything switched off that connects anywhere or prints."""
+    # Without this, importing it downloads a price map, and can hang without a network.
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     os.environ.setdefault("LITELLM_LOG", "ERROR")
-    # For OpenAI's format it can do without the openai package, at half the CPU per call. Older versions took a reply
-    # that broke off for a whole one there, and what only that package reads must not be lost.
+    # Its own HTTP handler for OpenAI's format takes half the CPU of the openai package. Older versions of it accept a
+    # truncated reply as complete, and it ignores the variables that only the package reads.
     recent = tuple(int(part) for part in version("litellm").split(".")[:2]) >= SINCE_WHOLE_REPLIES
     if recent and not any(os.environ.get(name) for name in OPENAI_PACKAGE_VARIABLES):
         os.environ.setdefault("EXPERIMENTAL_OPENAI_BASE_LLM_HTTP_HANDLER", "True")
-    # LiteLLM's own logging dumps replies in a way that pydantic complains about.
+    # LiteLLM's own logging serializes replies in a way that makes pydantic warn.
     warnings.filterwarnings("ignore", message="Pydantic serializer warnings", category=UserWarning)
     import litellm
 
@@ -63,13 +63,13 @@ def import_litellm() -> ModuleType:
 
 @functools.cache
 def price_known(model: str) -> bool:
-    """True if LiteLLM's price table has the price per token of a model, named with its provider."""
+    """Return True if LiteLLM's table has the token price of a model, named with its provider."""
     litellm = import_litellm()
     try:
         bare, provider, _, _ = litellm.get_llm_provider(model)
     except litellm.exceptions.BadRequestError:
         return False
-    # Looked up in the table itself: LiteLLM's own lookup asks a local server about models of some providers.
+    # Look in the table itself: for some providers, LiteLLM's own lookup calls a local server.
     for name in (model, f"{provider}/{bare}", bare):
         entry = litellm.model_cost.get(name)
         # The same bare name may belong to another provider, at another price.
@@ -79,7 +79,7 @@ def price_known(model: str) -> bool:
 
 
 def missing_keys(model: str) -> list[str]:
-    """The environment variables this model's provider needs and that aren't set, as far as LiteLLM knows."""
+    """Return the environment variables that the model's provider needs and that aren't set, as far as LiteLLM knows."""
     found = import_litellm().validate_environment(model=model)
     return [str(name) for name in found.get("missing_keys", [])]
 
@@ -87,8 +87,8 @@ def missing_keys(model: str) -> list[str]:
 class LiteLLMModel:
     """A model called through LiteLLM.
 
-    Parameters the provider doesn't take are refused, not dropped: what was asked for is part of a run's identity.
-    Without an `api_key` or `base_url` LiteLLM reads the provider's own variables.
+    Parameters that the provider doesn't support raise an error instead of being dropped, because they are part of a
+    run's identity. Without an `api_key` or `base_url` LiteLLM reads the provider's own variables.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -100,10 +100,10 @@ class LiteLLMModel:
         _open_models += 1
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """One request.
+        """Make one request.
 
         Raises:
-            ModelError: It failed. The message names the model and what the provider said, without any key.
+            ModelError: It failed. The message gives the model and the provider's error, without any key.
         """
         spec = self._spec
         request = {
@@ -121,13 +121,13 @@ class LiteLLMModel:
         if tools:
             request["tools"] = tools
         try:
-            # LiteLLM's timeout is per read with some providers; this one is for the whole request.
+            # For some providers, LiteLLM's timeout applies to each read; this one bounds the whole request.
             with anyio.fail_after(spec.request_timeout):
                 reply = await self._litellm.acompletion(**request)
         except TimeoutError as error:
             raise self._timeout() from error
         except Exception as error:
-            # LiteLLM lets any type through, and all of them are this request's failure.
+            # LiteLLM doesn't wrap every exception; any of them means that this request failed.
             raise self._failure(error) from error
         plain = _without_empty_extras(reply.model_dump(warnings=False))
         completion = parse_reply(plain, source=spec.name, position=len(messages), key=spec.api_key)
@@ -169,7 +169,7 @@ class LiteLLMModel:
         claimed = getattr(error, "status_code", None)
         if status is None and isinstance(claimed, int) and claimed < 500:
             status = claimed
-        # LiteLLM calls a connection that broke an internal server error.
+        # LiteLLM reports a broken connection as an internal server error.
         lost: FailureKind = "auth" if KEY_TROUBLE.search(said) else "dropped"
         kind = lost if status is None else error_kind(status)
         if status == 429 and "insufficient_quota" in (code, *(getattr(cause, "code", None) for cause in causes)):
@@ -177,7 +177,7 @@ class LiteLLMModel:
         return ModelError(f"{self._spec.name} failed: {said}", kind=kind, status=status, retry_after=wait)
 
     def _said(self, error: Exception) -> tuple[str, str | None]:
-        """What the provider said, in short, and its error code if it gave one as JSON."""
+        """Return the provider's error text, shortened, and its error code if it was JSON with one."""
         text = mask(str(error).partition("\nTraceback")[0], self._spec.api_key)
         for name, value in os.environ.items():
             if len(value) >= MIN_SECRET_LENGTH and any(word in name.upper() for word in SECRET_NAMES):
@@ -205,7 +205,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _http_facts(causes: list[BaseException]) -> tuple[int | None, float | None]:
-    """Status and wait of the HTTP reply behind an error; LiteLLM's own exceptions have made-up ones without headers."""
+    """Return status and wait of the HTTP reply behind an error. LiteLLM's own exceptions invent replies, but without
+    headers."""
     for cause in causes:
         response = getattr(cause, "response", None)
         headers = getattr(response, "headers", None)
@@ -220,7 +221,7 @@ def _without_empty_extras(reply: JsonObject) -> JsonObject:
         message = choice.get("message") or {}
         extras = message.get("provider_specific_fields")
         if isinstance(extras, dict):
-            # `{"refusal": None}` on every message; and what stands beside it in the message already.
+            # LiteLLM adds `{"refusal": None}` to every message, and repeats some of the message's own fields here.
             kept = {name: value for name, value in extras.items() if value is not None and message.get(name) != value}
             message["provider_specific_fields"] = kept or None
     return reply
@@ -248,7 +249,7 @@ class _Engine(RemoteEngine):
             "auth": "Pass another key with --api-key, or set the provider's variable.",
             "not_found": "Check --model.",
             "unknown_model": (
-                "Write it as provider/model, such as openai/gpt-5-mini, or pass --base-url for an endpoint of your own."
+                "Write it as provider/model, such as openai/gpt-5-mini, or pass --base-url for your own endpoint."
             ),
             "refused": "Check the network and the provider's address.",
             "timeout": "Check the network, or raise --request-timeout.",

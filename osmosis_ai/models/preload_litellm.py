@@ -1,4 +1,4 @@
-"""Imported once by the fork server, before `preload`, when models of a run are asked through LiteLLM."""
+"""Import LiteLLM; the fork server imports this module once before `preload`, if a run calls models through LiteLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failed model requests are tried again, and fewer at a time while an endpoint is overloaded."""
+"""Retry failed model requests, and lower concurrency while an endpoint is overloaded."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["AdaptiveLimiter", "OnWait", "RetryingModel"]
 THROTTLING = frozenset({429, 503, 529})
 
 OnWait = Callable[[ModelError, float], None]
-"""Told about each wait before a retry: the error and the seconds."""
+"""Called before each retry with the error and the wait in seconds."""
 
 
 class AdaptiveLimiter:
-    """Lets a number of requests through at a time; first come, first served.
+    """A first-come-first-served limit on concurrent requests.
 
-    When the endpoint says it is overloaded the number is halved, at most once per round of requests that were already
-    on their way; then it creeps back, one more after as many successes as the current number, up to the start value
-    (additive increase, multiplicative decrease, as in TCP congestion control, RFC 5681).
+    When the endpoint reports overload, the limit is halved, at most once for the requests already in flight. It grows
+    by one after as many successes as the current limit, up to the start value (additive increase, multiplicative
+    decrease, as in TCP congestion control, RFC 5681).
 
     Attributes:
-        limit: Requests at a time, at least 1.
-        in_flight: Requests on their way.
-        throttled: How many requests the endpoint turned away.
+        limit: Maximum number of concurrent requests, at least 1.
+        in_flight: Number of requests in flight.
+        throttled: Number of requests that the endpoint rejected as overloaded.
     """
 
     def __init__(self, limit: int) -> None:
@@ -47,7 +47,7 @@ class AdaptiveLimiter:
         self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def acquire(self) -> int:
-        """Wait for a slot and give the round the request belongs to, for `throttle`. One `release` must follow."""
+        """Wait for a slot and return the request's round, for `throttle`. One `release` must follow."""
         if self.in_flight < self.limit and not self._waiters:
             self.in_flight += 1
             return self._round
@@ -57,11 +57,11 @@ class AdaptiveLimiter:
             await waiter
         except asyncio.CancelledError:
             if waiter.cancelled():
-                # Still in the queue, or skipped by a later hand-over: a cancelled waiter holds no slot.
+                # A cancelled waiter holds no slot: it is still queued, or `_hand_over` will skip it.
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
             else:
-                # It was given a slot in the same moment: pass it on.
+                # It was granted a slot at the same moment: pass it on.
                 self.release()
             raise
         return self._round
@@ -80,7 +80,7 @@ class AdaptiveLimiter:
             self._hand_over()
 
     def throttle(self, started: int) -> None:
-        """A request for which `acquire` returned `started` was turned away."""
+        """Note that the endpoint rejected a request for which `acquire` returned `started`."""
         self.throttled += 1
         if started != self._round:
             return
@@ -97,10 +97,10 @@ class AdaptiveLimiter:
 
 
 class RetryingModel:
-    """A model whose failed requests are tried again with exponential backoff and full jitter.
+    """A model that retries failed requests with exponential backoff and full jitter.
 
-    Only what may succeed later is tried again (`ModelError.retryable`). A wait the endpoint asked for (`Retry-After`)
-    is honoured, as far as `max_seconds` allows. Between attempts no slot of the limiter is held.
+    Only requests that may succeed later are retried (`ModelError.retryable`). The endpoint's `Retry-After` is honored
+    as far as `max_seconds` allows. No limiter slot is held between attempts.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class RetryingModel:
         self._retries = retries
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """The next assistant message; `attempts` counts every request that was made for it.
+        """Request the next assistant message; its `attempts` counts every request made for it.
 
         Raises:
-            ModelError: The last attempt's error; its message says how many there were.
+            ModelError: The last attempt's error; its message gives the number of attempts.
         """
         attempt = partial(self._attempt, messages, tools, params)
         return await self._retries(attempt, ModelError, self._policy, on_wait=self._on_wait)

@@ -1,4 +1,4 @@
-"""What is wrong with a repository. One module per area; nothing here runs the repository's code."""
+"""Checks of a repository, one module per area. None of them imports its code into this process."""
 
 from osmosis_ai.validate.findings import CODES, Code, Finding, Place, Severity, finding
 

@@ -1,4 +1,4 @@
-"""A check, the repository that it looks at, and how it is run."""
+"""Define a check and its subject, and run it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FOLDERS: dict[str, Literal["reward", "rubric"]] = {"reward_fn": "reward", "rewar
 
 @dataclass
 class Subject:
-    """A repository while it is checked.
+    """A repository under check.
 
-    The file `dataset` may not exist. `loaded` is what the server offers, None when it wasn't, or can't be, loaded.
+    `dataset` may not exist. `loaded` is what the server offers, None if it wasn't or can't be loaded.
     """
 
     root: Path
@@ -35,14 +35,14 @@ class Subject:
     loaded: Ready | None = None
 
     def shown(self, path: Path) -> str:
-        """A path as findings name it: relative to the root if it is in it."""
+        """Return a path as findings show it: relative to the root if it is inside."""
         return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
 
 
 class Check(NamedTuple):
-    """One area's check: the codes that it may give, separated by blanks, and what runs it.
+    """The check of one area: the codes it may report, separated by spaces, and the function that finds them.
 
-    Whatever goes wrong in it is a finding (OSM009), and the other checks go on.
+    An exception in it becomes a finding (OSM009); the other checks still run.
     """
 
     area: str
@@ -51,7 +51,7 @@ class Check(NamedTuple):
 
 
 def run_check(check: Check, subject: Subject) -> Iterator[Finding]:
-    """Run one check. Whatever goes wrong in it is a finding, and the others go on."""
+    """Run one check; an exception in it becomes a finding."""
     try:
         for found in check.run(subject):
             assert found.code in check.codes, f"{found.code} isn't registered for {check.area}"
@@ -61,6 +61,6 @@ def run_check(check: Check, subject: Subject) -> Iterator[Finding]:
 
 
 def could_not_run(area: str, error: Exception) -> Finding:
-    """The finding of an area whose check failed."""
+    """Return the finding for an area whose check failed."""
     said = str(error) if isinstance(error, OsmosisError) else tracebacks.describe(error, 300)
     return finding("OSM009", f"the checks of {area} could not run: {said}")

@@ -1,10 +1,10 @@
-"""Controls of reward functions: what the scores of right, wrong, empty and odd answers mean.
+"""Judge reward functions by how they score right, wrong, empty and odd answers.
 
-A function passes when right answers score high in some usual form and wrong ones don't. What "high" is depends on the
-function: `floor` is the least score any answer got, `best` the most that a right answer got, and an answer counts as
-accepted from halfway between the two. A wrong answer "scores like a right one" when it gets what the right answer of
-its row got. A function that never looks at the ground truth (a format or length reward) can't tell wrong answers from
-right ones and isn't asked to; but one function of a repository should.
+A function passes if right answers score high in some usual form and wrong ones don't. "High" is relative to the
+function: `floor` is the lowest score of any answer, `best` the highest score of a right one, and an answer counts as
+accepted from halfway between the two. A wrong answer "scores like a right one" if it gets what the right answer of its
+row got. A function that never reads the ground truth (a format or length reward) can't tell wrong answers from right
+ones and isn't asked to, but at least one function of a repository should.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ControlReport", "ControlledFunction", "FormReport", "Trial", "judge"
 
 SLOW_MS = 100.0
 TOLERATED_SHARE = 0.2
-"""Up to so many rows may have a wrong answer that happens to mean the same as the right one."""
+"""Share of the rows in which a wrong answer may happen to mean the same as the right one."""
 
 _CLOSE = 1e-9
 _NAMES: dict[Kind, str] = {
@@ -37,7 +37,7 @@ _NAMES: dict[Kind, str] = {
 
 
 class Trial(NamedTuple):
-    """A probe and what it scored, the second time too if it was tried again."""
+    """A probe and its score, with a second score if the call was repeated."""
 
     probe: Probe
     score: Score
@@ -45,9 +45,9 @@ class Trial(NamedTuple):
 
 
 class ControlledFunction(NamedTuple):
-    """A reward function under control.
+    """A reward function under test.
 
-    `reads_ground_truth` is known from its source, or from what it scored (`tells_rows_apart`).
+    `reads_ground_truth` is known from its source or its scores (`tells_rows_apart`).
     """
 
     ref: FunctionRef
@@ -56,7 +56,7 @@ class ControlledFunction(NamedTuple):
 
 
 class FormReport(Record, frozen=True):
-    """Mean scores of one answer form; `wrong` by kind, None where nothing could be tried."""
+    """Mean scores of one answer form; `wrong` is by kind, None where nothing could be tried."""
 
     form: str
     accepted: bool
@@ -65,7 +65,7 @@ class FormReport(Record, frozen=True):
 
 
 class ControlReport(Record, frozen=True):
-    """What the controls say of one function. `median_ms` is the time of a call in milliseconds."""
+    """The controls' verdict on one function. `median_ms` is the median duration of a call in milliseconds."""
 
     function: str
     verdict: str
@@ -79,12 +79,12 @@ class ControlReport(Record, frozen=True):
 
 
 def judge(function: ControlledFunction, trials: Sequence[Trial]) -> tuple[ControlReport, list[Finding]]:
-    """Say what a function's scores mean; the trials are in the order in which they were made."""
+    """Judge a function by its trials, given in the order in which they ran."""
     return _Judgement(function, trials).report()
 
 
 class _Judgement:
-    """One function's trials, while they are looked at."""
+    """The evaluation of one function's trials."""
 
     def __init__(self, function: ControlledFunction, trials: Sequence[Trial]) -> None:
         self._function = function
@@ -109,7 +109,7 @@ class _Judgement:
         self._check_time()
         failed = any(trial.probe.kind == "right" and trial.score.failure is not None for trial in self._trials)
         if not self._scored:
-            verdict = "could not be judged: it never gave a score"
+            verdict = "could not be judged: it never returned a score"
         elif failed and not self.accepted:
             verdict = "could not be judged: it fails on right answers"
         else:
@@ -148,7 +148,7 @@ class _Judgement:
             where = f"for {_described(trial.probe)}"
             name = self._function.ref.attribute
             if failure.kind == "timeout":
-                self._add("OSM317", f"{name} {failure.message}, {where}", "Bound what it does: input length, loops.")
+                self._add("OSM317", f"{name} {failure.message}, {where}", "Limit its work: input length, loops.")
             elif failure.kind in ("died", "blocked", "exit"):
                 self._add("OSM318", f"{name} ended its process {where}: {failure.message}")
             elif failure.kind in ("wrong_type", "not_finite") or "must return a float" in failure.message:
@@ -157,7 +157,7 @@ class _Judgement:
                 hint = "Return float(score) in every case."
                 self._add("OSM314", f"{name} {said} ({times}, first {where})", hint, failure.file, failure.line)
             else:
-                hint = "A model may answer anything: catch what can go wrong, and return 0.0."
+                hint = "A model may answer anything: catch the exception and return 0.0."
                 message = f"{name} raises {failure.message} ({times}, first {where})"
                 self._add("OSM312", message, hint, failure.file, failure.line)
 
@@ -167,7 +167,7 @@ class _Judgement:
                 continue
             if not math.isclose(trial.score.value, trial.again.value, rel_tol=_CLOSE, abs_tol=_CLOSE):
                 scores = f"{trial.score.value:g} and then {trial.again.value:g}, for {_described(trial.probe)}"
-                hint = "Leave out chance, time and what earlier calls left behind."
+                hint = "Don't depend on randomness, the time or state from earlier calls."
                 self._add("OSM315", f"the same call scored {scores}", hint)
                 return
 
@@ -180,10 +180,11 @@ class _Judgement:
 
     def _check_time(self) -> None:
         if (milliseconds := self._median_ms()) > SLOW_MS:
-            message = f"a call takes {milliseconds:.0f} ms (the median); training makes many thousands of them"
+            message = f"the median call takes {milliseconds:.0f} ms; training makes many thousands of calls"
             self._add("OSM316", message, "Load models and files once, when the module is imported.")
 
     def _median_ms(self) -> float:
+        # The first call may pay for caches and lazy imports; odd answers may be huge.
         usual = [t.score.duration_ms for t in self._trials[1:] if t.probe.kind != "odd"]
         return median(usual) if usual else 0.0
 
@@ -211,7 +212,7 @@ class _Judgement:
             if most_wrong > self.best + _CLOSE:
                 probe, value = max(wrong, key=lambda item: item[1])
                 scores = f"{value:g} for {_described(probe)}, {self.best:g} for the best right answer"
-                hint = "Look for a comparison the wrong way round, or give the right form with --answer-form."
+                hint = "Look for an inverted comparison, or pass the expected form with --answer-form."
                 self._add("OSM302", f"wrong answers score more than right ones: {scores}", hint)
                 return "rewards wrong answers"
             self._add_unaccepted()
@@ -225,27 +226,26 @@ class _Judgement:
     def _judge_form_only(self) -> str:
         if not self._function.about_form:
             name = self._function.ref.attribute
-            message = f"{name} never looks at the ground truth, so a wrong answer scores what a right one does"
-            hint = "Fine for a format or length reward beside one that compares; then let its name or docstring say so."
+            message = f"{name} never reads the ground truth, so wrong answers score the same as right ones"
+            hint = "Fine for a format or length reward if another one compares; say so in its name or docstring."
             self._add("OSM307", message, hint)
-        return "never looks at the ground truth: a reward for form, not for being right"
+        return "never reads the ground truth: rewards form, not correctness"
 
     def _never_varies(self) -> str:
         value = self._scored[0][1]
         if abs(value) > _CLOSE:
             message = f"every answer scored {value:g}: right, wrong and empty ones"
-            self._add("OSM310", message, "A score that never varies teaches nothing.")
+            self._add("OSM310", message, "A model can't learn from a constant score.")
             return f"always scores {value:g}"
         if self._function.reads_ground_truth:
             self._add_unaccepted()
             return "accepts no usual answer form"
-        hint = "Give the form it rewards with --answer-form."
-        self._add("OSM301", "nothing that was tried scored anything but 0", hint)
-        return "scored 0 for everything that was tried"
+        self._add("OSM301", "every answer tried scored 0", "Pass the form it rewards with --answer-form.")
+        return "scored 0 for every answer tried"
 
     def _add_unaccepted(self) -> None:
-        message = f"right answers score no more than {self.best:g} in any form that was tried: {', '.join(self._forms)}"
-        self._add("OSM301", message, "Give the form it expects: --answer-form 'Result: {answer}'.")
+        message = f"right answers score at most {self.best:g} in every form tried: {', '.join(self._forms)}"
+        self._add("OSM301", message, "Pass the form it expects: --answer-form 'Result: {answer}'.")
 
     def _check_empty(self) -> None:
         value = self._highest("empty")
@@ -253,7 +253,7 @@ class _Judgement:
             return
         top = max(value for _, value in self._scored)
         if value >= self.floor + 0.5 * (top - self.floor) - _CLOSE and value >= 0.5 * top - _CLOSE:
-            message = f"an empty answer scores {value:g}, so the reward can be had for nothing"
+            message = f"an empty answer scores {value:g}, so a model is rewarded without answering"
             self._add("OSM305", message, "Return 0.0 when there is no answer.")
         else:
             self._add("OSM306", f"an empty answer scores {value:g}", "Return 0.0 when there is no answer.")
@@ -262,12 +262,12 @@ class _Judgement:
         for probe, value in self._scored:
             if probe.kind == "prompt" and self._like_right(probe, value):
                 row = f"(row {probe.row.index})"
-                message = f"repeating the question scores {value:g}, though it doesn't hold the answer {row}"
-                self._add("OSM311", message, "Compare the answer alone, taken from the place where it has to stand.")
+                message = f"repeating the question scores {value:g}, although it doesn't contain the answer {row}"
+                self._add("OSM311", message, "Extract the answer from its expected place and compare only that.")
                 return
 
     def _check_wrong(self, wrong: Sequence[tuple[Probe, float]]) -> bool:
-        """Look for wrong answers that score like right ones; whether there are enough of them to matter."""
+        """Look for wrong answers that score like right ones; return True if there are enough of them to matter."""
         fooled = False
         kinds: dict[tuple[str, bool], list[tuple[Probe, float]]] = {}
         for probe, value in wrong:
@@ -286,7 +286,7 @@ class _Judgement:
             if cases:
                 shown = "; ".join(f"{value:g} for {_described(probe)}, {share}" for probe, value, share in cases[:4])
                 more = f"; and {len(cases) - 4} other kinds" if len(cases) > 4 else ""
-                extract = "Take out the one answer first, by its form, then compare the whole of it."
+                extract = "First extract the one answer by its form, then compare all of it."
                 self._add(code, f"wrong answers score like right ones: {shown}{more}", extract)
                 fooled = fooled or code == "OSM302"
         if not fooled:
@@ -298,8 +298,8 @@ class _Judgement:
             value for probe, value in wrong if probe.kind in WRONG and not probe.near and probe.form in self.accepted
         ]
         if in_form and (mean := sum(in_form) / len(in_form)) > self._half:
-            message = f"wrong answers score {mean:.2f} on average, where right ones get {self.best:g}"
-            self._add("OSM304", message, "Give less for what is only similar.")
+            message = f"wrong answers score {mean:.2f} on average; right ones get {self.best:g}"
+            self._add("OSM304", message, "Give less credit for similar answers.")
 
     def _check_rows(self) -> None:
         missed = sorted(row for row, value in self._row_best.items() if value < self._half - _CLOSE)
@@ -307,7 +307,7 @@ class _Judgement:
             truth = next(t.probe.row.ground_truth or "" for t in self._trials if t.probe.row.index == missed[0])
             first = f"the ground truth of row {missed[0]} is {_quoted(truth)}"
             message = f"the right answer isn't accepted in any form for row {examples(list(map(str, missed)))}; {first}"
-            self._add("OSM320", message, "See that the function understands every ground truth of the dataset.")
+            self._add("OSM320", message, "Make sure the function understands every ground truth of the dataset.")
 
     def _like_right(self, probe: Probe, value: float) -> bool:
         best = self._row_best.get(probe.row.index)
@@ -329,9 +329,9 @@ class _Judgement:
 
 
 def tells_rows_apart(trials: Sequence[Trial]) -> bool:
-    """Whether the same answer scores more on the row that it is right for, and never more on another one.
+    """Return True if some answer scores more on its own row than on another one, and none scores less.
 
-    Then a function looks at the ground truth, wherever in its helpers it does.
+    Such a function reads the ground truth, even if only a helper mentions it.
     """
     right: dict[str, float] = {}
     for probe, score, _ in trials:
@@ -348,15 +348,15 @@ def tells_rows_apart(trials: Sequence[Trial]) -> bool:
 def judge_together(
     functions: Sequence[ControlledFunction], reports: Sequence[ControlReport], rubrics: int
 ) -> Iterator[Finding]:
-    """What all functions together should do: one of them, or a rubric, must tell right answers from wrong ones."""
+    """Check that at least one function, or a rubric, can tell right answers from wrong ones."""
     if not functions or rubrics or any(function.reads_ground_truth for function in functions):
         return
     if all(report.calls for report in reports):
         names = ", ".join(function.ref.attribute for function in functions)
-        message = f"the rows have a ground truth, but no reward function looks at it ({names})"
+        message = f"the rows have a ground truth, but no reward function reads it ({names})"
         at = Place(functions[0].ref.file, functions[0].ref.line)
         hint = "Write one that compares the answer with ground_truth."
-        yield finding("OSM308", f"{message}: a wrong answer is rewarded like a right one", at, hint)
+        yield finding("OSM308", f"{message}: wrong answers earn the same reward as right ones", at, hint)
 
 
 def _described(probe: Probe) -> str:

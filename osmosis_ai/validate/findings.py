@@ -1,4 +1,4 @@
-"""Findings, and the registry of their codes. Causes and remedies are in docs/checks.md, which a test keeps complete."""
+"""Findings, and the registry of their codes. docs/checks.md lists causes and remedies; a test keeps it complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Severity: TypeAlias = Literal["error", "warning"]
 
 
 class Code(NamedTuple):
-    """A kind of finding: how serious, and what it is in a few words."""
+    """A kind of finding: its severity and a short title."""
 
     severity: Severity
     title: str
@@ -21,8 +21,8 @@ class Code(NamedTuple):
 class Finding(Record, frozen=True):
     """One problem.
 
-    `file` is relative to the repository's root, with forward slashes, None when the problem has no place. `subject` is
-    the tool, function, column or key concerned. `hint` says what to do, empty when the message says it all.
+    `file` is relative to the repository's root, with forward slashes; None if the problem has no place. `subject` is
+    the tool, function, column or key concerned. `hint` says what to do; it is empty if the message says it all.
     """
 
     code: str
@@ -35,7 +35,7 @@ class Finding(Record, frozen=True):
 
 
 class Place(NamedTuple):
-    """Where a problem is, and what is concerned; see `Finding`."""
+    """The location and subject of a problem; see `Finding`."""
 
     file: str | None = None
     line: int | None = None
@@ -46,17 +46,17 @@ NOWHERE = Place()
 
 
 def finding(code: str, message: str, at: Place = NOWHERE, hint: str = "") -> Finding:
-    """A finding with its code's severity."""
+    """Create a finding with its code's severity."""
     return Finding(code, CODES[code].severity, *at, message, hint)
 
 
 def codes(first: int, last: int) -> str:
-    """The codes from one to another, separated by blanks."""
+    """Return the codes from `first` to `last`, separated by spaces."""
     return " ".join(code for code in CODES if first <= int(code.removeprefix("OSM")) <= last)
 
 
 def examples(items: list[str], limit: int = 5) -> str:
-    """The first few of a list, and how many more there are."""
+    """Return the first few items of a list as text, and how many more there are."""
     shown = ", ".join(items[:limit])
     return f"{shown} and {len(items) - limit} more" if len(items) > limit else shown
 
@@ -72,7 +72,7 @@ def _warning(title: str) -> Code:
 CODES: dict[str, Code] = {
     # The repository, and reading it
     "OSM001": _error("a source file can't be read"),
-    "OSM002": _error("a link leads nowhere or out of the repository"),
+    "OSM002": _error("a link is broken or leads out of the repository"),
     "OSM003": _error("there is nothing to check"),
     "OSM004": _warning("no pyproject.toml"),
     "OSM005": _error("pyproject.toml can't be read"),
@@ -107,7 +107,7 @@ CODES: dict[str, Code] = {
     "OSM205": _error("a decorated function can't be reached"),
     "OSM206": _warning("a function looks like a reward but isn't decorated"),
     "OSM207": _warning("an import isn't declared in pyproject.toml"),
-    "OSM208": _error("a secret is written into a file"),
+    "OSM208": _error("a file contains a secret"),
     "OSM209": _warning("a rubric's key variable isn't set"),
     "OSM210": _error("a rubric file can't be used"),
     # Controls of reward functions
@@ -117,14 +117,14 @@ CODES: dict[str, Code] = {
     "OSM304": _warning("wrong answers score more than half"),
     "OSM305": _error("an empty answer is rewarded"),
     "OSM306": _warning("an empty answer scores something"),
-    "OSM307": _warning("a function never looks at the ground truth"),
+    "OSM307": _warning("a function never reads the ground truth"),
     "OSM308": _error("no function tells right answers from wrong ones"),
     "OSM309": _warning("the controls could not be run"),
     "OSM310": _error("the score never varies"),
     "OSM311": _error("repeating the prompt is rewarded"),
     "OSM312": _error("a function raises"),
     "OSM313": _warning("scores outside 0 to 1"),
-    "OSM314": _error("a function returns no finite float"),
+    "OSM314": _error("a function doesn't return a finite float"),
     "OSM315": _error("a function isn't deterministic"),
     "OSM316": _warning("a function is slow"),
     "OSM317": _error("a function takes too long"),
@@ -133,12 +133,12 @@ CODES: dict[str, Code] = {
     # The dataset
     "OSM401": _warning("no dataset"),
     "OSM402": _error("a row can't be used"),
-    "OSM403": _warning("rows that are equal"),
+    "OSM403": _warning("duplicate rows"),
     "OSM404": _warning("equal prompts with different ground truths"),
     "OSM405": _warning("rows without ground truth"),
     "OSM406": _warning("the prompt gives the ground truth away"),
     "OSM407": _warning("a column that no function reads"),
-    "OSM408": _warning("rows that are much longer than the others"),
+    "OSM408": _warning("rows much longer than the others"),
     "OSM409": _warning("a column with values of several types"),
     "OSM410": _error("a solution doesn't earn the full reward"),
     "OSM411": _warning("a solution's tool call fails"),
@@ -147,23 +147,23 @@ CODES: dict[str, Code] = {
     "OSM502": _error("a required field is missing"),
     "OSM503": _error("an unknown table or key"),
     "OSM504": _error("a value of the wrong type"),
-    "OSM505": _error("a name that isn't allowed"),
+    "OSM505": _error("an invalid name"),
     "OSM506": _error("a reserved name"),
     "OSM507": _error("a name is both variable and secret"),
     "OSM508": _error("[secrets] is missing or incomplete"),
-    "OSM509": _error("a commit_sha that can't be one"),
+    "OSM509": _error("an invalid commit_sha"),
     "OSM510": _error("the rollout's folder doesn't exist"),
     "OSM511": _error("the entrypoint doesn't exist"),
-    "OSM512": _warning("a value that makes no sense"),
-    "OSM513": _warning("a config in a place where it isn't looked for"),
+    "OSM512": _warning("an implausible value"),
+    "OSM513": _warning("a config outside the searched folders"),
     # The working copy
-    "OSM601": _warning("not a git working copy"),
-    "OSM602": _warning("changes that aren't committed"),
-    "OSM603": _warning("commits that aren't pushed"),
+    "OSM601": _warning("not a git repository"),
+    "OSM602": _warning("uncommitted changes"),
+    "OSM603": _warning("unpushed commits"),
     "OSM604": _warning("a file over 50 MB"),
     "OSM605": _error("a file over 100 MB"),
     "OSM606": _error("a .env file is tracked"),
     "OSM607": _warning("a .env file isn't ignored"),
-    "OSM608": _warning("git ignores a file that is needed"),
+    "OSM608": _warning("git ignores a needed file"),
 }
 """Every kind of finding, by its code."""

@@ -1,4 +1,4 @@
-"""Checks of `reward_fn/` and `reward_rubric/`, read from source."""
+"""Check `reward_fn/` and `reward_rubric/` from their source."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _FIRST_PARAMETERS = {"solution_str", "messages"}
 def check_functions(
     folder: Path, root: Path, kind: Literal["reward", "rubric"], found: Sequence[Component]
 ) -> Iterator[Finding]:
-    """Check one of the two folders: signatures, functions nobody can reach, functions that were meant to be found."""
+    """Check one of the two folders: signatures, unreachable functions, undecorated functions that look like rewards."""
     if not found:
         hint = f"Write {_DECORATORS[kind]} above the functions that score, or remove the folder."
         message = f"there is no {_DECORATORS[kind]} function in {_FOLDERS[kind]}/"
@@ -81,7 +81,7 @@ def _check_unreachable(
                 why = f"{node.name} is defined again in line {again.lineno}, which replaces this one"
                 hint = "Rename one of the two."
             else:
-                why = f"{node.name} is decorated, but inside a function or class or where importing doesn't come to"
+                why = f"{node.name} is decorated, but an import can't reach it: it isn't at the top level of the module"
                 hint = "Move it to the top level of the file."
         elif decorated != kind:
             why = f"{node.name} is a {_DECORATORS[decorated]} function, but {_FOLDERS[kind]}/ isn't searched for those"
@@ -101,10 +101,10 @@ def _check_lookalikes(
         arguments = [*node.args.posonlyargs, *node.args.args]
         first = arguments[0].arg if arguments else ""
         named = bool(_LOOKALIKE.search(node.name))
-        # A helper that the file itself uses, or a private one, is not meant to be found.
+        # A private function, or one that the file itself uses, is a helper.
         if node.name.startswith("_") or node.name in used or not named or first not in _FIRST_PARAMETERS:
             continue
-        message = f"{node.name} looks like a {kind} function, but isn't decorated, so it is not found"
+        message = f"{node.name} looks like a {kind} function but isn't decorated, so Osmosis doesn't find it"
         hint = f"Write {_DECORATORS[kind]} above it, or give it another name."
         yield finding("OSM206", message, Place(file, node.lineno, node.name), hint)
 
@@ -129,9 +129,9 @@ def _check_signature(component: Component, node: FunctionNode, tree: ast.Module,
 
 
 def _stub(node: FunctionNode, tree: ast.Module) -> Any:
-    """A function with the same signature that does nothing: annotations are text, defaults are None.
+    """Return a no-op function with the same signature: annotations are text, defaults are None.
 
-    None when an annotation holds a name that only running the module could tell.
+    Return None if an annotation uses a name that only running the module could resolve.
     """
     arguments = ast.parse(ast.unparse(_bare(node))).body[0]
     assert isinstance(arguments, (ast.FunctionDef, ast.AsyncFunctionDef))
@@ -152,20 +152,20 @@ def _stub(node: FunctionNode, tree: ast.Module) -> Any:
     arguments.body = [ast.Pass()]
     module = ast.fix_missing_locations(ast.Module([arguments], []))
     names: dict[str, Any] = {}
-    # Nothing of the user's is left in it but names.
+    # Safe to run: only names are left of the user's code.
     exec(compile(module, "<signature>", "exec", dont_inherit=True), names)  # noqa: S102
     return names[node.name]
 
 
 def _inert(annotation: ast.expr) -> ast.expr:
-    """An annotation that runs nothing: a plain type as it is, anything else as text."""
+    """Return an annotation that runs no code: a builtin type unchanged, anything else as text."""
     if isinstance(annotation, ast.Constant) or (isinstance(annotation, ast.Name) and annotation.id in dir(builtins)):
         return annotation
     return ast.Constant(ast.unparse(annotation))
 
 
 def _bare(node: FunctionNode) -> FunctionNode:
-    """The function without its body, which may be long."""
+    """Return the function without its body, which may be long."""
     kind = ast.AsyncFunctionDef if isinstance(node, ast.AsyncFunctionDef) else ast.FunctionDef
     bare: Any = kind(name=node.name, args=node.args, body=[ast.Pass()], decorator_list=[], returns=node.returns)
     if hasattr(node, "type_params"):
@@ -175,7 +175,7 @@ def _bare(node: FunctionNode) -> FunctionNode:
 
 
 def _known_names(tree: ast.Module) -> set[str]:
-    """The names whose meaning is plain: builtins and what comes from `typing`, if nothing else is called so."""
+    """Return the names that need no import to resolve: builtins and imports from `typing` and `collections.abc`."""
     known = set(dir(builtins))
     for node in statements(tree):
         if isinstance(node, ast.Import):
@@ -197,7 +197,7 @@ def _unknown(annotation: ast.expr, known: set[str]) -> bool:
 
 
 def check_load_problems(problems: Sequence[Failure], signatures: Sequence[Finding]) -> Iterator[Finding]:
-    """What could not be loaded, once each; a wrong signature that the source shows is not said again."""
+    """Report each load problem once, unless it is a signature error that the source check already found."""
     said = {finding.file for finding in signatures if finding.code == "OSM201"}
     seen: set[str] = set()
     for problem in problems:
@@ -223,7 +223,7 @@ def _node_of(component: Component, root: Path) -> FunctionNode | None:
 
 
 def reads_ground_truth(component: Component, root: Path) -> bool:
-    """Whether a function's own body mentions the ground truth, as a name or as a key."""
+    """Return True if a function's own body mentions the ground truth, as a name or as a key."""
     node = _node_of(component, root)
     if node is None:
         return True
@@ -232,7 +232,7 @@ def reads_ground_truth(component: Component, root: Path) -> bool:
 
 
 def is_about_form(component: Component, root: Path) -> bool:
-    """Whether a function's name or the first line of its docstring says that it rewards form and not being right."""
+    """Return True if a function's name or the first line of its docstring says that it rewards form."""
     node = _node_of(component, root)
     docstring = (ast.get_docstring(node) or "") if node is not None else ""
     said = " ".join([component.name.replace("_", " "), *docstring.splitlines()[:1]])

@@ -1,4 +1,4 @@
-"""Which imports a repository doesn't declare."""
+"""Check that a repository declares the packages it imports."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?"
 
 
 def check_imports(root: Path) -> Iterator[Finding]:
-    """Check that what the repository imports is declared in its pyproject.toml.
+    """Check that pyproject.toml declares every package the repository imports.
 
-    Modules of the repository itself and of the standard library need no declaration; neither do imports that may fail
-    (in a `try`) or that only type checkers see.
+    Modules of the repository and the standard library need no declaration; neither do optional imports (in a `try`) or
+    those under `TYPE_CHECKING`.
     """
     file = root / "pyproject.toml"
     if not file.exists():
-        message = "there is no pyproject.toml, so nothing says which packages the repository needs"
-        hint = "Write one with [project] and dependencies; `osmosis init` shows a small one."
+        message = "there is no pyproject.toml, so the repository doesn't declare its dependencies"
+        hint = "Write one with [project] and dependencies; `osmosis init` creates an example."
         yield finding("OSM004", message, Place("pyproject.toml"), hint)
         return
     try:
@@ -48,6 +48,7 @@ def check_imports(root: Path) -> Iterator[Finding]:
         for path in python_files(root / folder, root, []) if (root / folder).is_dir() else ():
             shown = relative_to_root(path, root)
             for module, line in _imports(path):
+                # `import mcp` means the MCP SDK, not the repository's folder of that name.
                 if module in sys.stdlib_module_names or (module in local and module != "mcp"):
                     continue
                 if (path.parent / module).is_dir() or (path.parent / f"{module}.py").exists():
@@ -83,7 +84,7 @@ def _imports(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _local_modules(root: Path) -> set[str]:
-    """What `import` finds in the root and in `mcp/`, which are first on the path."""
+    """Return the modules in the root and in `mcp/`, which come first on `sys.path`."""
     found: set[str] = set()
     for folder in (root, root / "mcp"):
         if folder.is_dir():
@@ -92,7 +93,7 @@ def _local_modules(root: Path) -> set[str]:
 
 
 def _declared(document: JsonObject) -> set[str] | None:
-    """The names of the distributions a pyproject.toml asks for; None when they aren't in it but worked out."""
+    """Return the distributions that a pyproject.toml declares; None if its dependencies are dynamic."""
     project = _table(document, "project")
     if "dependencies" in (project.get("dynamic") or ()):
         return None
@@ -118,7 +119,7 @@ def _table(document: JsonObject, name: str) -> JsonObject:
 
 
 def _normalised(name: str) -> str:
-    """As in PEP 503."""
+    """Normalize a distribution's name as PEP 503 does."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

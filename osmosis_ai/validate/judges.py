@@ -1,4 +1,4 @@
-"""Checks of what rubrics need: their files, and the keys of their judges."""
+"""Check rubric files, and that the judges' API keys are set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["CHECKS", "check_key_variables", "check_rubric_files"]
 
 
 def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check `rubric_configs.yaml` and the YAML files in `reward_rubric/`, and that their judges' keys are set."""
+    """Check `rubric_configs.yaml` and the YAML files in `reward_rubric/`, and that their judges' API keys are set."""
     from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubrics
     from osmosis_ai.reward_rubric.target import key_variable
 
@@ -55,9 +55,9 @@ def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Findi
 
 
 def check_key_variables(folder: Path, root: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that the variables hold a key from which rubric functions take their judge's.
+    """Check that the variables from which rubric functions read their judge's API key are set.
 
-    They are the constants given as `api_key_env`, else those that belong to the providers a file names.
+    The variables are the constants passed as `api_key_env`, else those of the providers that a file names.
     """
     from osmosis_ai.reward_rubric.target import KEY_VARIABLES
 
@@ -81,7 +81,7 @@ def check_key_variables(folder: Path, root: Path, environ: Mapping[str, str]) ->
 
 
 def _values_of(tree: ast.Module, key: str, *, any_value: bool = False) -> Iterator[tuple[str, int]]:
-    """Constants given under a key: in a dict, as a keyword argument, or as the default of a `.get`."""
+    """Yield the constants given for a key: in a dict, as a keyword argument, or as the default of a `.get`."""
     constants = {
         node.targets[0].id: node.value
         for node in statements(tree)
@@ -106,8 +106,8 @@ def _values_of(tree: ast.Module, key: str, *, any_value: bool = False) -> Iterat
 
 
 def _unset(name: str, file: str, line: int) -> Finding:
-    hint = f"Export {name}, or write it into .env, which git must ignore."
-    return finding("OSM209", f"{name} isn't set, so the judge can't be asked", Place(file, line, name), hint)
+    hint = f"Export {name}, or write it to .env, which git must ignore."
+    return finding("OSM209", f"{name} isn't set, so the judge can't be called", Place(file, line, name), hint)
 
 
 def _check_keys(subject: Subject) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Checks of what is where in a repository, and of whether its source can be read."""
+"""Check a repository's layout, and that its source can be read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _check_layout(subject: Subject) -> Iterator[Finding]:
     except UsageError as error:
         yield finding("OSM006", str(error).removeprefix(f"{root / '.env'} "), Place(".env"))
     if not any((root / name).is_dir() for name in _PLACES):
-        hint = "Name the repository's root: osmosis validate REPO. A new one comes from: osmosis init DIR."
+        hint = "Pass the repository's root: osmosis validate REPO. To create one: osmosis init DIR."
         yield finding("OSM003", "there is no mcp/, reward_fn/, reward_rubric/ or configs/ here", hint=hint)
 
 

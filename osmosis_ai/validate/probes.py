@@ -1,4 +1,4 @@
-"""What the controls of reward functions try: right, wrong, empty and odd answers, in every form."""
+"""Generate probes for reward functions: right, wrong, empty and odd answers, in every form."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ WRONG: tuple[Kind, ...] = ("another row's", "all rows' at once", "negated", "+1 
 
 
 class Form(NamedTuple):
-    """A way to write an answer. `template` holds `{answer}` once or more."""
+    """A way to write an answer. `template` contains `{answer}` at least once."""
 
     name: str
     template: str
 
     def write(self, answer: str) -> str:
-        """The text of an answer in this form."""
+        """Return an answer in this form."""
         return self.template.replace("{answer}", answer)
 
 
 class Probe(NamedTuple):
-    """One answer to try on a row. `odd` says what is odd about it; `near` that a lenient reward may well accept it."""
+    """One answer to try on a row. `odd` says what is odd about it; `near` means that a lenient reward may accept it."""
 
     kind: Kind
     row: Row
@@ -67,14 +67,14 @@ USUAL = (
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>.{0,200}?</\1>", re.DOTALL)
 _JSON_KEY = re.compile(r'\{\s*"(\w+)"\s*:')
 _LABEL = re.compile(r"\b((?:final |your )?(?:answer|result|solution))\s*:", re.IGNORECASE)
-# What stands between quotes or backquotes with one placeholder in it: <number>, {answer}, [value], or a lone x.
+# Text in quotes or backquotes with one placeholder: <number>, {answer}, [value], or a lone x.
 _QUOTED = re.compile(r"`([^`\n]{2,80})`|\"([^\"\n]{2,80})\"|“([^”\n]{2,80})”")
 _PLACEHOLDER = re.compile(r"<[\w .-]+>|\{[\w .-]+\}|\[[\w .-]+\]|(?<![\w\\])[xXnN](?!\w)|\.\.\.|…")
 _ANSWER_TAGS = ("answer", "final", "final_answer", "solution", "result", "output")
 
 
 def parse_answer_form(template: str) -> Form:
-    """A form as `--answer-form` gives it; raises ValueError without `{answer}`."""
+    """Parse an `--answer-form` value; raises ValueError without `{answer}`."""
     if "{answer}" not in template:
         raise ValueError(f"--answer-form {template!r} has no {{answer}}, which stands for the answer")
     written = template.replace("\\n", "\n")
@@ -82,7 +82,7 @@ def parse_answer_form(template: str) -> Form:
 
 
 def answer_forms(prompts: Sequence[str], given: Sequence[Form] = ()) -> list[Form]:
-    """The forms to try: the usual ones, those that the system prompts name, and those given."""
+    """Return the forms to try: those given, the usual ones, and those that the system prompts name."""
     forms = {form.template: form for form in (*given, *USUAL)}
     named = 0
     for prompt in dict.fromkeys(prompts):
@@ -122,7 +122,7 @@ def _shortened(text: str) -> str:
 
 
 def probes(rows: Sequence[Row], forms: Sequence[Form]) -> Iterator[Probe]:
-    """What to try, row by row, so that a run which has to stop early has tried something of every kind."""
+    """Yield the probes row by row, so that a run that stops early has tried some of every kind."""
     truths = list(dict.fromkeys(row.ground_truth or "" for row in rows))
     for number, row in enumerate(rows):
         truth = row.ground_truth or ""
@@ -147,7 +147,7 @@ def _wrong_answers(truth: str, truths: Sequence[str], number: int) -> Iterator[t
         yield "another row's", [other], False
     negated = _negated(truth)
     if negated is not None:
-        # "The answer is not B" holds the answer B for a reward that takes out what it looks for.
+        # A reward that searches for the answer finds B in "The answer is not B".
         yield "negated", [negated], as_number(truth) is None and negated.startswith("not ")
     longer = _one_more(truth)
     if longer:
@@ -155,7 +155,7 @@ def _wrong_answers(truth: str, truths: Sequence[str], number: int) -> Iterator[t
 
 
 def _other(truth: str, truths: Sequence[str], number: int) -> str | None:
-    """Another row's ground truth, as different as can be had without looking far."""
+    """Return another row's ground truth: the next one that clearly differs, else any that differs."""
     following = [*truths[number % max(1, len(truths)) :], *truths]
     apart = [other for other in following if _apart(truth, other)]
     return next((other for other in apart if _far_apart(truth, other)), apart[0] if apart else None)
@@ -190,22 +190,22 @@ def _negated(truth: str) -> str | None:
 
 
 def _one_more(truth: str) -> list[str]:
-    """The answer with one character more, before and after it, so that it is another answer."""
+    """Return wrong answers made by adding one character after or before the right one."""
     text = truth.strip()
     if len(text) > 100:
         return []
     if as_number(text) is None:
-        # Where a number stands in a text it may be all that counts.
+        # In a text with a number, the number may be all that counts.
         return [] if re.search(r"\d", text) else [f"{text}x", f"x{text}"]
     digits = text.lstrip("+-$€£")
     sign = text[: len(text) - len(digits)]
-    # A digit after a decimal point could be within a sound tolerance; 0 before and after a 0 is still 0.
+    # A digit appended to a decimal fraction may be within tolerance; adding 1, not 0, changes even 0.
     longer = [f"{sign}1{digits}"]
     return [f"{text}1", *longer] if re.fullmatch(r"\d+", digits) else longer
 
 
 def _all_at_once(truth: str, truths: Sequence[str], forms: Sequence[Form]) -> Iterator[tuple[str, str]]:
-    """Every answer there is, the right one neither first nor last: in one, and one after the other."""
+    """Yield all rows' answers at once, the right one neither first nor last: in one form, and each in its own."""
     others = [other for other in truths if not same_answer(other, truth)][: MAX_ROWS - 1]
     if not others or not _apart(truth, others[0]) or not _apart(truth, others[-1]):
         return
@@ -226,10 +226,10 @@ _ODD = {
     "full-width digits": "１２３",
     "a division by zero": "1/0",
     "two signs": "--1",
-    "nothing but a point": ".",
+    "a lone decimal point": ".",
     "emoji and other scripts": "答えは四十二です 🎉 ٤٢ é́",
-    "a zero byte": "\0",
-    "only white space": " \n\t ",
+    "a null byte": "\0",
+    "only whitespace": " \n\t ",
     "unbalanced brackets": "{{[((",
 }
 
@@ -247,9 +247,9 @@ def _odd_answers(row: Row, forms: Sequence[Form]) -> Iterator[Probe]:
 
 
 def conversation(probe: Probe, tool: str | None) -> list[Message]:
-    """The conversation that ends with a probe's answer, for functions that look at all of it.
+    """Return a conversation that ends with a probe's answer, for functions that read all of it.
 
-    With a tool's name, the agent calls it, and its result is the answer.
+    If `tool` is given, the agent calls that tool, and its result is the answer.
     """
     messages: list[Message] = [
         {"role": "system", "content": probe.row.system_prompt},
@@ -267,7 +267,7 @@ def conversation(probe: Probe, tool: str | None) -> list[Message]:
 
 
 def as_number(text: str) -> float | None:
-    """The number that a text is, with its currency sign, percent sign and thousands separators left out."""
+    """Parse a text as a number without currency signs, percent sign and thousands separators; None if it isn't one."""
     text = text.strip().lstrip("$€£").rstrip("%").replace(",", "")
     if len(text) > 400 or not re.fullmatch(r"[-+]?[$€£]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
         return None
@@ -276,7 +276,7 @@ def as_number(text: str) -> float | None:
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Whether two answers mean the same: equal numbers, or equal texts but for case, white space and punctuation."""
+    """Return True if two answers are equal as numbers, or as texts apart from case, whitespace and punctuation."""
     a, b = as_number(one), as_number(other)
     if a is not None and b is not None:
         return math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-9)
@@ -289,7 +289,7 @@ def _plain_words(text: str) -> str:
 
 
 def _mentions(text: str, answer: str) -> bool:
-    """Whether an answer stands in a text as a whole."""
+    """Return True if a text contains an answer as a whole word or number."""
     answer = answer.strip()
     if not answer or not text:
         return False

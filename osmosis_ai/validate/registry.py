@@ -1,4 +1,4 @@
-"""Every check of a repository. To add one, write it in its area's module, and its codes there and in `CODES`."""
+"""All checks of a repository. To add one, write it in its area's module, and list its codes there and in `CODES`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from osmosis_ai.validate.findings import codes
 __all__ = ["CHECKS", "CONTROLS", "FIRST", "LOADING", "SOLUTIONS"]
 
 FIRST = layout.CHECKS
-"""Run before anything is loaded: they fill `Subject.components`."""
+"""Run before anything is loaded, because they fill `Subject.components`."""
 
 CHECKS = (
     *tools.CHECKS,
@@ -19,9 +19,9 @@ CHECKS = (
     *run_configs.CHECKS,
     *workcopy.CHECKS,
 )
-"""Run when the server is loaded, if it can be, and before functions are."""
+"""Run after the server is loaded, if it can be, and before functions are."""
 
 LOADING = "OSM009 OSM102 OSM103 OSM202 OSM203"
 CONTROLS = codes(301, 320)
 SOLUTIONS = "OSM410 OSM411"
-"""The codes of what loading shows, of what the controls of reward functions say, and of solutions that are played."""
+"""The codes reported by loading, by the controls of reward functions, and by playing solutions."""

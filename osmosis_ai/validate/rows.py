@@ -1,4 +1,4 @@
-"""Checks of the dataset: every row, in one pass with bounded memory."""
+"""Check every row of the dataset in one pass with bounded memory."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ MAX_SCANNED_ROWS = 10_000
 OUTLIER_FACTOR = 10
 OUTLIER_TOKENS = 2000
 TOO_LONG_TOKENS = 2_000_000
-"""However long the others are: hardly any model takes so much."""
+"""Reported however long the other rows are: hardly any model has such a context."""
 
 CHARACTERS_PER_TOKEN = 4
-"""The usual rule of thumb for English text."""
+"""The usual rule of thumb for English."""
 
 _LEAK = r"(?:####|\\boxed\{{|\b(?:answer|solution|result|ground.?truth)\b\W{{0,5}}(?:is|are|=|:)?)\W{{0,5}}{}(?!\w)"
 
@@ -39,7 +39,7 @@ _KINDS = {bool: "booleans", int: "numbers", float: "numbers", str: "strings", li
 
 
 class _Noted:
-    """Row numbers of one kind: how many, and the first few."""
+    """The number of rows of one kind, and the first few of them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -57,7 +57,7 @@ class _Noted:
 
 
 def check_dataset(path: Path, shown: str, read: Set[str]) -> Iterator[Finding]:
-    """Check a dataset's rows; the columns among `read`, texts in the repository's code, are taken to be read."""
+    """Check a dataset's rows. A column counts as read if its name is in `read`; see `keys_read`."""
     try:
         dataset = open_dataset(path)
         yield from _Rows(dataset, shown, read).check()
@@ -66,7 +66,7 @@ def check_dataset(path: Path, shown: str, read: Set[str]) -> Iterator[Finding]:
 
 
 def keys_read(root: Path) -> set[str]:
-    """The texts that stand as constants in the repository's code, among them the columns it reads."""
+    """Return the string constants and parameter names in the repository's code, a superset of the columns it reads."""
     found: set[str] = set()
     for folder in ("reward_fn", "reward_rubric", "mcp", "rollouts"):
         for path in python_files(root / folder, root, []) if (root / folder).is_dir() else ():
@@ -83,7 +83,7 @@ def keys_read(root: Path) -> set[str]:
 
 
 class _Rows:
-    """One pass over the rows."""
+    """One pass over the rows, which keeps only hashes, lengths and counts."""
 
     def __init__(self, dataset: Dataset, shown: str, read: Set[str]) -> None:
         self._dataset = dataset
@@ -160,28 +160,28 @@ class _Rows:
             if marked:
                 self._given_away.add(row.index)
                 return
-            # A number or a short word of the answer is often part of the question; a whole phrase rarely is.
+            # Questions often contain a number or short word of the answer, but rarely a whole phrase.
             if len(truth) >= 12 and re.search(r"\s", truth):
                 self._contained.add(row.index)
                 return
 
     def _summary(self) -> Iterator[Finding]:
         if self._equal.count:
-            hint = "Remove them, unless they are to count twice."
+            hint = "Remove them, unless they should count twice."
             yield self._about("OSM403", self._equal, "equal to an earlier row", hint=hint)
         if self._conflicting.count:
-            yield self._about("OSM404", self._conflicting, "prompts of an earlier row, but another ground_truth")
+            yield self._about("OSM404", self._conflicting, "same prompts as an earlier row, but another ground_truth")
         truth = "ground_truth"
         if self._blank.count:
             yield self._about("OSM405", self._blank, "ground_truth is empty", truth)
         if 0 < self._without.count < self._rows:
             yield self._about("OSM405", self._without, "there is no ground_truth", truth)
         if self._given_away.count:
-            message, hint = "the prompt gives the ground truth away as the answer", "Take it out of the prompt."
+            message, hint = "the prompt gives the ground truth away as the answer", "Remove it from the prompt."
             yield self._about("OSM406", self._given_away, message, truth, hint)
         if self._contained.count:
             message = "the prompt contains the ground truth word for word"
-            hint = "Take it out, unless the task is to find it there."
+            hint = "Remove it, unless the task is to find it there."
             yield self._about("OSM406", self._contained, message, truth, hint)
         yield from self._check_columns()
         yield from self._check_lengths()
@@ -190,7 +190,7 @@ class _Rows:
         for column, kinds in self._types.items():
             at = Place(self._shown, subject=column)
             if column not in self._read:
-                hint = "Remove it, unless it is there for people or for other programs."
+                hint = "Remove it, unless people or other programs need it."
                 yield finding("OSM407", f"no function or tool mentions the column {column}", at, hint)
             if len(kinds) > 1:
                 listed = ", ".join(sorted(kinds))
@@ -206,8 +206,8 @@ class _Rows:
                 outliers.add(index)
         if outliers.count:
             longest = max(self._lengths)
-            message = f"about {longest:,} tokens of prompt in the longest, where {usual:,.0f} are usual"
-            yield self._about("OSM408", outliers, message, hint="See that the model's context takes them.")
+            message = f"the longest prompt has about {longest:,} tokens; the median is {usual:,.0f}"
+            yield self._about("OSM408", outliers, message, hint="Make sure they fit the model's context.")
 
     def _about(self, code: str, noted: _Noted, message: str, subject: str | None = None, hint: str = "") -> Finding:
         at = Place(self._shown, line_of_row(self._dataset.path, noted.first[0]), subject)
@@ -215,7 +215,7 @@ class _Rows:
 
 
 def first_rows(dataset: Path, wanted: Callable[[Row], bool], limit: int) -> list[Row]:
-    """The first rows of a kind, of those that can be used; none of a dataset that can't be read, as its check says."""
+    """Return the first usable rows that are `wanted`; none if the dataset can't be read, as its own check reports."""
     try:
         scanned = islice(open_dataset(dataset).scan(), MAX_SCANNED_ROWS)
         rows = (item for item in scanned if not isinstance(item, RowProblem) and wanted(item))
@@ -225,7 +225,7 @@ def first_rows(dataset: Path, wanted: Callable[[Row], bool], limit: int) -> list
 
 
 def line_of_row(path: Path, index: int) -> int | None:
-    """The line of a row in a .jsonl file; rows of other files have no such place."""
+    """Return the line number of a row in a .jsonl file; None for other files."""
     if path.suffix.lower() != ".jsonl":
         return None
     rows = -1
@@ -253,7 +253,7 @@ def _check(subject: Subject) -> Iterator[Finding]:
         yield from check_dataset(path, subject.shown(path), keys_read(root))
     elif (root / "mcp").is_dir() or (root / "reward_fn").is_dir():
         hint = "Write one, or name another file with -d FILE."
-        message = "there is no test_data.jsonl, so nothing can be tried here"
+        message = "there is no test_data.jsonl, so nothing can be run here"
         yield finding("OSM401", message, Place(subject.shown(path)), hint)
 
 

@@ -1,4 +1,4 @@
-"""Run configs, `configs/eval/*.toml` and `configs/training/*.toml`, checked by the rules of the reference."""
+"""Check run configs (`configs/eval/*.toml`, `configs/training/*.toml`) by the rules of the platform's reference."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
 
 
 class Field(NamedTuple):
-    """One key: its type, whether it must be there, and the least value that makes sense."""
+    """One key: its type, whether it is required, and its plausible range (`exclusive`: above `least`)."""
 
     type: Literal["str", "int", "number"]
     required: bool = False
@@ -62,7 +62,7 @@ _TABLES: dict[Kind, dict[str, dict[str, Field]]] = {
         "checkpoints": {"eval_interval": _COUNT, "checkpoint_save_freq": _COUNT},
     },
 }
-# Tables whose keys are the user's own, or that are passed on as they are.
+# Tables whose keys are the user's own, or that pass through unchanged.
 _OPEN: dict[Kind, set[str]] = {"eval": {"env", "secrets"}, "training": {"env", "secrets", "advanced"}}
 _TYPES = {"str": "a string", "int": "an integer", "number": "a number"}
 
@@ -78,7 +78,7 @@ def check_configs(root: Path) -> Iterator[Finding]:
         if kind is not None:
             yield from check_config(path, root, kind)
         else:
-            message = "configs are looked for in configs/eval/ and configs/training/, not here"
+            message = "only configs in configs/eval/ and configs/training/ are read"
             yield finding("OSM513", message, Place(path.relative_to(root).as_posix()), "Move it there.")
 
 
@@ -94,7 +94,7 @@ def check_config(path: Path, root: Path, kind: Kind) -> list[Finding]:
 
 
 class _Config:
-    """One config while it is checked."""
+    """The check of one config."""
 
     def __init__(self, document: JsonObject, lines: KeyLines, kind: Kind, root: Path, file: str) -> None:
         self._document = document
@@ -137,7 +137,7 @@ class _Config:
 
     def _is_table(self, value: object, name: str) -> TypeGuard[JsonObject]:
         if not isinstance(value, dict):
-            self._add("OSM504", f"{name} is {_found(value)}, where a table is expected: [{name}]", name)
+            self._add("OSM504", f"{name} is {_found(value)}, not a table: write [{name}]", name)
         return isinstance(value, dict)
 
     def _check_table(self, name: str, fields: dict[str, Field]) -> None:
@@ -157,17 +157,17 @@ class _Config:
     def _check_value(self, table: str, key: str, value: object, field: Field) -> None:
         wanted = {"str": str, "int": int, "number": (int, float)}[field.type]
         if not isinstance(value, wanted) or isinstance(value, bool):  # type: ignore[arg-type]
-            message = f"{key} is {_found(value)}, where {_TYPES[field.type]} is expected"
+            message = f"{key} is {_found(value)}, not {_TYPES[field.type]}"
             self._add("OSM504", message, table, key)
         elif isinstance(value, str):
             if field.required and not value.strip():
-                self._add("OSM502", f"{key} is empty, but it is required", table, key)
+                self._add("OSM502", f"{key} is required, but empty", table, key)
         elif isinstance(value, (int, float)) and not _in_range(value, field):
             if field.most is not None:
                 allowed = f"{'more than ' if field.exclusive else ''}{field.least:g} to {field.most:g}"
             else:
                 allowed = f"{'more than' if field.exclusive else 'at least'} {field.least:g}"
-            self._add("OSM512", f"{key} is {value}; {allowed} makes sense", table, key)
+            self._add("OSM512", f"{key} is {value}; it should be {allowed}", table, key)
 
     def _check_commit(self, value: object) -> None:
         if isinstance(value, str) and not COMMIT.fullmatch(value):
@@ -180,16 +180,14 @@ class _Config:
             return
         folder = self._root / "rollouts" / rollout
         if "/" in rollout or "\\" in rollout or rollout in (".", ".."):
-            message = f"rollout is {rollout!r}; it is the name of a folder under rollouts/, not a path"
+            message = f"rollout is {rollout!r}; it must be the name of a folder in rollouts/, not a path"
             self._add("OSM510", message, "experiment", "rollout")
             return
         if not folder.is_dir():
             there = sorted(entry.name for entry in (self._root / "rollouts").glob("*/"))
             close = difflib.get_close_matches(rollout, there, n=1)
             suggestion = f"; did you mean {close[0]}?" if close else ""
-            hint = (
-                f"There are: {', '.join(there[:20])}." if there else "There is no rollouts/ folder with anything in it."
-            )
+            hint = f"Available: {', '.join(there[:20])}." if there else "There is no rollouts/ folder, or it is empty."
             message = f"the folder rollouts/{rollout} doesn't exist{suggestion}"
             self._add("OSM510", message, "experiment", "rollout", hint=hint)
             return
@@ -197,7 +195,7 @@ class _Config:
             return
         parts = PurePosixPath(entrypoint)
         if parts.is_absolute() or ".." in parts.parts:
-            message = f"entrypoint is {entrypoint!r}; it must be relative to rollouts/{rollout}, and in it"
+            message = f"entrypoint is {entrypoint!r}; it must be a relative path inside rollouts/{rollout}"
             self._add("OSM511", message, "experiment", "entrypoint")
         elif not (folder / entrypoint).is_file():
             message = f"the entrypoint rollouts/{rollout}/{entrypoint} doesn't exist"
@@ -209,13 +207,13 @@ class _Config:
             return set()
         for name, value in env.items():
             if name.startswith(RESERVED):
-                self._add("OSM506", f"[env] {name}: names that begin with {RESERVED} are the platform's", "env", name)
+                self._add("OSM506", f"[env] {name}: the platform reserves names beginning with {RESERVED}", "env", name)
             elif not ENV_NAME.fullmatch(name):
-                message = f"[env] {name}: a name has capital letters, digits and _, and doesn't begin with a digit"
+                message = f"[env] {name}: use capital letters, digits and _, and don't begin with a digit"
                 hint = f"Write {name.upper()}." if ENV_NAME.fullmatch(name.upper()) else ""
                 self._add("OSM505", message, "env", name, hint=hint)
             if not isinstance(value, str):
-                message = f"[env] {name} is {_found(value)}, where a string is expected"
+                message = f"[env] {name} is {_found(value)}, not a string"
                 hint = f'Write {name} = "{value}".' if isinstance(value, (int, float)) else ""
                 self._add("OSM504", message, "env", name, hint=hint)
             elif (kind := kind_of_secret(value)) is not None:
@@ -225,7 +223,7 @@ class _Config:
     def _check_secrets(self, variables: set[str]) -> None:
         if "secrets" not in self._document:
             if self._kind == "eval":
-                hint = 'Write [secrets] with required = ["OPENAI_API_KEY"], or required = [] when it needs none.'
+                hint = 'Write [secrets] with required = ["OPENAI_API_KEY"], or required = [] if it needs none.'
                 self._add("OSM508", "an eval config must have [secrets]", hint=hint)
             return
         secrets = self._document["secrets"]
@@ -235,11 +233,11 @@ class _Config:
             if key != "required":
                 self._unknown(key, ["required"], ("secrets", key))
         if "required" not in secrets:
-            self._add("OSM508", "[secrets] has no required", "secrets", hint="Write required = [] when it needs none.")
+            self._add("OSM508", "[secrets] has no required", "secrets", hint="Write required = [] if it needs none.")
             return
         required = secrets["required"]
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            message = f"required is {_found(required)}, where a list of names is expected"
+            message = f"required is {_found(required)}, not a list of names"
             self._add("OSM504", message, "secrets", "required")
             return
         seen: set[str] = set()
@@ -248,11 +246,11 @@ class _Config:
                 self._add_secret(kind, "secrets", "required")
                 continue
             if not SECRET_NAME.fullmatch(name):
-                message = f"[secrets] {name!r}: a name has capital letters, digits and _, and begins with a letter"
-                self._add("OSM505", message, "secrets", "required", hint="It is the secret's name, never its value.")
+                message = f"[secrets] {name!r}: use capital letters, digits and _, and begin with a letter"
+                self._add("OSM505", message, "secrets", "required", hint="Write the secret's name, never its value.")
             if name in variables:
                 message = f"{name} is in both [env] and [secrets].required"
-                self._add("OSM507", message, "env", name, hint="Leave it out of [env] when it is secret.")
+                self._add("OSM507", message, "env", name, hint="Remove it from [env] if it is secret.")
             if name in seen:
                 self._add("OSM512", f"{name} is listed twice", "secrets", "required")
             seen.add(name)

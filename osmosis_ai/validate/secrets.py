@@ -1,4 +1,4 @@
-"""Keys that are written into files. What is found is never shown, only what kind it is and where."""
+"""Find API keys in source files. Findings show a key's kind and place, never the key."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["check_secrets", "kind_of_secret", "kind_of_value", "secret_finding"]
 
 MIN_LENGTH = 20
 MIN_ENTROPY = 3.5
-"""Bits per character; English words come to about 3, random hex digits to 4."""
+"""Bits per character; English words have about 3, random hex digits 4."""
 
-# Prefixes that the providers have published, each with the characters that follow.
+# Published key prefixes, each with the characters that follow. Order matters: OpenAI's pattern matches those above it.
 _KINDS = (
     ("an Anthropic key", re.compile(r"\bsk-ant-[A-Za-z0-9_-]{20,}")),
     ("an OpenRouter key", re.compile(r"\bsk-or-[A-Za-z0-9_-]{20,}")),
@@ -59,7 +59,7 @@ def check_secrets(folder: Path, root: Path) -> Iterator[Finding]:
 
 
 def kind_of_secret(text: str) -> str | None:
-    """What kind of known key a text holds; None if it holds none, or a placeholder."""
+    """Return the kind of known key that a text contains; None if it contains none, or only a placeholder."""
     for kind, pattern in _KINDS:
         for found in pattern.finditer(text):
             if kind == "a private key" or (not _PLACEHOLDER.search(found[0]) and _entropy(found[0]) > 3):
@@ -68,18 +68,18 @@ def kind_of_secret(text: str) -> str | None:
 
 
 def kind_of_value(name: str, value: str) -> str | None:
-    """What kind of key a value is that is called like a secret; None if it looks like none, or like a placeholder."""
+    """Return the kind of key that the value of a secret-like name is; None if it looks like no key or a placeholder."""
     return kind_of_secret(value) or (f"a key, in {name}" if _looks_random(value) else None)
 
 
 def secret_finding(kind: str, at: Place) -> Finding:
-    """The finding for a key in a file. The key itself is no part of it."""
+    """Return the finding for a key in a file, without the key."""
     hint = "Revoke it, and read it from an environment variable or a platform secret instead."
-    return finding("OSM208", f"what looks like {kind} is written into the file", at, hint)
+    return finding("OSM208", f"the file contains what looks like {kind}", at, hint)
 
 
 def _named_constants(tree: ast.Module) -> list[tuple[str, str, int]]:
-    """Texts that are given to a name, a keyword argument or a key which is called like a secret."""
+    """Return string constants assigned to a variable, keyword argument or dict key with a secret-like name."""
     found: list[tuple[str, str, int]] = []
 
     def note(name: str, value: ast.expr | None) -> None:
@@ -124,6 +124,6 @@ def _looks_random(value: str) -> bool:
 
 
 def _entropy(text: str) -> float:
-    """Shannon's entropy of the characters, in bits per character."""
+    """Return the Shannon entropy of a text in bits per character."""
     counts = Counter(text).values()
     return -sum(count / len(text) * math.log2(count / len(text)) for count in counts)

@@ -1,4 +1,4 @@
-"""Solutions: played through the real tools, each must earn the full reward."""
+"""Check that each solution earns the full reward when played through the real tools."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["MAX_SOLUTIONS", "ROLLOUT_SECONDS", "Played", "judge_solutions", "pla
 MAX_SOLUTIONS = 50
 ROLLOUT_SECONDS = 15.0
 PLAY_SECONDS = 60.0
-"""How long solutions are played before what is left is left out."""
+"""Time limit for all solutions; those left over are skipped."""
 
 SHOWN = 5
 TOLERANCE = 1e-6
 
 
 class Played(NamedTuple):
-    """A row, what its solution did, and what that scored."""
+    """A row, the rollout of its solution, and its scores."""
 
     row: Row
     rollout: Rollout
@@ -40,14 +40,14 @@ class Played(NamedTuple):
 
 
 def player() -> ModelSpec:
-    """The model that plays solutions."""
+    """Return the model that plays solutions."""
     return choose_model(
         model=offline_names()[0], base_url=None, api_key=None, params={}, request_timeout=ROLLOUT_SECONDS, environ={}
     )
 
 
 async def play_solutions(rows: Sequence[Row], pool: Pool, scratch: ScratchStore) -> list[Played]:
-    """Play the rows' solutions and score what came out, for as long as there is time."""
+    """Play the rows' solutions and score the rollouts, up to a time limit."""
     deadline = monotonic() + PLAY_SECONDS
     functions = pool.loaded.functions
     played: list[Played] = []
@@ -61,14 +61,12 @@ async def play_solutions(rows: Sequence[Row], pool: Pool, scratch: ScratchStore)
 
 
 def judge_solutions(played: Sequence[Played], full: Mapping[str, float], subject: Subject) -> Iterator[Finding]:
-    """Say which solutions don't do what a solution is there for.
+    """Report solutions that don't earn the full reward or whose tool calls fail.
 
-    `full` has the most that a right answer gets from each function, where it isn't 1.
+    `full` maps a function to its highest score for a right answer, if known; the default is 1.
     """
     file = subject.shown(subject.dataset)
-    hint = (
-        "See it with `osmosis test -i --model offline/oracle --row {}`, and correct the solution, a tool or a function."
-    )
+    hint = "Replay it with `osmosis test -i --model offline/oracle --row {}`; fix the solution, a tool or a function."
     for code, problem in (("OSM410", lambda one: _unrewarded(one, full)), ("OSM411", _failed_calls)):
         found = [(one.row, message) for one in played if (message := problem(one))]
         for row, message in found[:SHOWN]:
@@ -76,15 +74,15 @@ def judge_solutions(played: Sequence[Played], full: Mapping[str, float], subject
             text = f"row {row.index}: {message}"
             yield finding(code, text, Place(file, line, "solution"), hint.format(row.index))
         if len(found) > SHOWN:
-            text = f"the same goes for the solutions of {counted(len(found) - SHOWN, 'further row')}"
+            text = f"the solutions of {counted(len(found) - SHOWN, 'more row')} have the same problem"
             yield finding(code, text, Place(file, subject="solution"))
 
 
 def _unrewarded(one: Played, full: Mapping[str, float]) -> str | None:
     if one.rollout.failure is not None:
-        return f"the solution doesn't come to its end: {one.rollout.failure.message}"
+        return f"the solution doesn't run to the end: {one.rollout.failure.message}"
     if one.rollout.finish_reason != "stop":
-        return f"the solution doesn't come to its end: {one.rollout.finish_reason}"
+        return f"the solution doesn't run to the end: {one.rollout.finish_reason}"
     said = []
     for score in one.scores:
         wanted = full.get(score.function, 1.0)

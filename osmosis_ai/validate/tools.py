@@ -1,4 +1,4 @@
-"""Checks of `mcp/`: what the source says, and what the loaded server offers."""
+"""Check `mcp/`: the source, and the tools that the loaded server offers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TYPED = ("type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const")
 
 
 def check_tool_source(root: Path, tools: Sequence[Component]) -> Iterator[Finding]:
-    """Check the tools as they are written, without running anything."""
+    """Check the tools in the source, without running anything."""
     for tool in tools:
         yield from _check_name(Place(tool.file, tool.line, tool.name))
     taken: dict[str, set[str]] = {}
@@ -43,7 +43,7 @@ def check_tool_source(root: Path, tools: Sequence[Component]) -> Iterator[Findin
         try:
             tree = parse_file(root / file)
         except UnreadableError:
-            continue  # it has become unreadable since the scan, which reports such files
+            continue  # the scan reports it
         aliases = aliases_of(tree)
         for node in ast.walk(tree):
             if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -62,7 +62,7 @@ def check_tool_source(root: Path, tools: Sequence[Component]) -> Iterator[Findin
 
 
 def _server_of(decorator: ast.expr, aliases: dict[str, str], file: str) -> str:
-    """What tells servers apart in source: two files that import one under the same name mean the same one."""
+    """Identify a decorator's server in source: two files that import one under the same name mean the same server."""
     target = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
     imported = aliases.get(target.partition(".")[0])
     return f"{imported} {target}" if imported is not None else f"{file} {target}"
@@ -83,7 +83,7 @@ def _check_declaration(
 
 
 def merge_tools(components: Sequence[Component], tools: Sequence[Tool]) -> list[Component]:
-    """The tools of a loaded server as components: those found in the source, then those that only it knows."""
+    """Return a loaded server's tools as components: those found in the source, then those that only it knows."""
     late = [name for name in map(_name, tools) if _written_as(name, components) is None]
     return [*components, *(Component("tool", name, "mcp/main.py", 1, "mcp.main") for name in late)]
 
@@ -91,7 +91,7 @@ def merge_tools(components: Sequence[Component], tools: Sequence[Tool]) -> list[
 def check_loaded_tools(
     tools: Sequence[Tool], sources: Mapping[str, str], components: Sequence[Component]
 ) -> Iterator[Finding]:
-    """Check what a loaded server offers to a model; `sources` are the repository's files it has imported."""
+    """Check the tools that a loaded server offers; `sources` are the repository's files it has imported."""
     if not tools:
         hint = "Import the modules that declare them in main.py, before the server is used."
         yield finding("OSM104", "the server has no tools", Place("mcp/main.py"), hint)
@@ -105,7 +105,7 @@ def check_loaded_tools(
         yield from _check_tool(tool, places[_name(tool)])
     yield from _check_alike(tools, places)
     if len(tools) > MAX_TOOLS:
-        message = f"the server has {len(tools)} tools; OpenAI takes no more than {MAX_TOOLS} in a request"
+        message = f"the server has {len(tools)} tools; OpenAI accepts at most {MAX_TOOLS} per request"
         yield finding("OSM120", message, Place("mcp/main.py"))
 
 
@@ -119,7 +119,7 @@ def _check_registered(
             continue
         if component.file in sources:
             message = f"the tool {component.name} is in the source, but the server doesn't offer it"
-            hint = "See that the code around it runs when main.py is imported, and that the server is the same."
+            hint = "Make sure that importing main.py runs this code, and that it decorates the same server."
             yield finding("OSM108", message, at, hint)
         else:
             message = f"main.py doesn't import {component.file}, so the tool {component.name} is never registered"
@@ -128,8 +128,8 @@ def _check_registered(
             )
     for name in names:
         if _written_as(name, components) is None:
-            message = f"the server offers {name}, but there is no @mcp.tool function of this name under mcp/"
-            hint = "Declare it with the decorator where it is to be found by reading the source."
+            message = f"the server offers {name}, but mcp/ has no @mcp.tool function with this name"
+            hint = "Declare it with the decorator under mcp/, where a source scan finds it."
             yield finding("OSM109", message, Place("mcp/main.py", subject=name), hint)
 
 
@@ -140,7 +140,7 @@ def _check_tool(tool: Tool, at: Place) -> Iterator[Finding]:
     if not description:
         yield _undescribed(at)
     elif len(description) > MAX_DESCRIPTION:
-        length = f"{len(description)} characters; OpenAI takes {MAX_DESCRIPTION}"
+        length = f"{len(description)} characters; OpenAI accepts {MAX_DESCRIPTION}"
         yield finding("OSM119", f"the description of {name} has {length}", at)
     schema = function.get("parameters")
     if not isinstance(schema, dict):
@@ -152,7 +152,7 @@ def _check_tool(tool: Tool, at: Place) -> Iterator[Finding]:
         if not any(keyword in shape for keyword in _TYPED):
             yield _untyped(parameter, at)
         if not shape.get("description"):
-            message = f"the parameter {parameter} of {name} has no description, so a model has only its name to go by"
+            message = f"the parameter {parameter} of {name} has no description, so a model can go only by its name"
             yield finding("OSM111", message, at, f'Write {parameter}: Annotated[…, Field(description="…")].')
 
 
@@ -161,7 +161,7 @@ def _check_schema(schema: JsonObject, at: Place) -> Iterator[Finding]:
         return finding(code, f"{at.subject}: {message}", at, hint)
 
     if schema.get("type") != "object":
-        message = 'the schema of its parameters doesn\'t say "type": "object", and providers refuse it'
+        message = 'providers refuse the schema of its parameters, which lacks "type": "object"'
         yield found("OSM113", message, 'Give the schema "type": "object" with "properties".')
     top = [keyword for keyword in _TOP_LEVEL if keyword in schema]
     if top:
@@ -169,14 +169,14 @@ def _check_schema(schema: JsonObject, at: Place) -> Iterator[Finding]:
         yield found("OSM114", message, "Move the alternatives into one parameter, or make a tool of each.")
     nodes = list(_nodes(schema))
     for ref in sorted({ref for node in nodes for ref in _refs(node) if _resolve(schema, ref) is None}):
-        yield found("OSM117", f"its schema refers to {ref}, which isn't in it", "Put what is referred to under $defs.")
+        yield found("OSM117", f"its schema refers to {ref}, which it doesn't define", "Define it under $defs.")
     if _recursive(schema):
         hint = "Give the nesting a fixed depth, or take the value as JSON text."
         yield found("OSM115", "its schema refers to itself, which several providers refuse", hint)
     keywords = sorted({keyword for node in nodes for keyword in _UNSUPPORTED if keyword in node} - set(top))
     if keywords:
         message = f"its schema uses {', '.join(keywords)}, which providers ignore or refuse"
-        hint = "Check this in the tool itself, and raise an error that tells the model what to do instead."
+        hint = "Check this in the tool, and raise an error that tells the model what to do instead."
         yield found("OSM116", message, hint)
 
 
@@ -195,7 +195,7 @@ def _check_alike(tools: Sequence[Tool], places: Mapping[str, Place]) -> Iterator
 def _alike(one: str, other: str) -> bool:
     if one == other:
         return True
-    # Where a single word differs the descriptions can be told apart, however alike they are otherwise.
+    # Descriptions that differ by a word can be told apart, however similar the rest is.
     if set(one.split()) != set(other.split()):
         return False
     return SequenceMatcher(None, one, other).ratio() >= ALIKE
@@ -221,7 +221,7 @@ def _check_name(at: Place) -> Iterator[Finding]:
 
 
 def _undescribed(at: Place) -> Finding:
-    message = f"the tool {at.subject} has no description, so a model has only its name to go by"
+    message = f"the tool {at.subject} has no description, so a model can go only by its name"
     return finding("OSM110", message, at, "Write a docstring that says what it does and when to use it.")
 
 
@@ -231,8 +231,8 @@ def _untyped(parameter: str, at: Place) -> Finding:
 
 
 def _duplicate(at: Place) -> Finding:
-    message = f"the tool name {at.subject} is used twice, and only one of the two can be called"
-    return finding("OSM106", message, at, 'Rename one, or give it a name of its own: @mcp.tool(name="…").')
+    message = f"two tools are named {at.subject}; only one of them can be called"
+    return finding("OSM106", message, at, 'Rename one, or give it its own name: @mcp.tool(name="…").')
 
 
 def _name(tool: Tool) -> str:
@@ -245,7 +245,7 @@ def _place(name: str, components: Sequence[Component]) -> Place:
 
 
 def _written_as(registered: str, components: Sequence[Component]) -> Component | None:
-    """The source of a registered tool. One of a mounted server has a prefix there that the source doesn't have."""
+    """Return the source of a registered tool. A mounted server's tools have a prefix that the source lacks."""
     for component in components:
         if component.name == registered:
             return component
@@ -257,7 +257,7 @@ def _written_as(registered: str, components: Sequence[Component]) -> Component |
 
 
 def _nodes(schema: JsonValue) -> Iterator[JsonObject]:
-    """Every subschema. Texts under `default`, `enum`, `const` and `examples` are data, not schemas."""
+    """Yield every subschema. Values under `default`, `enum`, `const` and `examples` are data, not schemas."""
     waiting, seen = [schema], 0
     while waiting and seen < MAX_NODES:
         node = waiting.pop()
@@ -319,7 +319,7 @@ def _reaches(start: str, following: Callable[[str], set[str]]) -> bool:
 
 
 def _check(subject: Subject) -> Iterator[Finding]:
-    """Check what the server offers; the source where it isn't loaded, and for names that the server has merged."""
+    """Check the loaded server's tools, or the source if it isn't loaded; duplicates show only in the source."""
     sources, loaded = subject.components["tool"], subject.loaded
     for found in check_tool_source(subject.root, sources):
         if loaded is None or found.code == "OSM106":

@@ -1,4 +1,4 @@
-"""The controls of reward functions, run: right, wrong, empty and odd answers are scored in a worker."""
+"""Run the controls of reward functions: score right, wrong, empty and odd answers in a worker."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ __all__ = ["Trials", "run_controls"]
 
 FUNCTION_SECONDS = 20.0
 CONTROL_SECONDS = 120.0
-"""How long the controls of one function, and of all of them, go on before what is left is left out."""
+"""Time limits for the controls of one function, and of all functions together; probes left over are skipped."""
 
 ONE_BY_ONE = 12
 BATCH = 16
 QUICK_SECONDS = 0.02
-"""The first calls are sent one by one; those of functions that turn out to be quicker than this, so many together."""
+"""The first calls run one at a time; if a call takes less than this on average, the rest run in batches."""
 
 GIVE_UP_AFTER = 2
-"""Timeouts or lost processes after which a function isn't called any more."""
+"""Number of timeouts or lost processes after which a function isn't called again."""
 
 MAX_PROMPT = 50_000
 
@@ -44,12 +44,12 @@ MAX_PROMPT = 50_000
 async def run_controls(
     subject: Subject, trials: Trials, given: Sequence[Form]
 ) -> tuple[list[ControlReport], list[Finding]]:
-    """Score what the controls try, and say what the scores mean."""
+    """Score the probes and judge each function by its scores."""
     rows = first_rows(subject.dataset, _can_be_tried, MAX_ROWS)
     if not rows:
-        message = "the controls need rows with a ground truth, and there are none"
+        message = "the controls need rows with a ground truth; there are none"
         at = Place(subject.shown(subject.dataset))
-        return [], [finding("OSM309", message, at, "Reward functions were loaded, but not run.")]
+        return [], [finding("OSM309", message, at, "The reward functions were loaded but not run.")]
     tried = await trials.run(rows, answer_forms([row.system_prompt for row in rows], given))
     functions: list[ControlledFunction] = []
     reports: list[ControlReport] = []
@@ -72,7 +72,7 @@ def _can_be_tried(row: Row) -> bool:
 
 
 class Trials:
-    """Runs probes: every function on the same answer, twice at once; `tool` is called in the conversations."""
+    """A run of probes: every function scores each answer twice in one batch; conversations call `tool`."""
 
     def __init__(self, pool: Pool, scratch: ScratchStore, refs: Sequence[FunctionRef], tool: str | None) -> None:
         self.refs = refs
@@ -84,7 +84,7 @@ class Trials:
         self._strikes = dict.fromkeys(self._trials, 0)
 
     async def run(self, rows: Sequence[Row], forms: Sequence[Form]) -> dict[str, list[Trial]]:
-        """Try everything there is time for; the trials of each function, in order."""
+        """Try probes until time runs out; return each function's trials in order."""
         deadline = monotonic() + CONTROL_SECONDS
         waiting = probes(rows, forms)
         while names := [name for name in self._trials if self._goes_on(name)]:
@@ -98,7 +98,7 @@ class Trials:
         return self._seconds[name] < FUNCTION_SECONDS and self._strikes[name] < GIVE_UP_AFTER
 
     def _at_once(self, names: list[str]) -> int:
-        """How many probes to send together: one, until it is known that the functions are quick."""
+        """Return how many probes to send together: one, until all functions have proved quick."""
         quick = all(
             len(self._trials[name]) >= ONE_BY_ONE and self._seconds[name] / len(self._trials[name]) < QUICK_SECONDS
             for name in names

@@ -1,4 +1,4 @@
-"""`osmosis validate`: every check of a repository, each in a failure domain of its own, into one report."""
+"""Run every check of `osmosis validate` into one report; a check that fails doesn't stop the others."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from osmosis_ai.validate.trials import Trials, run_controls
 __all__ = ["Validation", "ValidationOptions", "validate_agent", "validate_repository"]
 
 CALL_SECONDS = 10.0
-"""How long a reward function may take for one answer."""
+"""Time limit for a reward function's call."""
 
 MAX_MODULES_ALONE = 8
-_LOADING_HINT = "See what it does when it is imported: a server that is started, a download, a loop."
+_LOADING_HINT = "Look for work at import time: a server started, a download, a loop."
 
 
 class ValidationOptions(Record, frozen=True):
-    """How to validate. `load_seconds` bounds the loading of `mcp/` and of the functions, each."""
+    """Options of a validation. `load_seconds` bounds the loading of `mcp/`, and separately that of the functions."""
 
     static: bool = False
     dataset: str | None = None
@@ -51,7 +51,7 @@ class ValidationOptions(Record, frozen=True):
 
 
 class Validation(Record, frozen=True):
-    """What was found: tools and functions, problems in order of file and line, and what the controls say.
+    """The report: tools and functions, findings in order of file and line, and the controls' verdicts.
 
     `tools` are an agent loop's, as the model sees them.
     """
@@ -94,14 +94,14 @@ async def validate_agent(source: AgentSource, options: ValidationOptions) -> Val
 
 
 def _why_not_loaded(message: str) -> str:
-    # It is raised in a worker, from which only texts arrive.
+    # The worker's exception arrives as text only.
     if "is an agent loop without a name" in message:
         return "MISSING_NAME"
     return "CANNOT_BE_CREATED" if "can't be made without arguments" in message else "CANNOT_BE_LOADED"
 
 
 class _Validation:
-    """One validation while it runs."""
+    """The state of one validation."""
 
     def __init__(self, root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> None:
         self._root = root
@@ -154,7 +154,7 @@ class _Validation:
 
     @contextmanager
     def _area(self, area: str) -> Iterator[None]:
-        """An area's failure must not cost the report of the others."""
+        """Turn an area's failure into a finding, so that the others still report."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is a finding
@@ -174,7 +174,7 @@ class _Validation:
                 await self._with_functions(good, tool)
 
     async def _with_functions(self, refs: Sequence[FunctionRef], tool: str | None) -> None:
-        """Load functions and run their controls; raises StartError when loading doesn't come to an end."""
+        """Load functions and run their controls; raises StartError if loading doesn't finish."""
         async with (
             ScratchStore.open(Masker.from_environment(self._subject.environ)) as scratch,
             self._pool(self._function_spec(refs, scratch)) as pool,
@@ -206,7 +206,7 @@ class _Validation:
         self._findings += judge_solutions(played, full, self._subject)
 
     async def _load_alone(self, refs: Sequence[FunctionRef], error: StartError) -> list[FunctionRef]:
-        """The functions whose modules load on their own; for the others there is a finding."""
+        """Return the functions whose modules load on their own; report a finding for each other module."""
         modules = list(dict.fromkeys(ref.module for ref in refs))
         good: list[FunctionRef] = []
         for module in modules[:MAX_MODULES_ALONE]:

@@ -1,4 +1,4 @@
-"""Checks of the working copy: what a sync by git would miss, or should not carry. Asks git, and changes nothing."""
+"""Check the git working copy for files that a sync would miss or must not carry. Runs only reading git commands."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _TEMPLATES = (".example", ".sample", ".template", ".dist")
 
 
 class GitError(Exception):
-    """Git isn't there, or refuses."""
+    """Git isn't installed, or its command failed."""
 
 
 def check_working_copy(root: Path) -> Iterator[Finding]:
-    """Check what of a repository is committed, pushed, too large, or secret."""
+    """Check for uncommitted, unpushed, oversized and secret files."""
     try:
         _git(root, "rev-parse", "--is-inside-work-tree")
     except GitError as error:
@@ -59,7 +59,7 @@ def _check_ignored(root: Path) -> Iterator[Finding]:
     hidden = {".venv", "venv", "node_modules", "__pycache__", "site-packages", ".osmosis"}
     needed = [path for path in needed if not hidden.intersection(PurePosixPath(path).parts)]
     if needed:
-        message = f"git ignores what the repository seems to need, and a sync would miss: {examples(needed)}"
+        message = f"git ignores files that the repository seems to need, so a sync would miss them: {examples(needed)}"
         yield finding("OSM608", message, Place(needed[0]), "Change .gitignore, or add them with git add --force.")
 
 
@@ -67,7 +67,7 @@ def _check_unpushed(root: Path) -> Iterator[Finding]:
     try:
         _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     except GitError:
-        return  # nothing is committed, which the uncommitted files say already
+        return  # nothing is committed yet, which OSM602 reports
     if not _git(root, "remote").strip():
         return
     count = int(_git(root, "rev-list", "--count", "HEAD", "--not", "--remotes", "--", ".").strip() or 0)
@@ -80,21 +80,21 @@ def _check_sizes(root: Path, files: set[str]) -> Iterator[Finding]:
         try:
             size = os.lstat(root / file).st_size
         except OSError:
-            continue  # deleted, which git status says
+            continue  # deleted: git status reports it
         if size > LARGE_BYTES:
             code = "OSM605" if size > TOO_LARGE_BYTES else "OSM604"
             limit = "GitHub refuses files over 100 MB" if code == "OSM605" else "GitHub advises against more than 50 MB"
-            message = f"the file has {size / 1e6:.0f} MB; {limit}"
+            message = f"the file is {size / 1e6:.0f} MB; {limit}"
             yield finding(code, message, Place(file), "Keep it out of git, or use Git LFS.")
 
 
 def _check_env_files(tracked: set[str], others: set[str]) -> Iterator[Finding]:
     for file in sorted(filter(_is_env_file, tracked)):
-        hint = f"git rm --cached {file}, add it to .gitignore, and revoke what was in it."
-        message = "git tracks this file, so the keys in it go wherever the repository goes"
+        hint = f"git rm --cached {file}, add it to .gitignore, and revoke its keys."
+        message = "git tracks this file, so every copy of the repository contains its keys"
         yield finding("OSM606", message, Place(file), hint)
     for file in sorted(filter(_is_env_file, others)):
-        message = "git doesn't ignore this file, so it is easily committed"
+        message = "git doesn't ignore this file, so it could be committed by accident"
         yield finding("OSM607", message, Place(file), "Add .env to .gitignore.")
 
 
@@ -118,7 +118,7 @@ def _paths(root: Path, *arguments: str) -> list[str]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What a git command prints. None of the programs that a repository's own git config may name is run."""
+    """Run a git command and return its output, without running programs that the repository's git config names."""
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *arguments]
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
@@ -126,13 +126,13 @@ def _git(root: Path, *arguments: str) -> str:
             command, cwd=root, env=environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_SECONDS
         )
     except FileNotFoundError:
-        raise GitError("git isn't installed, so nothing is known about what is committed") from None
+        raise GitError("git isn't installed, so Osmosis can't tell what is committed") from None
     except subprocess.TimeoutExpired:
         raise GitError(f"git {arguments[0]} took longer than {GIT_SECONDS:.0f} s") from None
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         if said and "not a git repository" in said[0]:
-            raise GitError("this is no git working copy")
+            raise GitError("not a git repository")
         raise GitError(f"git {arguments[0]} failed: {said[0] if said else f'exit code {done.returncode}'}")
     return done.stdout.decode("utf-8", "replace")
 

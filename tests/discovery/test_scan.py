@@ -528,7 +528,7 @@ def test_nothing_is_imported(repo: Path) -> None:
         ),
         ("no_such_module:f", ["there is no module no_such_module in "]),
         ("rewards.sub:f", ["there is no module rewards.sub in "]),
-        ("reward_fn:f", ["reward_fn is a folder, and the function is in a file of it. Discovered: "]),
+        ("reward_fn:f", ["reward_fn is a folder; name the file in it with the function. Discovered: "]),
         (
             "rewards:compute_rewrad",
             ["no compute_rewrad in rewards.py; did you mean compute_reward? Its functions: compute_reward"],

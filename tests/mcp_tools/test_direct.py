@@ -61,7 +61,7 @@ def test_without_the_parts_sessions_have_a_transport_and_that_is_logged(caplog: 
 
     within(test)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "osmosis_ai.mcp_tools.direct"]
-    assert "sessions have a transport" in line
+    assert "sessions use a transport" in line
     assert "there is no http_app any more" in line
 
 

@@ -409,7 +409,7 @@ def format_reward(solution_str: str, ground_truth: str, extra_info: dict | None 
 def test_a_reward_for_form_is_said_to_be_one() -> None:
     report, findings = control(format_reward, reads=False, about_form=True)
     assert findings == []
-    assert report.verdict == "never looks at the ground truth: a reward for form, not for being right"
+    assert report.verdict == "never reads the ground truth: rewards form, not correctness"
 
 
 def test_one_that_does_not_say_so_is_a_warning() -> None:
@@ -520,7 +520,7 @@ def test_a_function_that_never_gave_a_score() -> None:
 
     report, findings = control(broken)
     assert [one.code for one in findings] == ["OSM312"]
-    assert report.verdict == "could not be judged: it never gave a score"
+    assert report.verdict == "could not be judged: it never returned a score"
 
 
 # Equal answers

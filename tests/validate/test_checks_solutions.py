@@ -64,8 +64,8 @@ def test_a_sound_solution(judge: Judge) -> None:
     [
         (played(0.5), "OSM410", "doesn't earn the full reward: 0.5 instead of 1 from rewards:exact"),
         (played(None), "OSM410", "doesn't earn the full reward: no score from rewards:exact"),
-        (played(reason="max_turns"), "OSM410", "doesn't come to its end: max_turns"),
-        (played(failure=Failure("model", "leads nowhere", "solution")), "OSM410", "come to its end: leads nowhere"),
+        (played(reason="max_turns"), "OSM410", "doesn't run to the end: max_turns"),
+        (played(failure=Failure("model", "leads nowhere", "solution")), "OSM410", "run to the end: leads nowhere"),
         (played(error="exception"), "OSM411", "call of add fails: Error: no such thing"),
     ],
 )
@@ -84,4 +84,4 @@ def test_less_than_what_a_right_answer_gets(judge: Judge) -> None:
 def test_many_are_counted(judge: Judge) -> None:
     found = judge(*(played(0.0, index=index) for index in range(8)))
     assert [one.line for one in found] == [1, 2, 3, 4, 5, None]
-    assert found[-1].message == "the same goes for the solutions of 3 further rows"
+    assert found[-1].message == "the solutions of 3 more rows have the same problem"
