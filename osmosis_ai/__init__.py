@@ -1,7 +1,10 @@
 """Osmosis: a local rollout runtime for repositories of MCP tools, reward functions and rubrics.
 
-The public names are loaded when they are first used, so that a repository's `from osmosis_ai import osmosis_reward`
-costs milliseconds.
+Public names load on first use, so a repository's `from osmosis_ai import osmosis_reward` takes milliseconds.
+
+Example:
+    >>> from osmosis_ai import RunConfig, run
+    >>> report = run(RunConfig.of(mcp="./mcp", dataset="test_data.jsonl", model="offline/oracle"))
 """
 
 from __future__ import annotations
@@ -66,6 +69,7 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     value: object = getattr(import_module(_MODULES[name]), name)
+    # Cached, so Python calls __getattr__ once per name.
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""The commands `osmosis`, `osmosis-ai`, `osmosis_ai` and `python -m osmosis_ai`."""
+"""Entry point of the commands `osmosis`, `osmosis-ai`, `osmosis_ai` and `python -m osmosis_ai`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
         from osmosis_ai.cli.app import run
 
         code = run()
-        # What remains is Python's own end, which has nothing left to interrupt.
+        # Only interpreter shutdown remains; a Ctrl-C there would print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -1,4 +1,4 @@
-"""Which files of the repository code is made of, by content."""
+"""Hashes of the repository's code, which tell whether stored rollouts and scores are stale."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|__pycache__)[/\\]")
 
 
 def imported_sources(root: Path) -> dict[str, str]:
-    """The files under `root` that this process's modules came from, with the hash of what was imported.
+    """Hash the files under `root` that this process has imported, each as it was at import time.
 
-    Paths are relative, with forward slashes. A file that is gone by now may have an empty hash.
+    Paths are relative, with forward slashes. A file deleted since then may have an empty hash.
     """
     root = root.resolve()
     found = {}
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
-        # To resolve the paths of a thousand installed modules would take longer than most imports.
+        # Skip installed modules first: resolving a thousand paths would take longer than most imports.
         if not isinstance(name, str) or name.startswith(_OTHERS) or _INSTALLED.search(name):
             continue
         file = Path(name).resolve()
@@ -41,7 +41,7 @@ def imported_sources(root: Path) -> dict[str, str]:
 
 
 def python_files(folder: Path, root: Path) -> dict[str, str]:
-    """Every .py file in a folder, imported or not: an import inside a function may come later."""
+    """Hash every .py file in a folder, imported or not: a function may import one later."""
     root = root.resolve()
     files = sorted(folder.resolve().rglob("*.py"))
     return {
@@ -52,11 +52,11 @@ def python_files(folder: Path, root: Path) -> dict[str, str]:
 
 
 def function_code(functions: Iterable[FunctionRef], sources: Mapping[str, str], root: Path) -> dict[str, str]:
-    """A hash of what each function is made of, by which its scores are known to be out of date.
+    """Hash the code behind each function; a changed hash makes the function's scores stale.
 
-    An entry of a rubric file is made of what it says; a function of its module, and of the files that this one imports.
-    A file that no function is seen to import counts for all of them, and one in `reward_fn/` or `reward_rubric/` for
-    the functions of that kind.
+    A rubric file's entry depends on its own text, a function on its module and on the files this module imports. A file
+    that no function visibly imports counts for all of them; in `reward_fn/` or `reward_rubric/` it counts for the
+    functions of that kind.
     """
     root = root.resolve()
     functions = list(functions)
@@ -84,7 +84,7 @@ def function_code(functions: Iterable[FunctionRef], sources: Mapping[str, str], 
 
 
 def file_hash(file: Path) -> str:
-    """A hash of a file's content, empty when it can't be read."""
+    """Hash a file's content; return an empty string if it can't be read."""
     try:
         return content_hash(file.read_bytes())
     except OSError:
@@ -92,7 +92,7 @@ def file_hash(file: Path) -> str:
 
 
 def combined_hash(sources: Mapping[str, str], *more: Iterable[str]) -> str:
-    """One hash of several files and texts."""
+    """Combine file hashes and texts into one hash."""
     digest = hashlib.blake2b(digest_size=16)
     for name, content in sorted(sources.items()):
         digest.update(f"{name}\0{content}\n".encode())

@@ -1,4 +1,4 @@
-"""The garbage collector of a process that has hundreds of rollouts under way."""
+"""Tune the garbage collector for hundreds of concurrent rollouts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import gc
 __all__ = ["calm_collector"]
 
 NEW_OBJECTS_PER_ROLLOUT = 100
-"""With so many new objects for each rollout under way the collector looks for garbage among them."""
+"""The collector runs once this many new objects exist per concurrent rollout."""
 
 
 def calm_collector(rollouts: int = 0) -> None:
-    """Have the collector leave what exists now alone, and look at all the rest less often.
+    """Exempt all existing objects from collection, and collect the rest less often.
 
-    What is loaded stays to the end, and of rollouts under way hardly anything is garbage: with Python's own thresholds
-    a worker spends a fifth of its time, and more the more rollouts it has at a time, on looking through them.
+    Loaded modules live until the process ends, and running rollouts hold hardly any garbage. With Python's default
+    thresholds a worker spends a fifth of its time scanning them, and more with more concurrent rollouts.
     """
     gc.freeze()
     gc.set_threshold(max(10_000, NEW_OBJECTS_PER_ROLLOUT * rollouts), 20, 50)

@@ -1,6 +1,6 @@
 """`RunConfig`: everything a run needs, each option declared once, in nested groups.
 
-Adding an option is one field here and its use: see `options` for what is made from it.
+To add an option, add one field here and use it. `options` derives the flag, variable, file key and documentation.
 """
 
 from __future__ import annotations
@@ -52,13 +52,11 @@ class AgentConfig(Record, frozen=True):
             identity="agent",
         ),
     ] = None
-    allow_rewrites: Annotated[bool, Option("With -m: the loop may change messages that it has sent to the model.")] = (
-        False
-    )
+    allow_rewrites: Annotated[bool, Option("With -m: let the loop change messages already sent to the model.")] = False
 
 
 class DataConfig(Record, frozen=True):
-    """Data: which rows."""
+    """Data: the dataset and the rows to run."""
 
     dataset: Annotated[
         str | None,
@@ -75,7 +73,7 @@ class DataConfig(Record, frozen=True):
 
 
 class ModelConfig(Record, frozen=True):
-    """Model: what is asked, and how."""
+    """Model: the policy and its request parameters."""
 
     model: Annotated[
         str | None,
@@ -93,31 +91,31 @@ class ModelConfig(Record, frozen=True):
             "An OpenAI-compatible endpoint, for example http://localhost:8000/v1.", metavar="URL", identity="endpoint"
         ),
     ] = None
-    # $OSMOSIS_API_KEY is read where the endpoint is known: no other provider may get it.
+    # $OSMOSIS_API_KEY is read later, once the endpoint is known, so that it never reaches another provider.
     api_key: Annotated[
         str | None, Option("The model's key; prefer the environment.", metavar="KEY", lasting=False, secret=True)
     ] = None
     temperature: Annotated[
-        float | None, Option("Sampling temperature.", metavar="T", minimum=0.0, identity="parameters")
+        float | None, Option("Sample at this temperature.", metavar="T", minimum=0.0, identity="parameters")
     ] = None
     max_tokens: Annotated[
-        int | None, Option("Completion tokens per turn.", metavar="N", minimum=1, identity="parameters")
+        int | None, Option("Limit the completion tokens per turn.", metavar="N", minimum=1, identity="parameters")
     ] = None
     param: Annotated[
         dict[str, Any],
-        Option("Any other request parameter (repeatable): top_p=0.9.", metavar="NAME=JSON", identity="parameters"),
+        Option("Send another request parameter (repeatable): top_p=0.9.", metavar="NAME=JSON", identity="parameters"),
     ] = {}
     cache: Annotated[
         bool | None,
         Option(
-            "Answer a request that was made before from stored replies; see `osmosis cache`.",
+            "Answer repeated requests from stored replies; see `osmosis cache`.",
             default="off; on with --watch",
         ),
     ] = None
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The parameters that every request carries."""
+        """Parameters sent with every request."""
         named = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         return {**self.param, **{name: value for name, value in named.items() if value is not None}}
 
@@ -146,23 +144,28 @@ class BaselineConfig(Record, frozen=True):
 
 
 class LimitsConfig(Record, frozen=True):
-    """Limits: bounds of one rollout and of a run. Times in seconds; None means unbounded."""
+    """Limits: bounds of one rollout and of a run. Times are in seconds; None means unbounded."""
 
-    max_turns: Annotated[int, Option("Model calls per rollout.", metavar="N", minimum=1, identity="parameters")] = 10
+    max_turns: Annotated[
+        int, Option("Limit the model calls per rollout.", metavar="N", minimum=1, identity="parameters")
+    ] = 10
     max_tokens_total: Annotated[
-        int | None, Option("Tokens per rollout, all turns.", metavar="N", minimum=1, identity="parameters")
+        int | None,
+        Option("Limit the tokens per rollout, over all turns.", metavar="N", minimum=1, identity="parameters"),
     ] = None
     max_tool_output: Annotated[
-        int, Option("Characters per tool result.", metavar="N", minimum=1, identity="parameters")
+        int, Option("Limit the characters per tool result.", metavar="N", minimum=1, identity="parameters")
     ] = 100_000
-    timeout: Annotated[float, Option("Time per rollout.", metavar=SECONDS, minimum=SHORTEST)] = 450.0
-    tool_timeout: Annotated[float, Option("Time per tool call.", metavar=SECONDS, minimum=SHORTEST)] = 60.0
-    request_timeout: Annotated[float, Option("Time per model request.", metavar=SECONDS, minimum=SHORTEST)] = 300.0
-    reward_timeout: Annotated[float, Option("Time per score.", metavar=SECONDS, minimum=SHORTEST)] = 150.0
+    timeout: Annotated[float, Option("Limit the time per rollout.", metavar=SECONDS, minimum=SHORTEST)] = 450.0
+    tool_timeout: Annotated[float, Option("Limit the time per tool call.", metavar=SECONDS, minimum=SHORTEST)] = 60.0
+    request_timeout: Annotated[
+        float, Option("Limit the time per model request.", metavar=SECONDS, minimum=SHORTEST)
+    ] = 300.0
+    reward_timeout: Annotated[float, Option("Limit the time per score.", metavar=SECONDS, minimum=SHORTEST)] = 150.0
     max_cost: Annotated[
         float | None,
         Option(
-            "Start no further rollouts once they and their judges have cost this (models with a known price).",
+            "Start no more rollouts once model and judge calls have cost this much (models with a known price).",
             metavar="USD",
             minimum=0.0,
         ),
@@ -170,7 +173,7 @@ class LimitsConfig(Record, frozen=True):
 
 
 class ScoringConfig(Record, frozen=True):
-    """Scores: what scores a rollout, and what counts as good."""
+    """Scores: reward functions, judges and thresholds."""
 
     eval_fn: Annotated[
         list[str],
@@ -189,22 +192,24 @@ class ScoringConfig(Record, frozen=True):
     judge_base_url: Annotated[
         str | None, Option("Send every judge call to this endpoint; its key is $OSMOSIS_JUDGE_API_KEY.", metavar="URL")
     ] = None
-    n: Annotated[int, Option("Attempts per row.", metavar="N", minimum=1, identity="n", commands=EVAL)] = 1
-    pass_threshold: Annotated[float, Option("A score of at least this passes.", metavar="SCORE", commands=EVAL)] = 1.0
+    n: Annotated[int, Option("Run every row N times.", metavar="N", minimum=1, identity="n", commands=EVAL)] = 1
+    pass_threshold: Annotated[
+        float, Option("Count a score of at least this as a pass.", metavar="SCORE", commands=EVAL)
+    ] = 1.0
     fail_under: Annotated[
-        float | None, Option("Exit with 1 when a function's mean is lower.", metavar="MEAN", commands=EVAL)
+        float | None, Option("Exit with 1 if a function's mean score is lower.", metavar="MEAN", commands=EVAL)
     ] = None
     score_partial: Annotated[bool, Option("Also score rollouts that ran out of time.")] = False
 
 
 class WorkersConfig(Record, frozen=True):
-    """Workers: where user code runs."""
+    """Workers: the processes that run user code."""
 
-    batch_size: Annotated[int, Option("Concurrent rollouts.", metavar="N", minimum=1)] = 8
+    batch_size: Annotated[int, Option("Run up to N rollouts at a time.", metavar="N", minimum=1)] = 8
     workers: Annotated[
         int | None,
         Option(
-            "Worker processes; 0 runs everything in this process.",
+            "Start N worker processes; 0 runs everything in this process.",
             metavar="N",
             default="CPUs, at most --batch-size",
             minimum=0,
@@ -213,26 +218,26 @@ class WorkersConfig(Record, frozen=True):
     worker_memory: Annotated[
         int | None,
         Option(
-            "Memory per worker, for example 2GB.",
+            "Limit the memory per worker, for example to 2GB.",
             metavar="SIZE",
-            default="a fair share of what is free",
+            default="a fair share of free memory",
             read=read_size,
         ),
     ] = None
     isolation: Annotated[
         Isolation,
         Option(
-            "session: rollouts share a worker, with an MCP session each. "
-            "rollout: each has a process of its own, where module globals start fresh.",
+            "session: rollouts share a worker, each with its own MCP session. "
+            "rollout: each rollout has its own process, with fresh module globals.",
             metavar="session|rollout",
             choices=get_args(Isolation),
         ),
     ] = "session"
-    debug: Annotated[bool, Option("A debug log on stderr.", lasting=False)] = False
+    debug: Annotated[bool, Option("Write a debug log to stderr.", lasting=False)] = False
 
 
 class ResumeConfig(Record, frozen=True):
-    """Resume: going on with a stored run."""
+    """Resume: continue a stored run."""
 
     resume: Annotated[bool, Option("Continue the latest unfinished run of this command.", lasting=False)] = False
     resume_run: Annotated[
@@ -242,14 +247,14 @@ class ResumeConfig(Record, frozen=True):
 
     @property
     def wanted(self) -> bool:
-        """True if a stored run is continued."""
+        """True if this run continues a stored one."""
         return self.resume or self.resume_run is not None or self.retry_failed
 
 
 class RunConfig(Record, frozen=True):
     """Everything a run needs.
 
-    `command` names the kind of run, `test` or `eval`: its results object, and which runs it may continue.
+    `command` is `test` or `eval`. It decides the form of the results and which stored runs can be resumed.
 
     Example:
         >>> config = RunConfig.of(mcp="./mcp", dataset="test_data.jsonl", model="offline/oracle", n=3)
@@ -269,19 +274,19 @@ class RunConfig(Record, frozen=True):
 
     @classmethod
     def of(cls, command: Command = "eval", **options: Any) -> RunConfig:
-        """A config from options by their names on the command line, `-` written as `_`; all others have their default.
+        """Build a config from options named as on the command line, with `_` for `-`; the rest keep their defaults.
 
         Args:
             command: The kind of run.
             options: `mcp="./mcp", model="openai/gpt-5-mini", n=5, baseline_model="…"`.
 
         Raises:
-            UsageError: There is no such option, or a value can't be used.
+            UsageError: An option doesn't exist, or its value can't be used.
         """
         return msgspec.structs.replace(config_of(cls, options), command=command)
 
     def __repr__(self) -> str:
-        """The options that differ from their defaults, without keys."""
+        """Show the options that differ from their defaults, with keys hidden."""
         given = {
             option.name: "…" if option.option.secret else value
             for option, value in option_values(self)

@@ -1,4 +1,4 @@
-"""A conversation as text to read: the one rendering of messages, replies, tool calls and results."""
+"""Render a conversation as text: messages, replies, tool calls and results. All commands share this rendering."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from osmosis_ai.text import content_text, counted, duration, indented, json_text
 __all__ = ["Section", "call_facts", "call_text", "conversation", "labelled", "reply", "rollout_facts", "turn_facts"]
 
 INLINE_CHARACTERS = 100
-"""Longer arguments of a tool call stand below its name."""
+"""Longer tool call arguments go on a line below the tool's name."""
 
 
 class Section(NamedTuple):
-    """A heading, and the texts below it."""
+    """A heading with the texts below it."""
 
     title: str
     body: list[str]
@@ -28,18 +28,18 @@ class Section(NamedTuple):
 def conversation(
     messages: Sequence[Message], turns: Sequence[Turn] = (), tool_calls: Sequence[ToolCall] = ()
 ) -> Iterator[Section]:
-    """One section for each message, and one for each tool call that has no result.
+    """Yield one section per message, and one per tool call without a result.
 
     Args:
         messages: The conversation.
-        turns: The model calls that made its last replies, as far as they are known.
+        turns: The known model calls, which produced its last replies.
         tool_calls: The tool calls of these turns.
     """
     replies = sum(message.get("role") == "assistant" for message in messages)
-    # A conversation may open with assistant messages that no turn of this rollout produced.
+    # Assistant messages in the prompt come first, and no turn of this rollout produced them.
     waiting_turns: deque[Turn | None] = deque([None] * (replies - len(turns)))
     waiting_turns.extend(turns)
-    # Two calls of one turn may have the same id, and ids may come again in later turns.
+    # Models reuse ids across turns, and even within one turn.
     waiting_calls: defaultdict[tuple[int, str], deque[ToolCall]] = defaultdict(deque)
     for call in tool_calls:
         waiting_calls[call.turn, call.id].append(call)
@@ -64,7 +64,7 @@ def conversation(
 
 
 def reply(message: Message, shorten: Callable[[str], str] = str) -> Iterator[str]:
-    """A model's reply: its reasoning, its text and its tool calls."""
+    """Yield a model's reply: its reasoning, its text and its tool calls."""
     reasoning = content_text(message.get("reasoning_content"))
     if reasoning:
         yield labelled("reasoning", shorten(reasoning))
@@ -77,14 +77,14 @@ def reply(message: Message, shorten: Callable[[str], str] = str) -> Iterator[str
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A tool call: its arguments after its name, or below it when they are long."""
+    """Format a tool call: the arguments after the name, or below it if they are long."""
     if len(arguments) <= INLINE_CHARACTERS and "\n" not in arguments:
         return f"{name} {arguments}"
     return f"{name}\n{indented(arguments)}"
 
 
 def call_facts(call: ToolCall) -> str:
-    """How long a tool call took, and what is unusual about it."""
+    """Describe a tool call: its duration, and anything unusual."""
     parts = [duration(call.duration_ms)]
     if call.error is not None:
         parts.append(f"error: {call.error}")
@@ -96,7 +96,7 @@ def call_facts(call: ToolCall) -> str:
 
 
 def turn_facts(turn: Turn) -> str:
-    """How a model call ended, what it took, and what is unusual about it."""
+    """Describe a model call: why it ended, its tokens and duration, and anything unusual."""
     parts = [turn.finish_reason]
     if turn.model is not None:
         parts.append(turn.model)
@@ -113,7 +113,7 @@ def turn_facts(turn: Turn) -> str:
 
 
 def rollout_facts(rollout: Rollout) -> list[str]:
-    """How a rollout ended, and what it took."""
+    """List why a rollout ended, its size, duration and cost."""
     parts = [
         rollout.finish_reason,
         counted(len(rollout.turns), "turn"),
@@ -127,7 +127,7 @@ def rollout_facts(rollout: Rollout) -> list[str]:
 
 
 def labelled(label: str, text: str) -> str:
-    """A text after its label, or below it when it has several lines."""
+    """Put a text after its label, or below it if it has several lines."""
     return f"{label}: {text}" if "\n" not in text else f"{label}:\n{indented(text)}"
 
 

@@ -1,4 +1,4 @@
-"""Checks of a decorated function's signature, and the wrapper around it. Imports nothing but the standard library."""
+"""Check a decorated function's signature, and wrap it. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _UNDERSTOOD = {"str", "float", "dict", "None"}
 class Expected(NamedTuple):
     """A parameter that a signature must have.
 
-    `text` is how to write it; `members` lists the annotations that are allowed, each as `annotation_members` gives it;
-    `default` says whether it must have a default, must not, or (None) may.
+    `text` is how to write it. `members` lists the allowed annotations, each as returned by `annotation_members`.
+    `default` is True if the parameter must have a default, False if it must not, None if either is fine.
     """
 
     text: str
@@ -61,6 +61,7 @@ def check_signature(function: Callable[..., Any], decorator: str, expected: Sequ
             refuse(f"parameter `{wanted.name}` must have {'a' if wanted.default else 'no'} default")
     for parameter in found[len(expected) :]:
         needed = parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC
+        # Scoring passes `data_source` to a function that requires it, as None if the row has none.
         if needed and parameter.name != "data_source":
             refuse(f"parameter `{parameter.name}` has no default, and nothing passes it")
     returned = signature.return_annotation
@@ -76,11 +77,11 @@ def wrap(
     check_arguments: Callable[[dict[str, Any]], None] | None = None,
     returns_float: bool = True,
 ) -> F:
-    """Wrap a function, sync or async, so that its calls are checked and `data_source` is dropped if it can't take it.
+    """Wrap a sync or async function: check its calls, and drop `data_source` if the function doesn't accept it.
 
-    The original is at `__wrapped__`; `__osmosis_kind__` is the mark by which the runtime knows a decorated function.
-    `check_arguments` gets the arguments of a call by name, and raises TypeError if one has a wrong type; with
-    `returns_float`, so does a result that is no float.
+    `__wrapped__` holds the original; `__osmosis_kind__` marks a decorated function for the runtime. `check_arguments`
+    gets a call's arguments by name and raises TypeError for a wrong type. With `returns_float`, a result that isn't a
+    float raises TypeError too.
     """
     name = _name(function)
     signature = inspect.signature(function)
@@ -130,16 +131,17 @@ def wrap(
 
 
 def annotation_members(annotation: Any, function: Callable[..., Any]) -> frozenset[str]:
-    """Name what an annotation allows: `dict | None` and `"Optional[Dict[str, Any]]"` both give dict and None.
+    """Name the types an annotation allows: `dict | None` and `"Optional[Dict[str, Any]]"` both give dict and None.
 
-    The parameters of a generic are left out. A string is read as text; only when that leaves a name that isn't
-    understood is it resolved in the function's module, and when this fails the text stands.
+    A generic's parameters are left out. A string annotation is parsed as text. If that leaves an unknown name, the name
+    is resolved in the function's module; if this fails too, the text stands.
     """
     if not isinstance(annotation, str):
         return _members_of_type(annotation)
     members = _members_of_text(annotation)
     if members <= _UNDERSTOOD:
         return members
+    # Only this annotation: get_type_hints on the function would fail if any other one can't be resolved.
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     try:
         resolved = typing.get_type_hints(holder, globalns=getattr(inspect.unwrap(function), "__globals__", {}))["it"]

@@ -1,4 +1,4 @@
-"""Environment variables from `.env` files."""
+"""Read environment variables from `.env` files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["environment_of", "read_env_file"]
 
 
 def environment_of(environ: Mapping[str, str], *folders: Path) -> dict[str, str]:
-    """Environment variables with those of each folder's `.env`, in order; raises UsageError.
+    """Return `environ` plus the variables of each folder's `.env`, in order; raise UsageError.
 
-    Variables that exist already win; `environ` stays as it is.
+    Existing variables win. `environ` itself doesn't change.
     """
     found = dict(environ)
     for folder in dict.fromkeys(folders):
@@ -24,7 +24,7 @@ def environment_of(environ: Mapping[str, str], *folders: Path) -> dict[str, str]
 
 
 def read_env_file(folder: Path) -> dict[str, str | None]:
-    """The variables in a folder's `.env`, none when there is no such file; raises UsageError."""
+    """Return the variables in a folder's `.env`, or none if the file doesn't exist; raise UsageError."""
     file = folder / ".env"
     if not file.is_file():
         return {}

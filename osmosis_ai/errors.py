@@ -1,45 +1,45 @@
-"""How things go wrong, and the whole tree of errors. Everything this package raises on purpose is an OsmosisError.
+"""The error tree. Everything this package raises on purpose is an OsmosisError.
 
-A run that can't start is a `StartError`. Whoever prepares it raises one: the command line, `data`, `discovery`, the
-loading of tools and functions, the probe of the model. From a worker process its message crosses the socket, and the
-pool raises it again. The command prints it as one line and exits with 2; watch mode shows it and waits for the next
-save. A `StoreError` after the start ends the run with 1, for what isn't stored doesn't count.
+A `StartError` means that the run can't start. The code that prepares a run raises it: the command line, `data`,
+`discovery`, the loaders of tools and functions, the model probe. A worker process sends its message over the socket,
+and the pool raises it again. The command prints it on one line and exits with 2; watch mode shows it and waits for the
+next save. A `StoreError` after the start ends the run with exit code 1, because results that aren't stored don't count.
 
-A rollout that goes wrong is data. The worker catches a `ModelError`, and whatever else is raised while a rollout or a
-scorer runs, where it happens, and records it as a `records.Failure` with its origin and its kind (`failures`). The
-others go on, and the command exits with 1 at the end. A `ToolError` doesn't get so far: the model is given it as the
-result of its call. A `WorkerError` is how a lost process shows itself to the pool, which runs its jobs again or records
-who was to blame.
+A failed rollout is data, not a crash. The worker catches a `ModelError`, and any other exception raised by a rollout or
+a scorer, and records it as a `records.Failure` with an origin and a kind (see `failures`). The other rollouts continue,
+and the command exits with 1 at the end. A `ToolError` doesn't end its rollout: the model receives it as the result of
+the tool call. A `WorkerError` reports a lost process to the pool, which runs the lost jobs again or records the one to
+blame.
 
-The rest is for the caller's own code: `evaluate_rubric` raises `MissingAPIKeyError` and `ProviderRequestError`, the
-trainer's client and an agent loop's `ctx.chat` an `OsmosisRolloutError`. Raised inside a rollout and not caught there,
-they become that rollout's, or that score's, failure.
+The other errors reach the caller. `evaluate_rubric` raises `MissingAPIKeyError` and `ProviderRequestError`; the
+trainer's client and an agent loop's `ctx.chat` raise an `OsmosisRolloutError`. If a rollout or a scorer doesn't catch
+them, they become its failure.
 
     OsmosisError
     ├── StartError                 the run can't start: exit code 2, one clear message
-    │   ├── UsageError             an option, an argument or a file named on the command line
-    │   ├── DatasetError           rows that are missing or malformed
+    │   ├── UsageError             an option, argument or file from the command line can't be used
+    │   ├── DatasetError           the dataset is missing, empty or malformed
     │   ├── RepositoryError        mcp/ can't be loaded, or holds no server or two
-    │   ├── FunctionError          a reward function that isn't there or has the wrong form
+    │   ├── FunctionError          a reward function is missing or has the wrong form
     │   └── ModelStartError        the model can't be reached, is unknown, or refuses the key
     ├── ModelError                 one model request failed (a rollout's failure, origin `model`)
     ├── ToolError                  a tool call failed (goes back to the model as a result)
     ├── ScoreError                 a score could not be computed (origin `reward` or `rubric`)
-    ├── MissingAPIKeyError         no key for a judge; also a RuntimeError
-    ├── ProviderRequestError       a judge could not be asked, or gave no usable reply; also a RuntimeError
+    ├── MissingAPIKeyError         a judge has no key; also a RuntimeError
+    ├── ProviderRequestError       a request to a judge failed, or gave no usable reply; also a RuntimeError
     │   └── ModelNotFoundError     the provider has no such model
     ├── WorkerError                a worker process died, or could not be started
     ├── StoreError                 the run store can't be read or written
-    └── OsmosisRolloutError        an agent loop, or its talk with a trainer
+    └── OsmosisRolloutError        an agent loop failed, or its connection to a trainer
         ├── OsmosisTransportError  the trainer can't be reached, or dropped the connection
-        ├── OsmosisServerError     the trainer answered 5xx, or with something that can't be used
+        ├── OsmosisServerError     the trainer answered 5xx, or with an unusable reply
         ├── OsmosisValidationError the trainer answered 4xx
         ├── OsmosisTimeoutError    the trainer didn't answer in time
-        ├── MessagesRewrittenError a loop changed messages it had sent
-        ├── AgentLoopNotFoundError there is no such agent loop
-        ├── AgentLoopError         an agent loop that doesn't pass validation
+        ├── MessagesRewrittenError a loop changed messages it had already sent
+        ├── AgentLoopNotFoundError no agent loop has this name
+        ├── AgentLoopError         an agent loop doesn't pass validation
         └── ToolExecutionError     a loop's tool failed
-            └── ToolArgumentError  the model's arguments of a tool call can't be read
+            └── ToolArgumentError  the arguments of a tool call can't be read
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RepositoryError(StartError):
 
 
 class FunctionError(StartError):
-    """A reward function that doesn't exist, can't be loaded or has the wrong form."""
+    """A reward function doesn't exist, can't be loaded or has the wrong form."""
 
 
 class ModelStartError(StartError):
@@ -108,9 +108,9 @@ class ModelError(OsmosisError):
 
     Args:
         message: What happened, naming the endpoint or model, without any key.
-        kind: Its short cause, one of `failures.FAILURE_KINDS`.
-        status: The HTTP status, if there was a reply.
-        retry_after: Seconds the endpoint asked to wait, if it said so.
+        kind: Short cause, one of `failures.FAILURE_KINDS`.
+        status: HTTP status, if there was a reply.
+        retry_after: Seconds the endpoint asked to wait, if any.
     """
 
     def __init__(
@@ -140,15 +140,15 @@ class ScoreError(OsmosisError):
 
 
 class MissingAPIKeyError(OsmosisError, RuntimeError):
-    """There is no key for a judge's provider; the message says which variable to export."""
+    """The judge's provider has no key; the message names the variable to export."""
 
 
 class ProviderRequestError(OsmosisError, RuntimeError):
-    """A judge could not be asked, or gave no usable reply.
+    """A request to a judge failed, or gave no usable reply.
 
     Args:
         provider: As in `model_info`.
-        model: The provider's name of the model.
+        model: The model's name at the provider.
         detail: What happened, without any key.
     """
 
@@ -163,7 +163,7 @@ class ProviderRequestError(OsmosisError, RuntimeError):
 
 
 class ModelNotFoundError(ProviderRequestError):
-    """The provider has no such model, or has it no longer."""
+    """The provider doesn't have this model, or no longer has it."""
 
 
 class WorkerError(OsmosisError):
@@ -175,11 +175,11 @@ class StoreError(OsmosisError):
 
 
 class OsmosisRolloutError(OsmosisError):
-    """Something went wrong in an agent loop's rollout, or between it and the trainer.
+    """An agent loop's rollout failed, or its connection to the trainer.
 
     Attributes:
         retryable: True if the same request may succeed later.
-        retry_after: Seconds the trainer asked to wait; the protocol has no such answer.
+        retry_after: Seconds to wait before a retry; None, because the trainer's protocol has no field for it.
     """
 
     retryable = False
@@ -193,7 +193,7 @@ class OsmosisTransportError(OsmosisRolloutError):
 
 
 class OsmosisServerError(OsmosisRolloutError):
-    """The trainer answered 5xx, or with something that can't be used.
+    """The trainer answered 5xx, or with an unusable reply.
 
     Args:
         message: What happened, without any key.
@@ -208,7 +208,7 @@ class OsmosisServerError(OsmosisRolloutError):
 
 
 class OsmosisValidationError(OsmosisRolloutError):
-    """The trainer refused a request with 4xx: sending it again doesn't help.
+    """The trainer refused a request with 4xx; a retry won't help.
 
     Args:
         message: What happened, without any key.
@@ -227,7 +227,7 @@ class OsmosisTimeoutError(OsmosisRolloutError):
 
 
 class MessagesRewrittenError(OsmosisRolloutError):
-    """A loop changed or left out messages it had already sent; `index` is the first one that differs."""
+    """A loop changed or dropped messages it had already sent; `index` is the first that differs."""
 
     def __init__(self, message: str, *, index: int) -> None:
         super().__init__(message)
@@ -235,11 +235,11 @@ class MessagesRewrittenError(OsmosisRolloutError):
 
 
 class AgentLoopNotFoundError(OsmosisRolloutError):
-    """There is no agent loop of this name.
+    """No agent loop has this name.
 
     Args:
-        name: What was asked for.
-        available: The names there are.
+        name: The name asked for.
+        available: The existing names.
     """
 
     def __init__(self, name: str, available: list[str] | None = None) -> None:
@@ -249,7 +249,7 @@ class AgentLoopNotFoundError(OsmosisRolloutError):
 
 
 class AgentLoopError(OsmosisRolloutError):
-    """An agent loop doesn't pass validation; the message lists what is wrong."""
+    """An agent loop doesn't pass validation; the message lists the problems."""
 
 
 class ToolExecutionError(OsmosisRolloutError):

@@ -1,7 +1,7 @@
 """The kinds of failure: why a model request, a tool call, a rollout or a score can fail, in one table.
 
-A kind is written as its name (`Failure("model", text, kind="timeout")`), which the type checker holds against
-`FailureKind`. To add one, write it there and in `FAILURE_KINDS`; docs/results.md lists them.
+Code names a kind by a string (`Failure("model", text, kind="timeout")`), which the type checker compares with
+`FailureKind`. To add a kind, add it there and to `FAILURE_KINDS`; docs/results.md lists them all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 __all__ = ["FAILURE_KINDS", "CallError", "FailureKind", "KindOfFailure", "Origin"]
 
 Origin: TypeAlias = Literal["model", "tool", "agent", "reward", "rubric", "timeout", "worker", "dataset"]
-"""Whose failure it was."""
+"""The part at fault."""
 
 _OfModels = Literal["auth", "bad_reply", "bad_request", "dropped", "not_found", "overloaded", "quota", "rate_limit"]
 _OfTools = Literal["bad_json", "schema", "session", "unknown_tool"]
@@ -22,14 +22,14 @@ FailureKind: TypeAlias = Literal[
 ]
 
 CallError: TypeAlias = FailureKind | Origin
-"""Why a tool call failed; of one that was under way when its rollout failed, the origin of that failure."""
+"""Why a tool call failed; for a call that its rollout's failure cut short, the origin of that failure."""
 
 
 class KindOfFailure(NamedTuple):
-    """One kind: whose failure it can be, its cause, and True if a model request may succeed when it is sent again.
+    """One kind of failure: its possible origins, its cause, and True if a retry of the model request may succeed.
 
-    A failure of origin `tool` goes back to the model as an error result; one of any other origin ends the rollout, or
-    costs the score.
+    A failure of origin `tool` goes back to the model as an error result; any other ends the rollout, or replaces the
+    score.
     """
 
     origins: tuple[Origin, ...]
@@ -40,20 +40,20 @@ class KindOfFailure(NamedTuple):
 FAILURE_KINDS: dict[FailureKind, KindOfFailure] = {
     # A model request
     "refused": KindOfFailure(("model",), "nothing answers at the address, or its certificate isn't trusted"),
-    "timeout": KindOfFailure(("model", "tool", "reward", "rubric"), "no answer within its time", retryable=True),
+    "timeout": KindOfFailure(("model", "tool", "reward", "rubric"), "no answer within the time limit", retryable=True),
     "dropped": KindOfFailure(("model",), "the endpoint dropped the connection", retryable=True),
     "rate_limit": KindOfFailure(("model",), "the endpoint asks for fewer requests (429)", retryable=True),
     "overloaded": KindOfFailure(("model",), "the endpoint failed (5xx)", retryable=True),
     "auth": KindOfFailure(("model",), "the endpoint refuses the key"),
-    "quota": KindOfFailure(("model",), "the account behind the key is used up"),
+    "quota": KindOfFailure(("model",), "the account behind the key has no quota left"),
     "not_found": KindOfFailure(("model",), "there is nothing at this address (404, or a redirect)"),
     "unknown_model": KindOfFailure(("model",), "the provider doesn't know the model"),
     "bad_request": KindOfFailure(("model",), "the endpoint refuses the request"),
-    "bad_reply": KindOfFailure(("model",), "the reply is no chat completion"),
-    "solution": KindOfFailure(("model",), "a row's solution refers to what no result of its calls has"),
+    "bad_reply": KindOfFailure(("model",), "the reply isn't a chat completion"),
+    "solution": KindOfFailure(("model",), "a row's solution refers to a value that no earlier result holds"),
     # A tool call
-    "unknown_tool": KindOfFailure(("tool",), "there is no tool of that name"),
-    "bad_json": KindOfFailure(("tool",), "the arguments are no JSON object"),
+    "unknown_tool": KindOfFailure(("tool",), "no tool has that name"),
+    "bad_json": KindOfFailure(("tool",), "the arguments aren't a JSON object"),
     "schema": KindOfFailure(("tool",), "the arguments don't fit the tool's schema"),
     "session": KindOfFailure(("tool",), "the connection to the tool server was lost"),
     # Code of the repository
@@ -68,6 +68,6 @@ FAILURE_KINDS: dict[FailureKind, KindOfFailure] = {
     "rollout": KindOfFailure(("timeout",), "the rollout took longer than `--timeout`"),
     "blocked": KindOfFailure(("timeout", "reward", "rubric"), "user code blocked its worker"),
     "died": KindOfFailure(("worker", "reward", "rubric"), "the worker process died"),
-    "start": KindOfFailure(("worker",), "no worker process could be started"),
+    "start": KindOfFailure(("worker",), "the worker process could not be started"),
 }
-"""Every kind, by its name."""
+"""Every kind, by name."""

@@ -1,4 +1,4 @@
-"""The folder that this package keeps its files in, files that are replaced as a whole, and files read within bounds."""
+"""The package's own folder, atomic file replacement, and size-limited file reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["UnreadableError", "private_folder", "read_bounded", "replaced_file"]
 
 
 class UnreadableError(Exception):
-    """A file of the repository that can't be used: why, and the line if there is one."""
+    """A file of the repository can't be used. `message` says why; `line` says where, if known."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -23,9 +23,10 @@ class UnreadableError(Exception):
 
 
 def read_bounded(path: Path, limit: int, too_large: str) -> bytes:
-    """A file's content; raises UnreadableError, with `too_large` for one of more bytes than the limit."""
+    """Read a file; raise UnreadableError, with `too_large` as its message if the file has more than `limit` bytes."""
     try:
         status = path.stat()
+        # Reading a pipe or a device could block forever.
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableError("not a regular file")
         if status.st_size > limit:
@@ -36,7 +37,7 @@ def read_bounded(path: Path, limit: int, too_large: str) -> bytes:
 
 
 def private_folder(folder: Path) -> None:
-    """Make the folder this package keeps its files in, one that git ignores by itself; raises OSError."""
+    """Create the package's own folder, with a .gitignore that hides it from git; raise OSError."""
     folder.mkdir(exist_ok=True)
     try:
         with (folder / ".gitignore").open("x", encoding="utf-8") as file:
@@ -47,17 +48,18 @@ def private_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replaced_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` when the block ends, and leaves nothing when it fails.
+    """Open a file to write that replaces `path` when the block succeeds, and disappears when it fails.
 
-    What isn't a regular file (a pipe, `/dev/stdout`) is written to directly.
+    A `path` that isn't a regular file (a pipe, `/dev/stdout`) is written to directly.
 
     Raises:
-        OSError: It can't be written.
+        OSError: The file can't be written.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as direct:
             yield direct
         return
+    # Links resolved, so that the rename replaces the file and not a link to it.
     target = path.resolve()
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:

@@ -1,7 +1,7 @@
 """The HTTP client for JSON endpoints, models and trainers alike, over one pooled session.
 
-Redirects are not followed, so that a key never reaches a host that wasn't named. Proxy variables are not read. Callers
-turn `HttpError` and answers that aren't a success into errors of their own.
+The client doesn't follow redirects, so a key never reaches a host the user didn't name. It ignores proxy variables.
+Callers translate `HttpError` and unsuccessful answers into their own errors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HttpProblem: TypeAlias = Literal["timeout", "refused", "dropped", "not_http", "t
 
 
 class HttpError(OsmosisError):
-    """A request came to no usable answer. The message names the address.
+    """A request got no usable answer. The message names the address.
 
     Attributes:
         problem: `refused` (nothing answers, or its certificate isn't trusted), `timeout`, `dropped` (the connection
@@ -48,7 +48,7 @@ class HttpError(OsmosisError):
 
 
 class Answer(NamedTuple):
-    """An answer of any status, read to its end."""
+    """A complete answer, of any status."""
 
     url: URL | str
     status: int
@@ -56,7 +56,7 @@ class Answer(NamedTuple):
     body: bytes
 
     def json(self) -> JsonValue:
-        """Decode the body; raises HttpError when it isn't JSON."""
+        """Decode the body; raise HttpError if it isn't JSON."""
         try:
             decoded: JsonValue = msgspec.json.decode(self.body)
             return decoded
@@ -69,7 +69,7 @@ class Answer(NamedTuple):
             raise HttpError("bad_json", f"{self.url} answered with {found}", self.status) from error
 
     def describe(self, key: str | None) -> tuple[str, str | None]:
-        """The text, without the key, for an answer that is no success, and the error's code if it has one."""
+        """Describe an unsuccessful answer without the key; also return the error's code, if it has one."""
         said, code = describe_error(self.body, key)
         if 300 <= self.status < 400:
             location = mask(self.headers.get("Location", "nowhere"), key)
@@ -78,14 +78,14 @@ class Answer(NamedTuple):
 
 
 class HttpClient:
-    """One pooled session, which opens with the first request and again after it was closed.
+    """One pooled session, which opens with the first request and reopens after `aclose`.
 
     Args:
-        seconds: Bound of a request, in seconds.
-        per_read: Let `seconds` bound the wait for the next byte instead of the whole request, so that waiting for a
-            free connection of the pool isn't the endpoint's time.
-        connections: The most connections at a time; 0 for no bound.
-        key: The bearer key of every request that names none itself.
+        seconds: Time limit of a request, in seconds.
+        per_read: Apply `seconds` to each wait for the next bytes instead of to the whole request, so that waiting for a
+            free connection doesn't count against the endpoint.
+        connections: Maximum number of connections; 0 for no limit.
+        key: Bearer key of every request that doesn't bring its own.
         max_reply_bytes: A longer answer is an error.
     """
 
@@ -110,15 +110,15 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, url: URL | str, body: bytes, *, key: str | None = None) -> Answer:
-        """Send a body from `encode_json`; raises HttpError when there is no answer."""
-        # aiohttp writes bytes at once, and warns about it when they are many.
+        """Send a body from `encode_json`; raise HttpError if no answer arrives."""
+        # aiohttp writes bytes in one go, and warns if they are large.
         data = body if len(body) < LARGE_BODY else io.BytesIO(body)
         headers = _bearer(key) if key else None
         sent = self._open().post(url, data=data, headers=headers, allow_redirects=False)
         return await self._answer(url, sent, self._seconds)
 
     async def get(self, url: URL | str, *, seconds: float) -> Answer:
-        """Ask for a resource; raises HttpError when there is no answer in so many seconds."""
+        """Get a resource; raise HttpError if no answer arrives within `seconds`."""
         sent = self._open().get(url, timeout=aiohttp.ClientTimeout(total=seconds), allow_redirects=False)
         return await self._answer(url, sent, seconds)
 
@@ -140,6 +140,7 @@ class HttpClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections),
+                # No cookies: one rollout's must not follow another's requests.
                 cookie_jar=aiohttp.DummyCookieJar(),
                 headers=self._headers,
                 timeout=self._timeout,
@@ -148,6 +149,7 @@ class HttpClient:
 
     async def _read(self, url: URL | str, response: aiohttp.ClientResponse) -> bytes:
         chunks, size = [], 0
+        # Counted while reading: a broken endpoint may stream without end.
         async for chunk in response.content.iter_any():
             chunks.append(chunk)
             size += len(chunk)
@@ -159,24 +161,24 @@ class HttpClient:
 
 
 def encode_json(value: object) -> bytes:
-    """Encode what is sent; raises ValueError for what JSON doesn't know, but NaN and infinities become null."""
+    """Encode a value as JSON; raise ValueError if JSON can't hold it. NaN and infinities become null."""
     try:
         try:
             return msgspec.json.encode(value)
         except UnicodeEncodeError:
-            # A lone surrogate, from a tool that read bytes: no endpoint takes it, not even escaped.
+            # A lone surrogate, from a tool that read bytes: endpoints refuse it, even escaped.
             return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
 def describe_error(body: bytes, key: str | None) -> tuple[str, str | None]:
-    """What an endpoint says about an error: a short text without the key, and the error's code if it gives one.
+    """Return an endpoint's error as a short text without the key, and the error's code if there is one.
 
-    Understands `{"error": {"message", "code"}}`, `{"error": …}`, `{"message": …}` and `{"detail": …}`; an HTML page is
-    named as such.
+    Understands `{"error": {"message", "code"}}`, `{"error": …}`, `{"message": …}` and `{"detail": …}`; of an HTML page
+    it says only that.
     """
-    # The key is masked before the text is cut, so that no half of it survives.
+    # Mask before cutting, so that no half of the key survives.
     text = mask(body.decode("utf-8", "replace"), key)
     code: object = None
     try:
@@ -198,7 +200,7 @@ def describe_error(body: bytes, key: str | None) -> tuple[str, str | None]:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds an endpoint asks to wait: `retry-after-ms`, or `Retry-After` in seconds or as a date (RFC 9110)."""
+    """Return the seconds an endpoint asks to wait: `retry-after-ms`, or `Retry-After` as seconds or date (RFC 9110)."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name, "")
         try:
@@ -208,14 +210,14 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
                 seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
             except ValueError:
                 continue
-        # Also leaves out NaN, which compares as false, and infinity.
+        # Also skips infinity, and NaN, which compares as false.
         if seconds < float("inf"):
             return max(0.0, seconds)
     return None
 
 
 def mask(text: str, key: str | None) -> str:
-    """The text without the key."""
+    """Replace the key in a text."""
     return text.replace(key, "***") if key else text
 
 
@@ -224,6 +226,7 @@ def _bearer(key: str | None) -> dict[str, str]:
 
 
 def _failure(url: URL | str, seconds: float, error: Exception) -> HttpError:
+    # Subclasses before their bases: most of these derive from OSError or from another class below.
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return HttpError("timeout", f"{url} doesn't accept the connection in time")
     if isinstance(error, asyncio.TimeoutError):
@@ -241,5 +244,5 @@ def _failure(url: URL | str, seconds: float, error: Exception) -> HttpError:
     if isinstance(error, (aiohttp.ClientError, OSError)):
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         return HttpError("dropped", f"{url} dropped the connection: {reason}")
-    # A key or an address that HTTP can't carry; the text of the error would show the key.
+    # HTTP can't carry the key or the address. The error's own text is left out, because it would show the key.
     return HttpError("unsendable", f"the request to {url} can't be written as HTTP")

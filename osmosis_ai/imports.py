@@ -1,6 +1,6 @@
-"""How workers import a repository's modules: always from their source, and knowing what that source was.
+"""Import a repository's modules from source, and remember the hash of what was imported.
 
-For workers only: what is set up here holds for the rest of the process.
+For workers only: the import hook stays for the rest of the process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _imported: dict[str, str] = {}
 
 
 def uncached_imports(root: Path) -> None:
-    """Import the repository's modules from their source only: no `__pycache__` is read or written under `root`.
+    """Import modules under `root` from source only, without reading or writing `__pycache__`.
 
-    Python trusts a cached module whose source has the same size and the same modification time in whole seconds, so
-    two saves within a second could bring back the old code. Installed packages keep their cache.
+    Python trusts a cached module if the source's size and its modification time in whole seconds match, so two saves
+    within a second could bring back the old code. Installed packages keep their cache.
     """
     root = root.resolve()
     if root in _roots:
@@ -36,34 +36,35 @@ def uncached_imports(root: Path) -> None:
         return finder(path)
 
     sys.path_hooks.insert(0, hook)
+    # Finders made before the hook would still use the cache.
     for path in list(sys.path_importer_cache):
         if Path(path).resolve().is_relative_to(root):
             del sys.path_importer_cache[path]
 
 
 class SourceLoader(SourceFileLoader):
-    """Compiles a module's source whenever it is imported, and remembers the hash of what it compiled."""
+    """A loader that compiles a module's source at every import, and remembers its hash."""
 
     def path_stats(self, path: str) -> Any:
-        # The documented answer of a loader that can't say how old a source is: it is compiled anew.
+        # importlib documents OSError here as "age unknown", and then compiles the source.
         raise OSError(path)
 
     def get_data(self, path: str) -> bytes:
-        """Read a file; raises OSError."""
+        """Read a file; raise OSError."""
         data = super().get_data(path)
         _imported[str(Path(path).resolve())] = content_hash(data)
         return data
 
 
 def hash_when_imported(file: Path) -> str | None:
-    """The hash of what a module's source held when it was imported, which it may no longer hold; None if not known.
+    """Return the hash of a module's source at import time, None if unknown; the file may have changed since.
 
     Args:
-        file: The source, without symbolic links.
+        file: The source's path, symbolic links resolved.
     """
     return _imported.get(str(file))
 
 
 def content_hash(data: bytes) -> str:
-    """A hash of a file's content."""
+    """Hash a file's content."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

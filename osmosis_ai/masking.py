@@ -1,4 +1,4 @@
-"""Keeps the key values a process knows out of everything it writes: store, logs, errors, results."""
+"""Keep the key values a process knows out of everything it writes: store, logs, errors, results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MASK", "MIN_LENGTH", "Masker"]
 
 MASK = "[masked]"
 MIN_LENGTH = 6
-"""Shorter values (`1`, `true`) are no secrets, and masking them would garble the text."""
+"""Shorter values (`1`, `true`) aren't secrets, and masking them would garble the text."""
 
 _SECRET_NAME = re.compile(r"(_KEY|APIKEY|ACCESSKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)$", re.IGNORECASE)
 _ESCAPE_OR_QUOTE = re.compile(rb'\\.|"')
@@ -36,12 +36,12 @@ _FORMAT_WORDS = _format_words()
 
 
 class Masker:
-    """Replaces known key values by `[masked]`, in text and in encoded JSON.
+    """Replaces known key values with `[masked]`, in text and in encoded JSON.
 
-    Found are a value itself and its JSON-escaped, URL-quoted and base64 forms; of a value of several lines also each
-    line, because logs are written line by line. Where one value contains another, the longer is replaced as a whole.
-    Not masked are values shorter than `MIN_LENGTH` characters, and values that are part of a word of the stored format
-    itself (`timeout`, `assistant`): those are no secrets, and masking them would make records unreadable.
+    It finds a value itself and its JSON-escaped, URL-quoted and base64 forms. It also finds each line of a multi-line
+    value, because logs are written line by line. Where one value contains another, it replaces the longer one as a
+    whole. It skips values shorter than `MIN_LENGTH` characters, and values that are part of a word of the stored format
+    (`timeout`, `assistant`): these aren't secrets, and masking them would make records unreadable.
     """
 
     __slots__ = ("_count", "_encoded_needles", "_needles", "_pattern")
@@ -52,15 +52,15 @@ class Masker:
         forms = {form for secret in secrets for form in _forms(secret)}
         escaped = {text for form in forms for text in _json_forms(form)}
         self._count = len(secrets)
-        # Looking for each form on its own is several times faster than one pattern of alternatives, so the pattern is
-        # kept for texts that are known to hold one.
+        # Searching for each form by itself is several times faster than one pattern of alternatives, so the pattern
+        # runs only on texts known to hold a form.
         self._needles = sorted(forms)
         self._encoded_needles = sorted(text.encode("utf-8", "surrogatepass") for text in escaped)
         self._pattern = re.compile("|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True)))
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], explicit: Iterable[str] = ()) -> Masker:
-        """A masker for `explicit` values and variables whose names say that they hold a key (`_KEY`, `TOKEN`, …)."""
+        """Mask `explicit` values, and variables whose names say that they hold a key (`_KEY`, `TOKEN`, …)."""
         named = (value for name, value in environ.items() if _SECRET_NAME.search(name))
         return cls([*named, *explicit])
 
@@ -68,16 +68,16 @@ class Masker:
         return f"Masker({self._count} values)"
 
     def text(self, text: str) -> str:
-        """`text` with every known value replaced."""
+        """Replace every known value in a text."""
         if any(needle in text for needle in self._needles):
             return self._pattern.sub(MASK, text)
         return text
 
     def encoded(self, data: bytes) -> bytes:
-        """Encoded JSON with every known value replaced inside its strings, keys included.
+        """Replace every known value in the strings of encoded JSON, object keys included.
 
-        What isn't a string stays as it is, so that the result is valid JSON whatever the values look like. Without a
-        hit the same object is returned.
+        Other tokens stay as they are, so the result is valid JSON whatever the values look like. Without a hit, return
+        the same object.
         """
         if not any(needle in data for needle in self._encoded_needles):
             return data
@@ -97,18 +97,17 @@ def _parts(value: str) -> Iterator[str]:
     value = value.strip()
     yield value
     if "\n" in value:
-        # The header lines of a PEM file are the same in everybody's.
+        # A PEM file's header lines are the same for everyone.
         yield from (line for line in map(str.strip, value.splitlines()) if not line.startswith("-----"))
 
 
 def _forms(secret: str) -> Iterator[str]:
     for escaped in _json_forms(secret):
-        yield from _json_forms(escaped)  # twice: a tool's arguments are JSON, and may hold JSON text themselves
+        yield from _json_forms(escaped)  # twice: a tool call's arguments are JSON text inside JSON
     raw = secret.encode("utf-8", "surrogateescape" if secret.isprintable() else "surrogatepass")
     yield from (quote(raw), quote(raw, safe=""), quote_plus(raw))
     for shift in range(3):
-        # In base64 a value looks different at each of three offsets; the characters it shares with its neighbours are
-        # left out.
+        # In base64 a value looks different at each of three offsets. The characters shared with its neighbors are cut.
         encoded = base64.b64encode(b"\0" * shift + raw).rstrip(b"=")
         core = encoded[(shift * 8 + 5) // 6 : (shift + len(raw)) * 8 // 6].decode("ascii")
         if len(core) >= MIN_LENGTH:
@@ -120,7 +119,7 @@ def _json_forms(text: str) -> set[str]:
 
 
 def _strings(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of every string of a JSON document, quotes included."""
+    """Yield start and end of every string in a JSON document, quotes included."""
     opened = -1
     for token in _ESCAPE_OR_QUOTE.finditer(data):
         if token[0] != b'"':

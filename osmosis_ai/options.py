@@ -1,7 +1,7 @@
-"""How options are declared, and everything that is made from a declaration.
+"""Declare options, and read them from every source.
 
 A group is a frozen record whose fields carry an `Option`; a config is a frozen record whose fields are groups. The
-command line, the environment, `[tool.osmosis]` in `pyproject.toml`, the check of values, the stored configuration and
+command line, the environment, `[tool.osmosis]` in `pyproject.toml`, the checks of values, the stored configuration and
 the documentation all read these declarations.
 """
 
@@ -43,20 +43,20 @@ SWITCH = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false":
 
 
 class Option(NamedTuple):
-    """How one field of a group is given and what it means.
+    """The declaration of one field of a group: its meaning, and how users set it.
 
     Attributes:
         help: One sentence for `--help` and the documentation.
-        flags: The names on the command line, the long one that names the option first; empty for `--field-name`.
-        metavar: The placeholder of its value.
-        default: The default in words, where the value alone doesn't say it.
-        minimum: The least value of a number.
-        choices: The values a text may have.
-        identity: The name under which `--resume` compares it, None if runs that differ in it can be continued.
-        commands: The commands of a run that take it.
-        lasting: It may also come from the environment and from `pyproject.toml`.
-        secret: Its value is never stored or shown, and not read from a file.
-        read: Reads it from a text; raises ValueError with what to write instead.
+        flags: Names on the command line, starting with the long one that names the option; empty for `--field-name`.
+        metavar: Placeholder for the value.
+        default: The default in words, if the value alone doesn't explain it.
+        minimum: Smallest allowed number.
+        choices: Allowed strings.
+        identity: Name under which `--resume` compares the option; None if a resumed run may change it.
+        commands: Commands that accept the option.
+        lasting: True if the environment and `pyproject.toml` may set it too.
+        secret: True if its value is never stored or shown, nor read from a file.
+        read: Parses a string; raises ValueError with what to write instead.
     """
 
     help: str
@@ -73,7 +73,7 @@ class Option(NamedTuple):
 
 
 def read_size(text: str) -> int:
-    """Bytes of a size such as 500MB or 2GB; raises ValueError."""
+    """Parse a size such as 500MB or 2GB into bytes; raise ValueError."""
     match = SIZE.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
         raise ValueError("write a size such as 500MB or 2GB")
@@ -81,13 +81,14 @@ def read_size(text: str) -> int:
 
 
 once = functools.partial(Option, lasting=False)
-"""An option for one run."""
+"""Declare an option that only the command line sets."""
 
 
 class DeclaredOption(NamedTuple):
-    """One option of a config: its place in it, and what its declaration says.
+    """One option of a config: its location and its declaration.
 
-    `name` is its long flag without dashes, with underscores; unique in a config. `panel` is its group's title.
+    `name` is the long flag without leading dashes and with underscores, unique in a config. `panel` is the group's
+    title.
     """
 
     name: str
@@ -100,30 +101,30 @@ class DeclaredOption(NamedTuple):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Its names on the command line."""
+        """Names on the command line."""
         flags = self.option.flags or (f"--{self.field.replace('_', '-')}",)
         return (*flags, *FLAGS.get(flags[0], ()))
 
     @property
     def flag(self) -> str:
-        """The name that messages use."""
+        """Name that messages use."""
         return self.flags[0]
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it."""
+        """Environment variable that sets the option."""
         return f"OSMOSIS_{self.name.upper()}"
 
     @property
     def base(self) -> Any:
-        """Its type without None."""
+        """The type without None."""
         if get_origin(self.type) in (Union, UnionType):
             return next(kind for kind in get_args(self.type) if kind is not type(None))
         return self.type
 
     @property
     def default_text(self) -> str:
-        """Its default as documents show it."""
+        """The default, as the documentation shows it."""
         if self.option.default is not None:
             return self.option.default
         if self.base is bool:
@@ -133,7 +134,7 @@ class DeclaredOption(NamedTuple):
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def read(self, text: str) -> Any:
-        """The value that a text stands for; raises ValueError with what to write instead."""
+        """Parse a string; raise ValueError with what to write instead."""
         if self.option.read is not None:
             return self.option.read(text)
         kind = self.base
@@ -150,19 +151,19 @@ class DeclaredOption(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """The values that it takes, for messages."""
+        """The allowed values, for messages."""
         if self.option.choices:
             return " or ".join(self.option.choices)
         bound = "" if self.option.minimum is None else f" of at least {self.option.minimum:g}"
-        words = {bool: "true or false", int: f"a whole number{bound}", float: f"a number{bound}", str: "a text"}
+        words = {bool: "true or false", int: f"a whole number{bound}", float: f"a number{bound}", str: "a string"}
         if self.base in words:
             return words[self.base]
-        return "a list of texts" if get_origin(self.base) is list else 'an object such as {"top_p": 0.9}'
+        return "a list of strings" if get_origin(self.base) is list else 'an object such as {"top_p": 0.9}'
 
     def check(self, value: Any, source: str) -> Any:
-        """A value of the right type and within bounds, from Python, TOML or a text; raises UsageError.
+        """Convert a value from Python, TOML or a string and check its bounds; raise UsageError.
 
-        The message begins with `source`: the flag, the variable, or the file's key.
+        The message begins with `source`: the flag, the variable or the file's key.
         """
         if isinstance(value, str) and self.option.read is not None:
             try:
@@ -170,7 +171,7 @@ class DeclaredOption(NamedTuple):
             except ValueError as error:
                 raise UsageError(f"{source} {value}: {error}") from None
         if self.option.choices and value not in self.option.choices:
-            raise UsageError(f"{source} {value}: it is {' or '.join(self.option.choices)}")
+            raise UsageError(f"{source} {value}: write {self.wanted}")
         shown = "[masked]" if self.option.secret else value
         try:
             found = msgspec.convert(value, self.type)
@@ -184,7 +185,7 @@ class DeclaredOption(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """One option's effective value, and where it comes from."""
+    """One option's effective value and its source."""
 
     option: DeclaredOption
     value: Any
@@ -193,7 +194,7 @@ class Setting(NamedTuple):
 
 @functools.cache
 def declared_options(config: type[Record]) -> tuple[DeclaredOption, ...]:
-    """The options of a config, group by group."""
+    """List the options of a config, group by group."""
     found: list[DeclaredOption] = []
     for group_name, group in get_type_hints(config).items():
         if not (isinstance(group, type) and issubclass(group, Record)):
@@ -214,7 +215,7 @@ def declared_options(config: type[Record]) -> tuple[DeclaredOption, ...]:
 
 
 def config_of(config: type[ConfigT], options: Mapping[str, Any]) -> ConfigT:
-    """A config from checked options by name; options that are missing have their default; raises UsageError."""
+    """Check options and build a config; missing ones keep their defaults. Raise UsageError."""
     known = {option.name: option for option in declared_options(config)}
     checked = {}
     for name, value in options.items():
@@ -232,9 +233,9 @@ def layered(
     *,
     also: Sequence[type[Record]] = (),
 ) -> tuple[ConfigT, list[Setting]]:
-    """A config from all its sources, and each option with its value and source; raises UsageError.
+    """Build a config from all sources, and list each option with its value and source; raise UsageError.
 
-    The command line wins, then the environment, then `pyproject.toml`, which may hold the options of `also` too.
+    The command line wins, then the environment, then `pyproject.toml`, which may also hold the options of `also`.
     """
     from_file = _file_values((config, *also), pyproject)
     settings = []
@@ -253,7 +254,7 @@ def layered(
 
 
 def stored_options(config: Record) -> dict[str, Any]:
-    """The options of a config that differ from their defaults, as they are stored with a run: never a key."""
+    """Return the options that differ from their defaults, as stored with a run: never a key."""
     return {
         option.name: value
         for option, value in option_values(config)
@@ -262,12 +263,12 @@ def stored_options(config: Record) -> dict[str, Any]:
 
 
 def secret_values(config: Record) -> list[str]:
-    """The keys that a config holds."""
+    """Return the keys in a config."""
     return [value for option, value in option_values(config) if option.option.secret and value]
 
 
 def option_values(config: Record) -> list[tuple[DeclaredOption, Any]]:
-    """Every option of a config with its value."""
+    """Pair every option of a config with its value."""
     return [(option, getattr(getattr(config, option.group), option.field)) for option in declared_options(type(config))]
 
 
@@ -293,6 +294,7 @@ def _file_values(configs: Sequence[type[Record]], path: Path | None) -> dict[str
     table = tool.get("osmosis", {}) if isinstance(tool, dict) else {}
     if not isinstance(table, dict):
         raise UsageError(f"{path}: [tool.osmosis] is {table!r}; write a table of options, such as max-turns = 20")
+    # Reversed, so that the first config's declaration wins where two configs share a name.
     known = {option.name: option for config in reversed(configs) for option in declared_options(config)}
     values = {}
     for key, value in table.items():
@@ -301,9 +303,9 @@ def _file_values(configs: Sequence[type[Record]], path: Path | None) -> dict[str
         if option is None:
             raise UsageError(f"{source}: there is no such option{_similar(key.replace('-', '_'), known)}")
         if option.option.secret:
-            raise UsageError(f"{source}: a key doesn't belong into a file that is committed; use the environment")
+            raise UsageError(f"{source}: a key doesn't belong in a committed file; use the environment")
         if not option.option.lasting:
-            raise UsageError(f"{source}: {option.flag} is for one run; give it on the command line")
+            raise UsageError(f"{source}: {option.flag} applies to a single run; pass it on the command line")
         values[option.name] = option.check(value, source + " =")
     return values
 

@@ -1,4 +1,4 @@
-"""Ends processes that user code has started and left, wherever they have got to."""
+"""End processes that user code started and left behind, even if they changed their process group."""
 
 from __future__ import annotations
 
@@ -18,55 +18,56 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_processes(pid: int) -> None:
-    """Kill a process group by its leader, and the leader's descendants that left the group."""
+    """Kill the process group led by `pid`, and the leader's descendants that left the group."""
     end_descendants(pid)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def end_descendants(pid: int) -> None:
-    """Kill what a process has started, and what that has."""
+    """Kill a process's children, and their children."""
     with suppress(psutil.Error):
         _kill(psutil.Process(pid).children(recursive=True))
 
 
 def end_group() -> None:
-    """Kill everything this process started, and itself."""
+    """Kill everything this process started, then the process itself."""
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
-        # Without children there is nobody who may have left the group, and looking for them takes a while.
+        # Without children none can have left the group, and scanning the process table takes a while.
         os.killpg(0, signal.SIGKILL)
     end_processes(os.getpid())
 
 
 def end_with(lifeline: int) -> int | None:
-    """Have the kernel kill this process's group when another process ends: also while user code holds the interpreter.
+    """Have the kernel kill this process's group when another process ends, even if user code holds the interpreter.
 
-    Elsewhere than on Linux, EOF on a socket and events that can't be sent tell of it.
+    Linux only. Elsewhere the worker notices by EOF on the job socket, or when an event can't be sent.
 
     Args:
-        lifeline: The file descriptor of a pipe's end whose other end that process holds open.
+        lifeline: File descriptor of a pipe; the other process holds the other end open.
 
     Returns:
-        A file descriptor whose closing takes it back, None where there is nothing to take back.
+        A file descriptor; closing it cancels the arrangement. None where nothing was arranged.
     """
     if sys.platform != "linux":
         return None
-    # Opened anew, because the owner of its signal belongs to an opened file.
+    # Opened again, because F_SETOWN applies to the open file, which the inherited descriptor shares.
     own = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
     fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    # The other process may have ended before the signal was set up.
     if select.select([own], [], [], 0)[0]:
         end_group()
     return own
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what this process's children leave behind, where the system can do that (Linux).
+    """Become the parent of orphaned grandchildren (Linux only).
 
-    A worker that dies can't end what it has started. The fork server that adopts it can.
+    A dead worker can't end the processes it started. The fork server that adopts them can.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,7 +1,7 @@
-"""What crosses process boundaries and what is stored: plain, frozen, JSON-able data without behaviour.
+"""Records that cross process boundaries and are stored: plain, frozen, JSON-able data without behavior.
 
-Messages are plain dicts in the OpenAI chat format, because repositories' functions receive them as such and
-because fields that aren't ours (`reasoning_content`, provider extras) must survive.
+Messages are plain dicts in the OpenAI chat format, because repositories' functions receive them in this form and
+fields unknown to this package (`reasoning_content`, provider extras) must survive.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from osmosis_ai.failures import CallError as CallError
     from osmosis_ai.failures import FailureKind as FailureKind
 else:
-    # A store that another version has written may name a kind that this one doesn't know.
+    # A store written by another version may name a kind that this version doesn't know.
     CallError = FailureKind = str
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 """Any JSON value, to be narrowed before use."""
 
 JsonObject: TypeAlias = dict[str, Any]
-"""A JSON object whose keys are known from elsewhere: a schema, a protocol, a provider's documentation."""
+"""A JSON object whose keys are defined elsewhere: in a schema, a protocol, a provider's documentation."""
 
 Message: TypeAlias = dict[str, Any]
 """One chat message: {"role": …, "content": …, …}."""
@@ -36,7 +36,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "max_turns", "max_tokens_tot
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of every record: immutable, and encoded without the fields that hold their default."""
+    """Base of every record: immutable, and encoded without fields at their default."""
 
 
 class SolutionCall(Record, frozen=True):
@@ -47,16 +47,16 @@ class SolutionCall(Record, frozen=True):
 
 
 SolutionStep: TypeAlias = list[SolutionCall] | str
-"""One step of a reference solution: tool calls that are made together, or the text of the answer."""
+"""One step of a reference solution: tool calls made together, or the text of the answer."""
 
 
 class Row(Record, frozen=True):
     """One dataset row.
 
-    `index` is the absolute position in the file; `id` identifies the row by its content and its occurrence number
-    among equal rows, and stays the same when rows around it move. `extra` holds every other column. `ground_truth` and
-    `solution` are for scoring and for `offline/oracle`: nothing that a rollout's tools see holds them, and no scorer or
-    agent loop is given the solution.
+    `index` is the absolute position in the file, from 0. `id` identifies the row by its content and its occurrence
+    number among equal rows, and survives when other rows move. `extra` holds every other column. `ground_truth` is for
+    scoring and `offline/oracle`, `solution` for `offline/oracle` alone: tools never see either, and scorers and agent
+    loops never get the solution.
     """
 
     index: int
@@ -69,15 +69,15 @@ class Row(Record, frozen=True):
 
 
 def opening_messages(row: Row) -> list[Message]:
-    """The conversation before the first model call."""
+    """Return the conversation before the first model call."""
     return [{"role": "system", "content": row.system_prompt}, {"role": "user", "content": row.user_prompt}]
 
 
 class Failure(Record, frozen=True):
-    """Why something failed and where that came from.
+    """The origin and cause of a failure.
 
-    `kind` is its short cause, one of `failures.FAILURE_KINDS`; `file` and `line` point into the user's code when it is
-    to blame. `detail` is a longer text, a traceback for example.
+    `kind` is the short cause, one of `failures.FAILURE_KINDS`. `file` and `line` point into the user's code if it is to
+    blame. `detail` is a longer text, such as a traceback.
     """
 
     origin: Origin
@@ -104,7 +104,7 @@ class Usage(Record, frozen=True):
     total_tokens: int = 0
 
     def as_object(self) -> TokenUsage:
-        """The same with every field, also those that are 0."""
+        """Convert to a record that is encoded with every field, even those that are 0."""
         return TokenUsage(self.prompt_tokens, self.completion_tokens, self.total_tokens)
 
 
@@ -120,7 +120,7 @@ class TopLogprob(Record, frozen=True):
 
 
 class TokenLogprob(TopLogprob, frozen=True):
-    """A token of a reply, and the likeliest ones in its place."""
+    """A token of a reply, and the most likely tokens at its position."""
 
     top_logprobs: list[TopLogprob] = []
 
@@ -133,7 +133,7 @@ class Logprobs(Record, frozen=True):
 
 
 class TokenIds(Record, frozen=True):
-    """Token ids of a request and of its reply; None for what the endpoint didn't give."""
+    """Token ids of a request and of its reply; None if the endpoint didn't return them."""
 
     prompt_token_ids: list[TokenId] | None = None
     token_ids: list[TokenId] | None = None
@@ -142,8 +142,9 @@ class TokenIds(Record, frozen=True):
 class Completion(Record, frozen=True):
     """One model reply.
 
-    `message` is the assistant message as it goes into the conversation. `attempts` counts requests, retries included.
-    `cost_usd` is None when no price is known. `left_out` says of `logprobs` and `token_ids` why they couldn't be kept.
+    `message` is the assistant message as added to the conversation. `attempts` counts requests, retries included.
+    `cost_usd` is None if no price is known. `left_out` gives the reason, by name, for each dropped `logprobs` or
+    `token_ids`.
     """
 
     message: Message
@@ -159,10 +160,10 @@ class Completion(Record, frozen=True):
 
 
 class Turn(Record, frozen=True):
-    """One model call of a rollout, without its message (that is in the trajectory). Times in milliseconds.
+    """One model call of a rollout, without its message, which is in the trajectory. Times are in milliseconds.
 
-    `edited` tells that a person changed its request or its reply, so that the message isn't the model's own. `left_out`
-    is the completion's.
+    `edited` is True if the user changed its request or reply in the debugger, so the message isn't the model's own.
+    `left_out` is copied from the completion.
     """
 
     index: int
@@ -185,9 +186,9 @@ class Turn(Record, frozen=True):
 class ToolCall(Record, frozen=True):
     """One tool call of a rollout.
 
-    `arguments` is the text the model wrote; `error` is None or why it failed. `truncated_from` is the result's
-    length in characters when it was cut for the model. `content` keeps what the model saw only as a placeholder:
-    structured content, images, files. `edited` tells that a person changed the result.
+    `arguments` is the text the model wrote. `error` says why the call failed, None if it succeeded. `truncated_from` is
+    the result's full length in characters if it was cut for the model. `content` keeps what the model saw only as a
+    placeholder: structured content, images, files. `edited` is True if the user changed the result in the debugger.
     """
 
     turn: int
@@ -203,12 +204,12 @@ class ToolCall(Record, frozen=True):
 
 
 class Rollout(Record, frozen=True):
-    """One finished rollout: what was run, what came out, and what it took. Times in milliseconds.
+    """One finished rollout: its row, trajectory, usage and failure. Times are in milliseconds.
 
-    `failure` is None when the rollout ended without error, whatever its score. `messages` is the whole trajectory,
-    system and user message included; a rollout that failed keeps what it had. `samples` are completions that tools
-    asked the rollout's model for; they count in `usage` and `cost_usd`, but aren't part of the conversation. `agent` is
-    what a repository's own agent loop has said about it, None for the built-in loop.
+    `failure` is None if the rollout ended without error, whatever its score. `messages` is the whole trajectory, system
+    and user message included; a failed rollout keeps the messages so far. `samples` are completions that tools
+    requested from the rollout's model; they count in `usage` and `cost_usd`, but aren't part of the conversation.
+    `agent` is the report of the repository's own agent loop, None for the built-in loop.
     """
 
     id: str
@@ -231,10 +232,10 @@ class Rollout(Record, frozen=True):
 
 
 class ScoringInput(Record, frozen=True):
-    """What a function scores: a rollout's messages, and the dataset row it came from.
+    """A reward function's input: a rollout's messages and its dataset row.
 
     `extra` holds the row's columns other than the prompts and `ground_truth`; `row_index` is the absolute position in
-    the file.
+    the file, from 0.
     """
 
     messages: list[Message]
@@ -244,10 +245,10 @@ class ScoringInput(Record, frozen=True):
 
 
 class JudgeCall(Record, frozen=True):
-    """One request to a judge, and what came of it. Times in milliseconds.
+    """One request to a judge and its result. Times are in milliseconds.
 
-    `model` is what was asked, as provider/model. `reply` is the judge's text; `score` (not yet clamped) and
-    `explanation` are what was read from it, and None when it could not be used: `error` then says why.
+    `model` is the requested model, as provider/model. `reply` is the judge's text. `score` (not yet clamped) and
+    `explanation` are parsed from it; they are None if the reply is unusable, and `error` then says why.
     """
 
     model: str
@@ -266,7 +267,7 @@ class JudgeCall(Record, frozen=True):
 class Score(Record, frozen=True):
     """One function's score of one rollout; exactly one of `value` and `failure` is set.
 
-    `explanation` is what the judges it asked have written, `judge_calls` are the requests to them.
+    `explanation` is the text of the function's judges, `judge_calls` are the requests to them.
     """
 
     function: str
@@ -279,10 +280,10 @@ class Score(Record, frozen=True):
 
 
 class AgentReport(Record, frozen=True):
-    """What a repository's own agent loop said at the end of a rollout.
+    """The report of a repository's own agent loop at the end of a rollout.
 
-    `name` is the loop's. `finish_reason` is in its own words, where `Rollout.finish_reason` has the nearest of ours.
-    `score` is the reward it gave itself, under its name; None when it gave none. `metrics` are its own measurements.
+    `name` is the loop's name. `finish_reason` is the loop's own; `Rollout.finish_reason` is the nearest standard one.
+    `score` is the reward that the loop gave itself, under its name; None if it gave none. `metrics` are the loop's own.
     """
 
     name: str
@@ -300,7 +301,7 @@ class CallSummary(Record, frozen=True):
 
 
 class Outcome(Record, frozen=True):
-    """One stored rollout without its trajectory, with its scores."""
+    """One stored rollout with its scores but without its trajectory."""
 
     id: str
     row_index: int
@@ -317,12 +318,12 @@ class Outcome(Record, frozen=True):
 
     @property
     def reward(self) -> float | None:
-        """The only function's score, else the mean of them; None when one is missing."""
+        """The mean of the functions' scores; None if one is missing."""
         return reward(self.scores)
 
 
 def reward(scores: Mapping[str, Score]) -> float | None:
-    """The only function's score, else the mean of them; None when one is missing."""
+    """Return the mean of the functions' scores; None if one is missing, or there are none."""
     values = [score.value for score in scores.values() if score.value is not None]
     return sum(values) / len(values) if values and len(values) == len(scores) else None
 
@@ -330,9 +331,9 @@ def reward(scores: Mapping[str, Score]) -> float | None:
 class FunctionRef(Record, frozen=True):
     """A reward or rubric function, named but not loaded.
 
-    `name` is the label in reports (`reward_fn.compute_reward:exact_match`); `module` and `attribute` say how to import
-    it, with `root` first on `sys.path`; `file` is its source when known. An entry of a rubric file has no module;
-    `content` is a hash of what it says.
+    `name` is the label in reports (`reward_fn.compute_reward:exact_match`). `module` and `attribute` say how to import
+    the function, with `root` first on `sys.path`; `file` is its source, if known. An entry of a rubric file has no
+    module, but a `content`: the hash of its text.
     """
 
     name: str
@@ -346,11 +347,11 @@ class FunctionRef(Record, frozen=True):
 
 
 class ModelSpec(Record, frozen=True):
-    """Which model, where, and how to ask it.
+    """A model, its endpoint and its request parameters.
 
-    `name` is what reports show, `model` is what is sent. `engine` is the name of one of `models.engines`. `api_key`
-    never leaves the processes of a run: it is not stored, logged or shown. `stand_in` is true of offline models: their
-    scores say nothing about a model.
+    Reports show `name`; requests send `model`. `engine` is the name of one of `models.engines`. `api_key` never leaves
+    the processes of a run: it isn't stored, logged or shown. `stand_in` is True for offline models, whose scores say
+    nothing about a model. `request_timeout` is in seconds.
     """
 
     name: str

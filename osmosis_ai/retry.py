@@ -1,4 +1,4 @@
-"""Failed requests are tried again, within bounds: the one retry loop, for models, judges and trainers."""
+"""The retry loop for requests to models, judges and trainers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ErrorT = TypeVar("ErrorT", ModelError, OsmosisRolloutError)
 
 
 class RetryPolicy(Record, frozen=True):
-    """How often and how long a failed request is tried again.
+    """Bounds of the retries after a failed request.
 
     Attributes:
-        max_attempts: Requests in total, the first one included.
-        max_seconds: No request starts later than this after the first failure.
+        max_attempts: Total number of requests, including the first.
+        max_seconds: Seconds after the first failure, beyond which no request starts.
         base_delay: Upper bound of the first wait, in seconds; it doubles with each retry.
-        max_delay: Upper bound of any wait the endpoint didn't ask for, in seconds.
+        max_delay: Upper bound, in seconds, of any wait the endpoint didn't ask for.
     """
 
     max_attempts: int = 6
@@ -33,12 +33,12 @@ class RetryPolicy(Record, frozen=True):
     max_delay: float = 30.0
 
     def delay(self, attempts: int, asked: float | None, uniform: Callable[[float, float], float]) -> float:
-        """The seconds to wait after so many failed attempts, over what the endpoint asked for (`Retry-After`).
+        """Return the seconds to wait after so many failed attempts; `asked` is the endpoint's `Retry-After`.
 
         Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
         """
         jitter = uniform(0, min(self.max_delay, self.base_delay * 2.0 ** min(attempts - 1, 30)))
-        # The jitter on top spreads out the rollouts that were all told to come back at the same moment.
+        # The endpoint may have told many rollouts to come back at the same moment; the jitter spreads them out.
         return jitter if asked is None else asked + min(jitter, self.base_delay)
 
 
@@ -52,14 +52,14 @@ async def with_retries(
     clock: Callable[[], float] = time.monotonic,
     uniform: Callable[[float, float], float] = random.uniform,
 ) -> ResultT:
-    """Make a request until it succeeds, can't succeed later (`retryable`), or the policy's bounds are reached.
+    """Repeat a request until it succeeds, fails with an error that isn't `retryable`, or reaches the policy's bounds.
 
     Args:
-        attempt: Makes the request; it gets the attempt's number, from 1.
-        failed: The errors that mean a failed request. The last one is raised; its message says how many there were.
+        attempt: Makes the request; gets the attempt's number, from 1.
+        failed: The error type of a failed request. The last error is raised; its message gives the number of attempts.
         policy: The bounds.
         on_wait: Called before each wait with the error and the seconds.
-        sleep, clock, uniform: Time, in seconds, and the jitter. `random` is seeded anew in every forked process.
+        sleep, clock, uniform: Time, in seconds, and the jitter. Every forked process reseeds `random`.
     """
     deadline: float | None = None
     attempts = 0

@@ -1,4 +1,4 @@
-"""Reference documents made from declarations: JSON Schemas of what commands write, and the table of options.
+"""Generate reference documents from declarations: JSON Schemas of the commands' output, and the table of options.
 
 `python -m osmosis_ai.schemas docs` writes `schemas/NAME.schema.json` for each entry of `SCHEMAS`, and `options.md`.
 """
@@ -37,23 +37,23 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "runs-rm": views.RemovedRuns,
     "export": ExportedRollout,
 }
-"""The record that is the top of each schema, by the name of the file without its suffix."""
+"""The top record of each schema, by file name without suffix."""
 
 
 OPTIONS_INTRODUCTION = """
 # Options of a run
 
 Every option of `osmosis test` and `osmosis eval`, by group. In Python it is a keyword of `RunConfig.of`, with `_` for
-`-` ([library.md](library.md)). Unless its row says otherwise, it may also stand in the environment (`--max-turns` as
+`-` ([library.md](library.md)). Unless its row says otherwise, you can also set it in the environment (`--max-turns` as
 `OSMOSIS_MAX_TURNS`) and under `[tool.osmosis]` in the repository's `pyproject.toml` (`max-turns = 20`). The command
-line wins, then the environment, then the file. `osmosis config` shows the effective values and where each comes from.
+line wins, then the environment, then the file. `osmosis config` shows the effective values and their sources.
 
-This page is made from the declarations in `osmosis_ai/config.py`: `python -m osmosis_ai.schemas docs`.
+This page is generated from the declarations in `osmosis_ai/config.py`: `python -m osmosis_ai.schemas docs`.
 """
 
 
 def write_schemas(folder: Path) -> None:
-    """Write every schema as `NAME.schema.json` into a folder."""
+    """Write every schema to `NAME.schema.json` in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, record in SCHEMAS.items():
         data = msgspec.json.format(msgspec.json.encode(schema_of(record)), indent=2)
@@ -61,7 +61,7 @@ def write_schemas(folder: Path) -> None:
 
 
 def options_page() -> str:
-    """The page that lists every option of a run, as Markdown."""
+    """Return the Markdown page that lists every option of a run."""
     lines = [OPTIONS_INTRODUCTION.strip()]
     panel = ""
     for option in declared_options(RunConfig):
@@ -81,11 +81,11 @@ def options_page() -> str:
 
 
 def schema_of(record: type[msgspec.Struct]) -> JsonObject:
-    """The JSON Schema of a record, in which each field's description is the docstring below the field."""
+    """Return a record's JSON Schema, with the docstring below each field as its description."""
     docs = {found.__name__: field_docs(found) for found in _records(msgspec.inspect.type_info(record))}
     encoded = msgspec.json.encode(msgspec.json.schema(record)).decode("utf-8")
     for name, definition in msgspec.json.schema(record)["$defs"].items():
-        # A generic record is named after its parameters too.
+        # msgspec includes a generic record's parameters in its name.
         encoded = encoded.replace(name, definition["title"].partition("[")[0])
     schema: JsonObject = msgspec.json.decode(encoded)
     for name, definition in schema["$defs"].items():
@@ -96,7 +96,8 @@ def schema_of(record: type[msgspec.Struct]) -> JsonObject:
 
 
 def field_docs(record: type[msgspec.Struct]) -> dict[str, str]:
-    """The docstrings below a record's fields, inherited ones included."""
+    """Return the docstrings below a record's fields, inherited ones included."""
+    # Python keeps no docstrings of fields, so read them from the source.
     docs: dict[str, str] = {}
     for base in reversed(record.__mro__):
         if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
@@ -111,7 +112,7 @@ def field_docs(record: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def _records(info: object) -> Iterator[type[msgspec.Struct]]:
-    """Every record in what `msgspec.inspect` tells about a type."""
+    """Yield every record in the type information of `msgspec.inspect`."""
     if isinstance(info, msgspec.inspect.StructType):
         yield get_origin(info.cls) or info.cls
     if isinstance(info, msgspec.Struct):

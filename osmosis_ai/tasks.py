@@ -1,4 +1,4 @@
-"""Task groups whose single failure is raised as it is."""
+"""Task groups that raise a single failure unwrapped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["task_group"]
 
 @asynccontextmanager
 async def task_group() -> AsyncIterator[TaskGroup]:
-    """An anyio task group that doesn't wrap a lone exception in a group, so that callers can catch it by its type."""
+    """Open an anyio task group that raises a lone exception unwrapped, so callers can catch it by type."""
     try:
         async with anyio.create_task_group() as group:
             yield group
@@ -27,4 +27,5 @@ async def task_group() -> AsyncIterator[TaskGroup]:
             error = error.exceptions[0]
         if error is failures:
             raise
+        # "from" its own cause: otherwise the traceback would show the group as context.
         raise error from error.__cause__

@@ -1,4 +1,4 @@
-"""How numbers, times, failures and contents read in reports and messages."""
+"""Format numbers, times, failures and contents for reports and messages."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with what it counts: `1 row`, `2,000 rows`."""
+    """Format a count: `1 row`, `2,000 rows`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(milliseconds: float) -> str:
-    """A time: `12.5 ms`, `1.2 s`."""
+    """Format a duration: `12.5 ms`, `1.2 s`."""
     return f"{milliseconds:.1f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
 def failure_line(failure: Failure) -> str:
-    """A failure in short: whose it is, and what happened."""
+    """Format a failure in short: its origin and message."""
     return f"{failure.origin}: {failure.message}"
 
 
 def failure_text(failure: Failure) -> str:
-    """A failure in full: whose it is, what happened, where, and the traceback if there is one."""
+    """Format a failure in full: its origin, message and location, and the traceback if there is one."""
     where = f"\n  at {failure.file}" + (f":{failure.line}" if failure.line else "") if failure.file else ""
     detail = f"\n{indented(failure.detail.rstrip())}" if failure.detail else ""
     return f"{failure_line(failure)}{where}{detail}"
 
 
 def score_text(score: Score) -> str:
-    """A score with its explanation, or why there is none."""
+    """Format a score with its explanation, or the reason why it is missing."""
     if score.failure is not None:
         return f"{score.function}: no score\n{indented(failure_text(score.failure))}"
     line = f"{score.function}: {score.value:g}"
@@ -55,23 +55,23 @@ def score_text(score: Score) -> str:
 
 
 def content_text(content: Any) -> str:
-    """A message's content as text, whatever form it has."""
+    """Return a message's content, of any form, as text."""
     if content is None:
         return ""
     return content if isinstance(content, str) else json_text(content)
 
 
 def json_text(value: Any) -> str:
-    """A value as JSON on one line."""
+    """Encode a value as JSON on one line."""
     return msgspec.json.encode(value).decode("utf-8")
 
 
 def indented(text: str) -> str:
-    """A text with every line moved to the right."""
+    """Indent every line of a text by two spaces."""
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
 def visible(text: str) -> str:
-    """Text without what a terminal would obey: control characters other than tab and newline become escapes."""
+    """Escape the control characters that a terminal would obey, all but tab and newline."""
     text = text.replace("\r\n", "\n")
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)

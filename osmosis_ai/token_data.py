@@ -1,7 +1,7 @@
-"""Log probabilities and token ids, as endpoints give them and as records keep them.
+"""Convert log probabilities and token ids from the endpoints' forms to records.
 
-OpenAI, vLLM and SGLang give `logprobs` as `{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`; older
-endpoints as two parallel lists. vLLM gives `prompt_token_ids` and `token_ids` as lists of numbers.
+OpenAI, vLLM and SGLang return `logprobs` as `{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`, older
+endpoints as two parallel lists. vLLM returns `prompt_token_ids` and `token_ids` as lists of numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Told = TypeVar("Told", Completion, Turn)
 
 
 class TokenData(NamedTuple):
-    """What an endpoint told of a reply's tokens. `left_out` has why something was not kept, by its name."""
+    """An endpoint's data about a reply's tokens. `left_out` gives the reason, by name, for each part not kept."""
 
     logprobs: Logprobs | None
     token_ids: TokenIds | None
@@ -28,7 +28,7 @@ class TokenData(NamedTuple):
 
 
 def token_data(given: Mapping[str, object]) -> TokenData:
-    """Read `logprobs`, `prompt_token_ids` and `token_ids`; what hasn't their form is left out."""
+    """Read `logprobs`, `prompt_token_ids` and `token_ids`; leave out parts in another form."""
     left_out: dict[str, str] = {}
 
     def read(name: str, value: object, kind: type[T]) -> T | None:
@@ -45,10 +45,10 @@ def token_data(given: Mapping[str, object]) -> TokenData:
 
 
 def from_older_form(stored: JsonObject, kind: type[Told]) -> Told:
-    """A completion or a turn that was stored when token data was kept in whatever form it came.
+    """Read a completion or a turn stored by an earlier version, which kept token data in the endpoint's form.
 
     Raises:
-        msgspec.ValidationError: It doesn't fit in other respects.
+        msgspec.ValidationError: Another part doesn't fit.
     """
     ids = stored.get("token_ids")
     by_name = ids if isinstance(ids, dict) else {"token_ids": ids}
@@ -58,7 +58,7 @@ def from_older_form(stored: JsonObject, kind: type[Told]) -> Told:
 
 
 def _by_token(logprobs: object) -> object:
-    """The older form, `{"tokens": […], "token_logprobs": […]}`, in the one of today."""
+    """Convert the older form, `{"tokens": […], "token_logprobs": […]}`, to the current one."""
     if isinstance(logprobs, dict) and "content" not in logprobs:
         tokens, values = logprobs.get("tokens"), logprobs.get("token_logprobs")
         if isinstance(tokens, list) and isinstance(values, list) and len(tokens) == len(values):

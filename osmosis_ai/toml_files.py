@@ -1,4 +1,4 @@
-"""TOML files read within bounds, and the line that a key stands in."""
+"""Read TOML files within bounds, and find the lines of their keys."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from osmosis_ai.records import JsonObject
 
 __all__ = ["MAX_TOML_BYTES", "KeyLines", "TomlError", "parse_toml", "read_toml", "read_toml_text"]
 
-# The standard library's since Python 3.11, and the package it was taken from.
+# In the standard library since Python 3.11; before that, the package it comes from.
 _tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 MAX_TOML_BYTES = 256 * 1024
-"""Far above any real config; the parser's time grows with the square of some texts' length."""
+"""Far above any real config; the parser's time can grow with the square of a text's length."""
 
-# The parser takes time that grows with the square of a key's parts; no config has so many.
+# The parser's time grows with the square of a key's parts; no real config has this many.
 _LONG_KEY = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
 _HEADER = re.compile(r"\s*\[{1,2}\s*([^\]#]+?)\s*\]{1,2}\s*(#.*)?$")
 _KEY = re.compile(r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*=""")
@@ -28,19 +28,19 @@ _PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 
 
 class TomlError(UnreadableError):
-    """A file that can't be read as TOML."""
+    """A file can't be read as TOML."""
 
 
 def read_toml_text(path: Path, root: Path) -> str:
-    """Read the text of a TOML file that is in the repository, links followed; raises TomlError."""
+    """Read the text of a TOML file that is in the repository after links are followed; raise TomlError."""
     try:
         if not path.resolve().is_relative_to(root.resolve()):
             raise TomlError("a link to a place outside the repository")
         too_large = f"larger than {MAX_TOML_BYTES // 1024} KiB, too large to be a config"
         data = read_bounded(path, MAX_TOML_BYTES, too_large)
     except RuntimeError:
-        # Before Python 3.13.
-        raise TomlError("can't be read: a circle of links") from None
+        # Before Python 3.13, `resolve` raises this for a cycle.
+        raise TomlError("can't be read: a cycle of links") from None
     except UnreadableError as error:
         raise TomlError(error.message) from None
     try:
@@ -51,12 +51,12 @@ def read_toml_text(path: Path, root: Path) -> str:
 
 
 def read_toml(path: Path, root: Path) -> JsonObject:
-    """Read a TOML file that is in the repository; raises TomlError."""
+    """Read a TOML file that is in the repository; raise TomlError."""
     return parse_toml(read_toml_text(path, root))
 
 
 def parse_toml(text: str) -> JsonObject:
-    """Parse a TOML text; raises TomlError."""
+    """Parse a TOML text; raise TomlError."""
     if (long_key := _LONG_KEY.search(text)) is not None:
         raise TomlError("a key of more than 64 parts", text.count("\n", 0, long_key.start()) + 1)
     try:
@@ -75,7 +75,7 @@ def parse_toml(text: str) -> JsonObject:
 
 
 class KeyLines:
-    """The lines of a TOML text's tables and keys, found by reading its lines."""
+    """The lines of a TOML text's tables and keys, found by matching its lines, because the parser doesn't tell."""
 
     def __init__(self, text: str) -> None:
         self._lines: dict[tuple[str, ...], int] = {}
@@ -93,9 +93,10 @@ class KeyLines:
             key = _KEY.match(line)
             if key is not None:
                 self._note((*table, *_parts(key[1])), number)
-                # The keys of an inline table stand in the same line.
+                # An inline table's keys are on the same line.
                 for inner in re.finditer(r"[{,]\s*([A-Za-z0-9_-]+)\s*=", line[key.end() :]):
                     self._note((*table, *_parts(key[1]), inner[1]), number)
+            # An odd number of triple quotes opens a multi-line string; its lines hold no keys.
             for quotes in ('"""', "'''"):
                 if line.count(quotes) % 2:
                     closing = quotes
@@ -105,7 +106,7 @@ class KeyLines:
             self._lines.setdefault(path[:length], number)
 
     def of(self, *path: str) -> int | None:
-        """The line of a key, else of the table it would be in; None when neither is there."""
+        """Return the line of a key, else of the table it would be in; None if neither exists."""
         for length in range(len(path), 0, -1):
             if path[:length] in self._lines:
                 return self._lines[path[:length]]

@@ -1,4 +1,4 @@
-"""Where in a repository's own code an exception comes from, and what to show of its traceback."""
+"""Locate an exception in the repository's own code, and format its traceback without the rest."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class SourceLocation(NamedTuple):
 
 
 def describe(exc: BaseException, limit: int = 2000) -> str:
-    """Give an exception as `NameError: name 'foo' is not defined`, also when its own `__str__` fails.
+    """Format an exception as `NameError: name 'foo' is not defined`, even if its own `__str__` fails.
 
-    A group of one exception, as task groups raise it, says nothing by itself: that one is given.
+    A group of one, as task groups raise it, says nothing by itself, so the member stands for it.
     """
     while len(members := _members(exc)) == 1 and members[0] is not exc:
         exc = members[0]
@@ -43,11 +43,11 @@ def describe(exc: BaseException, limit: int = 2000) -> str:
 
 
 def locate(exc: BaseException, root: Path) -> SourceLocation | None:
-    """Find the line of the user's code that an exception comes from.
+    """Find the line of the user's code that raised an exception; return None if no such line took part.
 
-    It is the deepest frame in a file under `root` that is no installed package; for a syntax error it is the error's
-    own place. An exception without such a frame is looked for in its group's members, its cause and its context. None
-    when no line of the user's code took part.
+    It is the deepest frame in a file under `root` that isn't part of an installed package; for a syntax error, it is
+    the error's own location. If an exception has no such frame, its group's members, its cause and its context are
+    searched.
     """
     for candidate in _related(exc):
         if isinstance(candidate, SyntaxError) and candidate.filename and candidate.lineno:
@@ -62,7 +62,7 @@ def locate(exc: BaseException, root: Path) -> SourceLocation | None:
 
 
 def locate_function(function: Callable[..., Any], root: Path) -> SourceLocation | None:
-    """The line where a function begins, of a decorated one what is decorated; None when it isn't the user's code."""
+    """Return the line where a function, decorators removed, begins; None if it isn't the user's code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     file = _user_file(code.co_filename, root) if code is not None else None
     if code is None or file is None:
@@ -72,7 +72,7 @@ def locate_function(function: Callable[..., Any], root: Path) -> SourceLocation 
 
 
 def short_traceback(exc: BaseException, root: Path, frames: int = 12) -> str:
-    """Format an exception with the frames of the user's code only."""
+    """Format an exception with only the frames of the user's code."""
     found = _user_frames(exc.__traceback__, root)
     first, last = frames // 3, frames - frames // 3
     lines = []
@@ -92,7 +92,7 @@ def short_traceback(exc: BaseException, root: Path, frames: int = 12) -> str:
 
 
 def _related(exc: BaseException) -> Iterator[BaseException]:
-    """Give the exception, then what it groups, was caused by, or interrupted; each once."""
+    """Yield the exception, then its group's members, causes and contexts, each once."""
     seen: set[int] = set()
     waiting = [exc]
     while waiting:
@@ -121,6 +121,7 @@ def _user_frames(tb: TracebackType | None, root: Path) -> list[tuple[SourceLocat
         filename = frame.f_code.co_filename
         file = _user_file(filename, root)
         if file is not None:
+            # Watch mode edits files while this process runs, so a cached line may be stale.
             linecache.checkcache(filename)
             text = linecache.getline(filename, line, frame.f_globals).strip()
             found.append((SourceLocation(file, line, _shown(text, 200)), frame.f_code.co_name))
@@ -128,13 +129,13 @@ def _user_frames(tb: TracebackType | None, root: Path) -> list[tuple[SourceLocat
 
 
 def _user_file(filename: str, root: Path) -> str | None:
-    """Give the path relative to the root if the file is the user's own, else None."""
+    """Return the path relative to the root if the file is the user's own, else None."""
     if filename.startswith("<"):
         return None
     real = os.path.realpath(filename)
     if any(real == place or real.startswith(place + os.sep) for place in _NOT_THE_USERS):
         return None
-    # A folder of the repository may be a link to somewhere else, and the root itself may be reached through one.
+    # A folder of the repository may be a link to another place, and the root itself may be behind one.
     for path, base in ((Path(filename).absolute(), root.absolute()), (Path(real), root.resolve())):
         if path.is_relative_to(base):
             relative = path.relative_to(base)
@@ -143,5 +144,6 @@ def _user_file(filename: str, root: Path) -> str | None:
 
 
 def _shown(text: str, limit: int) -> str:
+    # Lone surrogates can't be stored or printed.
     text = text.encode("utf-8", "replace").decode("utf-8")
     return text if len(text) <= limit else text[: limit - 1] + "…"

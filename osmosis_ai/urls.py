@@ -1,4 +1,4 @@
-"""URLs that users name: checked in one place, and shown without the secrets they may hold."""
+"""Check URLs from users, and show them without the secrets they may hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IN_TEXT = re.compile(r"https?://[^\s'\"]+")
 
 
 class UrlError(ValueError):
-    """A text is not a usable URL. The message completes "the address …" and never repeats the text."""
+    """A text isn't a usable URL. The message completes "the address …" and never repeats the text."""
 
     def __init__(self, problem: UrlProblem, message: str) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class UrlError(ValueError):
 
 
 def has_scheme(text: str) -> bool:
-    """True if a text begins like a URL, and not like a path."""
+    """Return True if a text begins like a URL, not like a path."""
     return _SCHEME.match(text) is not None
 
 
@@ -37,7 +37,7 @@ def http_url(text: str, *, bare: bool = False) -> URL:
         bare: Refuse a user, password, query or fragment: paths are appended to it, and keys are sent in a header.
 
     Raises:
-        UrlError: The text is not such a URL.
+        UrlError: The text isn't such a URL.
     """
     if bare and "@" in _authority(text):
         raise UrlError("credentials", "holds a user name or password")
@@ -45,7 +45,7 @@ def http_url(text: str, *, bare: bool = False) -> URL:
         raise UrlError("query", "holds a query or fragment")
     if any(character <= " " or character == "\x7f" for character in text):
         raise UrlError("malformed", "holds spaces or control characters")
-    # Imported here, because the command line checks no URL on most runs.
+    # Imported late: most commands check no URL.
     from yarl import URL
 
     try:
@@ -61,14 +61,14 @@ def http_url(text: str, *, bare: bool = False) -> URL:
 
 
 def show_url(url: str) -> str:
-    """Return a URL without what may be secret in it: user, password, query and fragment."""
+    """Return a URL without its possibly secret parts: user, password, query and fragment."""
     scheme, _, rest = url.partition("://")
     authority = _authority(url)
     port = authority.rpartition("]")[2].partition(":")[2]
     if "@" in authority:
         rest = rest[authority.rindex("@") + 1 :]
     elif "@" in rest and port and not port.isdecimal():
-        # A password with an unescaped / ? or # in it: everything before the last @ belongs to it.
+        # The password holds an unescaped / ? or #, so it extends to the last @.
         rest = rest.rpartition("@")[2]
     return f"{scheme}://{re.split(r'[?#]', rest, maxsplit=1)[0]}"
 

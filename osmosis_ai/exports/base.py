@@ -1,4 +1,4 @@
-"""What an export format is. Imports no store: the command line's help lists the formats."""
+"""The interface of export formats. Doesn't import the store, because the command line's help lists the formats."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ __all__ = ["ExportFormat", "Write"]
 
 
 Write: TypeAlias = "Callable[[Iterable[ExportedRollout], Sequence[str], IO[bytes], Callable[[bytes], bytes]], int]"
-"""Writes rollouts with scores by these functions, and gives how many; the last argument masks keys in encoded JSON."""
+"""Write rollouts scored by these functions, and return how many; the last argument masks keys in encoded JSON."""
 
 
 class ExportFormat(NamedTuple):
-    """A format: its name, the suffix of its files with the point, what it keeps in which form, and what writes it.
+    """An export format.
 
-    `text` is True for one that may go to a terminal or a pipe. `read_with` are calls that read a file of it.
+    `suffix` includes the dot. `text` is True if the format may go to a terminal or a pipe. `description` says what it
+    keeps and how. `read_with` lists calls that read such a file.
     """
 
     name: str

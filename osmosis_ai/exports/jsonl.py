@@ -1,4 +1,4 @@
-"""JSON lines: one object per line, everything as it was."""
+"""JSON lines: one object per line, nothing converted."""
 
 from __future__ import annotations
 

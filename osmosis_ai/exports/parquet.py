@@ -1,7 +1,7 @@
-"""Parquet: one row per rollout, under a schema that depends on the functions' names only.
+"""Parquet: one row per rollout, with a schema that depends only on the functions' names.
 
-Messages, turns and rewards are nested columns; what has no fixed form (`tools`, `metadata`, log probabilities, request
-parameters, fields of messages that aren't in the schema) is JSON text.
+Messages, turns and rewards are nested columns. Data without a fixed form is JSON text: `tools`, `metadata`, log
+probabilities, request parameters, and message fields outside the schema.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FORMAT"]
 
 BATCH_BYTES = 8 << 20
 BATCH_ROLLOUTS = 1000
-"""A file is written in groups of at most this many rollouts, or about this many bytes of them."""
+"""A row group holds at most this many rollouts, or about this many bytes."""
 
 
 def _write(
@@ -44,6 +44,7 @@ def _write(
             batch.clear()
 
         for rollout in rollouts:
+            # Masked as JSON and decoded again, because the masker works on encoded strings.
             data = mask(encoder.encode(rollout))
             batch.append(_row(decoder.decode(data), functions))
             written += 1
@@ -131,6 +132,7 @@ def _message(message: Message) -> JsonObject:
     calls = message.get("tool_calls")
     if calls is not None:
         row["tool_calls"] = [_call(call) for call in calls]
+        # The schema can't hold all of these calls' fields, so keep the originals too.
         if row["tool_calls"] != calls:
             extra["tool_calls"] = calls
     row["extra"] = _json(extra or None)
@@ -159,8 +161,8 @@ FORMAT = ExportFormat(
     suffix=".parquet",
     text=False,
     description="Parquet has one schema for all runs of the same functions. messages is a list of {role, content, "
-    "name, tool_call_id, reasoning_content, tool_calls, extra}; tools, metadata, and a turn's params and logprobs are "
-    "JSON text (json.loads), and so is, in extra, what a message holds beyond these fields.",
+    "name, tool_call_id, reasoning_content, tool_calls, extra}. tools, metadata, a turn's params and logprobs, and a "
+    "message's extra, which holds its other fields, are JSON text (json.loads).",
     read_with=('pandas.read_parquet("run.parquet")', 'datasets.load_dataset("parquet", data_files="run.parquet")'),
     write=_write,
 )

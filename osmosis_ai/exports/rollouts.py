@@ -1,4 +1,4 @@
-"""Which of a run's rollouts to export, and the object that each one becomes."""
+"""Select a run's rollouts for export, and convert them to exported objects."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["ExportedRollout", "ExportedTurn", "Selection", "exported_rollouts"]
 
 
 class Selection(Record, frozen=True):
-    """Which rollouts of a run to export.
+    """A filter for the rollouts of a run.
 
-    `policy` is `policy`, `baseline` or `all`. With `min_score` every function's score must be at least that, with
-    `min_reward` their mean; either leaves out rollouts that failed or lack a score.
+    `policy` is `policy`, `baseline` or `all`. `min_score` is a lower bound for every function's score, `min_reward` for
+    their mean; either excludes rollouts that failed or lack a score.
     """
 
     policy: str = "policy"
@@ -34,7 +34,7 @@ class Selection(Record, frozen=True):
     min_reward: float | None = None
 
     def wants(self, scored: ScoredRollout) -> bool:
-        """True if a rollout is to be exported."""
+        """Return True if a rollout passes the filter."""
         rollout = scored.stored.rollout
         if self.policy not in ("all", rollout.policy):
             return False
@@ -53,9 +53,9 @@ class ExportedTurn(Record, frozen=True):
     """One model call of a rollout."""
 
     finish_reason: str
-    """Why the reply ended, in the endpoint's word."""
+    """Why the reply ended, as the endpoint puts it."""
     model: str | None
-    """Model that the endpoint says has answered."""
+    """Model that answered, according to the endpoint."""
     params: JsonObject
     """Request parameters."""
     prompt_tokens: int
@@ -65,11 +65,11 @@ class ExportedTurn(Record, frozen=True):
     attempts: int
     """Requests, retries included."""
     logprobs: Logprobs | None
-    """Log probabilities of the reply's tokens, null if the endpoint gave none."""
+    """Log probabilities of the reply's tokens, null if the endpoint returned none."""
     prompt_token_ids: list[int] | None
-    """Token ids of the request, null if the endpoint gave none."""
+    """Token ids of the request, null if the endpoint returned none."""
     token_ids: list[int] | None
-    """Token ids of the reply, null if the endpoint gave none."""
+    """Token ids of the reply, null if the endpoint returned none."""
 
 
 class ExportedRollout(Record, frozen=True):
@@ -94,21 +94,21 @@ class ExportedRollout(Record, frozen=True):
     tools: list[Tool] | None
     """The tools' schemas, as the model saw them."""
     reward: float | None
-    """The only function's score, else the mean of the scores; null if one is missing."""
+    """Mean of the functions' scores, null if one is missing."""
     rewards: dict[str, float | None]
     """Score by function, null if it could not be computed."""
     scoring_errors: dict[str, str]
-    """Error by function whose score could not be computed."""
+    """Error by function, for scores that could not be computed."""
     finish_reason: FinishReason
     """Why the rollout ended."""
     error: str | None
-    """The failure, after its origin: `model: …`, `timeout: …`, `worker: …`."""
+    """The failure, with its origin first: `model: …`, `timeout: …`, `worker: …`."""
     ground_truth: str | None
     """Ground truth of the row."""
     metadata: JsonObject
     """Other columns of the row."""
     token_usage: TokenUsage
-    """Tokens of all its model calls."""
+    """Tokens of all model calls."""
     cost_usd: float | None
     """Cost in US dollars, null if no price is known."""
     duration_ms: float
@@ -118,7 +118,7 @@ class ExportedRollout(Record, frozen=True):
 
 
 def exported_rollouts(store: Queries, run: RunInfo, selection: Selection) -> Iterator[ExportedRollout]:
-    """The selected rollouts of a run, in the order of rows, run indices and policies; streamed. Raises StoreError."""
+    """Stream the selected rollouts of a run, ordered by row, run index and policy; raise StoreError."""
     for scored in store.scored(run.id, with_trajectory=True):
         if selection.wants(scored):
             yield _exported(run, scored)

@@ -1,1 +1,1 @@
-"""An agent loop offered to a trainer, run in workers."""
+"""Serve an agent to a trainer, with rollouts in worker processes."""

@@ -1,4 +1,4 @@
-"""An agent served to a trainer from worker processes, which are replaced when its code changes."""
+"""Serve an agent from worker processes, and replace them when its code changes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Loaded(NamedTuple):
-    """Workers that have loaded one state of the code: those that run rollouts, and, for an agent loop, one that only
-    says which tools there are, so that this is never held up by what the loop does."""
+    """The workers of one version of the code. `runs` runs rollouts; `asks`, for an agent loop only, lists the tools in
+    a worker of its own, so that a busy loop never delays the answer."""
 
     runs: KeptPool
     asks: KeptPool | None
@@ -46,8 +46,8 @@ class _Loaded(NamedTuple):
 class PoolRunner:
     """Runs a served agent's rollouts in worker processes: a `rollout.runner.RolloutRunner`, while it is `running`.
 
-    With `reload` it loads the code anew when a file of it changes. Rollouts that run then end with the old code. `said`
-    takes what there is to say about that, a line at a time.
+    With `reload` it reloads the code when a file changes; in-flight rollouts finish on the old code. `said` receives
+    messages about reloads, one line at a time.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class PoolRunner:
 
     @property
     def loaded(self) -> Ready:
-        """What the workers have loaded."""
+        """The tools, functions and agent that the workers have loaded."""
         return self._workers.runs.pool.loaded
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Load the agent into workers, which end with the block; raises StartError when it can't be loaded."""
-        # Ends when no pool is left: what runs goes on to its end.
+        """Load the agent into workers, which end with the block; raise StartError if it can't be loaded."""
+        # The group ends with its last pool, after in-flight rollouts have finished.
         async with task_group() as self._group:
             self._workers = await self._load()
             try:
@@ -90,13 +90,13 @@ class PoolRunner:
                     kept.release()
 
     async def start(self) -> None:
-        """Nothing to do: the workers are there before the server is."""
+        """Do nothing: the workers start before the server."""
 
     async def aclose(self) -> None:
-        """Nothing to do: the workers end after the server has."""
+        """Do nothing: the workers end after the server."""
 
     async def inspect(self) -> Inspected:
-        """Validate the agent loop; raises OsmosisRolloutError when that took its worker down."""
+        """Validate the agent loop; raise OsmosisRolloutError if that kills its worker."""
         with self._workers.asks or self._workers.runs as pool:
             try:
                 return await pool.inspect()
@@ -104,7 +104,7 @@ class PoolRunner:
                 raise OsmosisRolloutError(failure_line(failed.failure)) from failed
 
     async def tools(self, request: RolloutRequest) -> list[Tool]:
-        """The tools of a rollout; raises OsmosisRolloutError when the loop can't say."""
+        """List the tools of a rollout; raise OsmosisRolloutError if the loop fails to."""
         if self._workers.asks is None:
             return self.loaded.tools
         with self._workers.asks as pool:
@@ -117,7 +117,7 @@ class PoolRunner:
         return done.tools
 
     async def run(self, request: RolloutRequest) -> RolloutResponse:
-        """Run one rollout; what the loop does wrong, or does to its worker, is in the response."""
+        """Run one rollout; the response reports a failure of the loop or of its worker."""
         with self._workers.runs as pool:
             try:
                 return RolloutResponse.model_validate(await pool.serve(request.model_dump(mode="json")))
@@ -125,12 +125,13 @@ class PoolRunner:
                 return error_response(request, failure_line(failed.failure))
 
     async def reload(self) -> None:
-        """Load the code anew; what can't be loaded leaves the last good code in place."""
+        """Reload the code; if it can't be loaded, keep the last good version."""
         try:
             fresh = await self._load()
         except StartError as error:
-            self._said(f"not reloaded, the last good code goes on: {error}")
+            self._said(f"not reloaded, still serving the last good code: {error}")
             return
+        # Released only now, so that requests always find workers.
         old, self._workers = self._workers, fresh
         for kept in old.pools():
             kept.release()
@@ -167,7 +168,7 @@ class PoolRunner:
 
 
 def _watched_folders(spec: WorkerSpec) -> tuple[Path, str | None]:
-    """The repository's root, and the folder of the agent's code in it, if it has one."""
+    """Return the repository's root, and the folder of the agent's code in it, if any."""
     root, folder = Path(spec.root).resolve(), None
     if spec.agent is not None and spec.agent.folder is not None:
         folder = Path(spec.agent.root, spec.agent.folder)

@@ -1,4 +1,4 @@
-"""Between records and what the database holds."""
+"""Convert records to database columns and back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COMPRESS_FROM = 1024  # bytes
 
 
 class _Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The part of a rollout that lists and statistics don't need."""
+    """The part of a rollout that lists and statistics don't read."""
 
     messages: list[Message]
     turns: list[Turn]
@@ -63,10 +63,10 @@ _object = msgspec.json.Decoder(dict[str, Any])
 
 
 class Encoder:
-    """Turns records into what is stored, with every known key value masked.
+    """Converts records to columns and masks every known key value.
 
-    Identifiers (a rollout's, a row's, a policy's and a function's) are stored as they are: they are what records are
-    found by, and this package makes them up itself.
+    Identifiers of rollouts, rows, policies and functions are stored unmasked: queries look records up by them, and this
+    package generates them itself.
     """
 
     def __init__(self, masker: Masker) -> None:
@@ -75,7 +75,7 @@ class Encoder:
     def run(
         self, command: str, identity: Mapping[str, Any], config: Mapping[str, Any], owner: tuple[int, float]
     ) -> RunColumns:
-        """A run that this process, the owner, writes. Its id and time are still to be set."""
+        """Encode a run that this process, the owner, writes. The caller sets its id and time."""
         pid, started = owner
         return RunColumns(
             pk=0,
@@ -94,7 +94,7 @@ class Encoder:
         )
 
     def rollout(self, rollout: Rollout) -> RolloutColumns:
-        """A rollout that has just ended, in its first attempt. Its run is still to be set."""
+        """Encode a rollout that has just ended, as its first attempt. The caller sets its run."""
         usage, now = rollout.usage, time.time()
         columns = RolloutColumns(
             pk=0,
@@ -135,17 +135,17 @@ class Encoder:
         return columns
 
     def trajectory(self, rollout: Rollout) -> bytes:
-        """The `data` of a rollout's trajectory."""
+        """Encode the `data` of a rollout's trajectory."""
         content = _Trajectory(rollout.messages, rollout.turns, rollout.tool_calls, rollout.samples, rollout.agent)
         return _pack(self._json(content))
 
     def row(self, row: Row) -> RowColumns:
-        """A row. Its run is still to be set."""
+        """Encode a row. The caller sets its run."""
         content = _RowContent(row.system_prompt, row.user_prompt, row.ground_truth, row.extra, row.solution)
         return RowColumns(run=0, row_id=row.id, row_index=row.index, data=_pack(self._json(content)))
 
     def score(self, score: Score, code_hash: str | None = None, rollout: int = 0) -> ScoreColumns:
-        """A score of the rollout with this key."""
+        """Encode a score of the rollout with this key."""
         return ScoreColumns(
             rollout=rollout,
             function=score.function,
@@ -158,7 +158,7 @@ class Encoder:
         )
 
     def json(self, value: object) -> str:
-        """A value as JSON text."""
+        """Encode a value as JSON text."""
         return self._json(value).decode("utf-8")
 
     def _text(self, text: str | None) -> str | None:
@@ -168,6 +168,7 @@ class Encoder:
         try:
             data = _encoder.encode(value)
         except UnicodeEncodeError:
+            # A lone surrogate. Repairing walks the whole value, so it is done only after a failure.
             data = _encoder.encode(_all_well_formed(msgspec.to_builtins(value)))
         except TypeError as error:
             raise StoreError(f"a {type(value).__name__.strip('_')} that isn't JSON can't be stored: {error}") from error
@@ -175,7 +176,7 @@ class Encoder:
 
 
 def decode_rollout(columns: RolloutColumns, trajectory: bytes | None) -> Rollout:
-    """A rollout from its columns and its trajectory's `data`; without that its lists are empty."""
+    """Decode a rollout from its columns and its trajectory's `data`; without the latter, its lists are empty."""
     content = _Trajectory([], [], [], []) if trajectory is None else _decode_trajectory(unpack(trajectory))
     return Rollout(
         id=columns.id,
@@ -197,7 +198,7 @@ def decode_rollout(columns: RolloutColumns, trajectory: bytes | None) -> Rollout
 
 
 def decode_outcome(columns: RolloutColumns, scores: dict[str, Score]) -> Outcome:
-    """What a rollout came to, from its columns and its scores."""
+    """Decode a rollout's outcome from its columns and its scores."""
     return Outcome(
         id=columns.id,
         row_index=columns.row_index,
@@ -215,14 +216,14 @@ def decode_outcome(columns: RolloutColumns, scores: dict[str, Score]) -> Outcome
 
 
 def decode_row(row_index: int, row_id: str, data: bytes) -> Row:
-    """A row from its columns."""
+    """Decode a row from its columns."""
     content = _row.decode(unpack(data))
     values = (content.system_prompt, content.user_prompt, content.ground_truth, content.extra, content.solution)
     return Row(row_index, row_id, *values)
 
 
 def decode_score(columns: ScoreColumns) -> Score:
-    """A score from its columns."""
+    """Decode a score from its columns."""
     return Score(
         columns.function,
         columns.value,
@@ -234,18 +235,19 @@ def decode_score(columns: ScoreColumns) -> Score:
 
 
 def decode_object(text: str) -> dict[str, Any]:
-    """An object from its JSON text."""
+    """Decode an object from its JSON text."""
     return _object.decode(text)
 
 
 def _pack(data: bytes) -> bytes:
-    """Encoded JSON as it is stored: large ones compressed, which halves the store for 40 µs of CPU a rollout."""
-    # Level 1: higher ones take longer and save little on text of a few kilobytes.
+    """Compress large encoded JSON, which halves the store for 40 µs of CPU per rollout."""
+    # Level 1: higher levels take longer and save little on a few kilobytes of text.
     return data if len(data) < _COMPRESS_FROM else zlib.compress(data, 1)
 
 
 def unpack(data: bytes) -> bytes:
-    """Encoded JSON from the `data` of a row or a trajectory."""
+    """Return encoded JSON from the `data` of a row or a trajectory."""
+    # Zlib data never begins with "{".
     return data if data[:1] == b"{" else zlib.decompress(data)
 
 
@@ -253,6 +255,7 @@ def _decode_trajectory(data: bytes) -> _Trajectory:
     try:
         return _trajectory.decode(data)
     except msgspec.ValidationError:
+        # Earlier versions stored token data in the endpoint's form.
         stored = _object.decode(data)
         turns, samples = ([from_older_form(turn, Turn) for turn in stored.pop(name)] for name in ("turns", "samples"))
         content = msgspec.convert({**stored, "turns": [], "samples": []}, _Trajectory)
@@ -277,7 +280,7 @@ def _usage(columns: RolloutColumns) -> Usage:
 
 
 def _well_formed(text: str) -> str:
-    """`text` with lone surrogates, which UTF-8 can't hold, replaced by U+FFFD."""
+    """Replace lone surrogates, which UTF-8 can't hold, with U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

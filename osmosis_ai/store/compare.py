@@ -1,4 +1,4 @@
-"""Compare two stored runs row by row: what differs, by how much, and which rows flipped."""
+"""Compare two stored runs row by row: the difference in scores, and the rows that flipped."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from osmosis_ai.store.views import ComparedFunction, ComparedRuns, FlippedRow, r
 
 __all__ = ["compare_runs"]
 
-_TOLERANCE = 1e-9
+_TOLERANCE = 1e-9  # a mean of floats may miss the threshold by a rounding error
 
 
 def compare_runs(store: Queries, a: RunInfo, b: RunInfo, pass_threshold: float) -> ComparedRuns:
-    """Compare run `b` with run `a` on the rows both have, by every function both were scored with.
+    """Compare run `b` with run `a` on their common rows, by every function that scored both.
 
-    Rows are the same when their content is. A row's score is the mean over its attempts; a missing score counts as 0. A
-    row passes when its mean score is at least `pass_threshold`.
+    Two rows are the same if their content is. A row's score is the mean over its attempts; a missing score counts as 0.
+    A row passes if its mean score is at least `pass_threshold`.
     """
     totals_a, totals_b = _totals(store, a), _totals(store, b)
     functions = {
@@ -39,7 +39,7 @@ def compare_runs(store: Queries, a: RunInfo, b: RunInfo, pass_threshold: float) 
 
 
 def _totals(store: Queries, run: RunInfo) -> dict[str, FunctionTotals | None]:
-    """By function; None for one that was to score and has no score, because every rollout failed for example."""
+    """Totals by function; None for a planned function without any score, for example because every rollout failed."""
     found: dict[str, FunctionTotals | None] = dict.fromkeys(run.config.get("functions") or ())
     return {**found, **{totals.function: totals for totals in store.function_totals(run.id)}}
 
@@ -93,23 +93,22 @@ def _notes(a: RunInfo, b: RunInfo, rows: SharedRows, functions: dict[str, Compar
     for name, run in (("A", a), ("B", b)):
         if run.config.get("stand_in"):
             model = run.config.get("model", "its model")
-            notes.append(f"run {name}: {model} is an offline stand-in, so this says nothing about a model")
+            notes.append(f"run {name}: {model} is an offline stand-in, so its scores say nothing about a model")
         if run.status != "finished":
             of = f" of {run.config['planned']}" if "planned" in run.config else ""
-            notes.append(f"run {name} didn't reach its end: {run.rollouts}{of} rollouts are recorded")
+            notes.append(f"run {name} is incomplete: {run.rollouts}{of} rollouts are recorded")
         if run.failed:
             notes.append(f"run {name} has {run.failed} failed rollouts; their missing scores count as 0")
     if not rows.shared:
         notes.append("the runs have no row in common, so there is nothing to compare")
     elif rows.only_a or rows.only_b:
         notes.append(
-            f"only the {rows.shared} rows that both have are compared; {rows.only_a} are in A only, "
-            f"{rows.only_b} in B only"
+            f"only the {rows.shared} common rows are compared; {rows.only_a} are in A only, {rows.only_b} in B only"
         )
     if a.config.get("n") != b.config.get("n"):
         notes.append(
             f"attempts per row differ: {a.config.get('n', '?')} in A, {b.config.get('n', '?')} in B; "
-            "what is compared are the rows' means"
+            "the rows' means are compared"
         )
     differing = sorted(
         name
@@ -121,7 +120,7 @@ def _notes(a: RunInfo, b: RunInfo, rows: SharedRows, functions: dict[str, Compar
     changed = [name for name, function in functions.items() if function.same_code is False]
     if changed:
         notes.append(
-            f"other code computed the scores of {', '.join(changed)} in the other run; "
-            "`osmosis runs rescore` scores a run with the code as it is now"
+            f"the runs' scores of {', '.join(changed)} come from different code; "
+            "`osmosis runs rescore` scores a run with the current code"
         )
     return notes

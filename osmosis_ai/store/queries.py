@@ -1,7 +1,7 @@
-"""What can be asked of the run store. Each query has a connection of its own that can't write; any thread may ask.
+"""Query the run store. Each query opens its own read-only connection, so any thread may call.
 
-What streams reads a bounded number of records at a time and holds no transaction in between, so that a slow consumer
-neither fills the memory nor keeps the write-ahead log from being emptied.
+Streaming queries read a bounded number of records at a time and hold no transaction in between, so a slow consumer
+neither fills the memory nor keeps SQLite from truncating the write-ahead log.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ P = TypeVar("P", bound=PlaceColumns)
 
 
 class RolloutKey(NamedTuple):
-    """What makes a rollout unique in its run."""
+    """The key that identifies a rollout in its run."""
 
     policy: str
     row_id: str
@@ -48,9 +48,9 @@ class RolloutKey(NamedTuple):
 
 
 class RunInfo(Record, frozen=True):
-    """A run, without its records. Times in seconds since the epoch.
+    """A run, without its records. Times are in seconds since the epoch.
 
-    `rollouts` counts those recorded, `failed` the ones of them that failed. `alive` tells whether the process that
+    `rollouts` counts the recorded rollouts, `failed` those of them that failed. `alive` is True if the process that
     writes a `running` run exists; a running run that isn't alive was killed.
     """
 
@@ -68,9 +68,9 @@ class RunInfo(Record, frozen=True):
 
 
 class StoredRollout(Record, frozen=True):
-    """A rollout and what is known of it without its trajectory. Times in seconds since the epoch.
+    """A rollout and its data outside the trajectory. Times are in seconds since the epoch.
 
-    `requests` counts model requests, retries included; `attempt` is 2 when the record replaced a first one.
+    `requests` counts model requests, retries included; `attempt` is 2 if the record replaced a first one.
     """
 
     rollout: Rollout
@@ -83,7 +83,7 @@ class StoredRollout(Record, frozen=True):
 
 
 class Unscored(NamedTuple):
-    """A stored rollout and the functions that are to score it. `key` finds it in this file, `rollout` in its run."""
+    """A stored rollout and the functions still to score it. `key` identifies it in this file, `rollout` in its run."""
 
     key: int
     rollout: RolloutKey
@@ -100,7 +100,7 @@ class ScoredRollout(NamedTuple):
 
 
 class FunctionTotals(Record, frozen=True):
-    """One function's scores in a run, those of its model and not of a baseline, added up by the database."""
+    """Totals of one function's scores in a run, for one policy. The database computes them."""
 
     function: str
     """Name of the function."""
@@ -113,29 +113,29 @@ class FunctionTotals(Record, frozen=True):
     mean: float
     """Mean score; a missing one counts as 0."""
     code: list[str] = []
-    """Hashes of the code that computed the scores, as far as they are known."""
+    """Known hashes of the code that computed the scores."""
 
 
 class SharedRows(Record, frozen=True):
-    """How many rows two runs have recorded in common, and each on its own."""
+    """Number of rows recorded in both of two runs, and in only one of them."""
 
     shared: int
-    """Rows that both have."""
+    """Rows in both runs."""
     only_a: int
-    """Rows that only the first one has."""
+    """Rows only in the first run."""
     only_b: int
-    """Rows that only the second one has."""
+    """Rows only in the second run."""
 
 
 class Completed(NamedTuple):
-    """The rollouts a run has recorded, and which of those failed."""
+    """The recorded rollouts of a run, and those of them that failed."""
 
     keys: set[RolloutKey]
     failed: set[RolloutKey]
 
 
 class PairedRow(NamedTuple):
-    """One function's scores of one row in two runs, in the order of run indices; None where a score is missing."""
+    """One function's scores of one row in two runs, ordered by run index; None for a missing score."""
 
     row_index: int
     row_id: str
@@ -156,7 +156,8 @@ class _Valued(PlaceColumns):
     value: float | None
 
 
-# A page goes on where the last one ended. The index `rollouts_in_order` gives the order, whatever the page's number.
+# Keyset pagination: a page starts after the last one's last key, so with the index `rollouts_in_order` every page costs
+# the same.
 _PAGE = """
     WHERE rollouts.run = :run AND rollouts.row_index <= :last
           AND (rollouts.row_index, run_index, policy, pk) > (:row, :index, :policy, :pk)
@@ -203,7 +204,7 @@ _SCORED_WITH_TRAJECTORY = f"""
 _COUNT = f"""
     SELECT count(*) FROM rollouts WHERE rollouts.run = :run AND (:row IS NULL OR row_index = :row) AND {_FILTER}
 """
-# CROSS JOIN keeps the order of the keys, and so their scores are read in the order in which they lie.
+# CROSS JOIN makes SQLite follow the order of the keys, and so read the scores in the order they are stored.
 _SCORES_OF = f"""
     SELECT {select(ScoreColumns)} FROM json_each(?) AS wanted CROSS JOIN scores ON scores.rollout = wanted.value
     ORDER BY scores.rollout, function
@@ -220,27 +221,28 @@ _CHUNK = 500
 
 
 class Queries:
-    """Reads the run store. Every method raises StoreError when the file can't be read or a run doesn't exist."""
+    """Reads the run store. Every method raises StoreError if the file can't be read or a run doesn't exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def list_runs(self, limit: int = 20) -> list[RunInfo]:
-        """The latest runs, newest first."""
+        """List the latest runs, newest first."""
         with open_reader(self._path) as db:
             found = db.execute(_RUNS + "ORDER BY created_at DESC, pk DESC LIMIT ?", (limit,))
             return [_run_info(RunColumns(*columns)) for columns in found]
 
     def find_run(self, name: str) -> RunInfo:
-        """The run with this id, the only one whose id begins so, or the newest one for `latest`."""
+        """Return the run with this id, the only one with this prefix, or the newest for `latest`."""
         if name == "latest":
             newest = self.list_runs(1)
             if not newest:
-                raise StoreError(f"there is no run yet in {self._path}; `osmosis test` and `osmosis eval` make one")
+                raise StoreError(f"{self._path} has no runs yet; `osmosis test` and `osmosis eval` create them")
             return newest[0]
         with open_reader(self._path) as db:
             found = db.execute(_RUNS + "WHERE id = ?", (name,)).fetchall()
             if not found and name:
+                # A range instead of LIKE, whose wildcards the name may contain.
                 bounds = (name, name + "\U0010ffff")
                 found = db.execute(_RUNS + "WHERE id >= ? AND id < ? ORDER BY id LIMIT 11", bounds).fetchall()
         if len(found) == 1:
@@ -248,17 +250,17 @@ class Queries:
         if found:
             ids = ", ".join(RunColumns(*columns).id for columns in found[:10]) + (", …" if len(found) > 10 else "")
             raise StoreError(f"several runs begin with {name!r}: {ids}; give more of the id")
-        raise StoreError(f"there is no run {name!r} in {self._path}; `osmosis runs` lists those there are")
+        raise StoreError(f"there is no run {name!r} in {self._path}; `osmosis runs` lists all runs")
 
     def unfinished_runs(self, command: str) -> list[RunInfo]:
-        """Runs of a command that didn't reach their end and that no process is working on, newest first."""
+        """List a command's unfinished runs that no process is working on, newest first."""
         query = _RUNS + "WHERE command = ? AND status <> 'finished' ORDER BY created_at DESC, pk DESC"
         with open_reader(self._path) as db:
             found = [_run_info(RunColumns(*columns)) for columns in db.execute(query, (command,))]
         return [run for run in found if not run.alive]
 
     def completed_keys(self, run_id: str) -> Completed:
-        """Which rollouts are recorded."""
+        """Return the keys of the recorded rollouts."""
         completed = Completed(set(), set())
         query = "SELECT policy, row_id, run_index, failure_origin IS NOT NULL FROM rollouts WHERE run = ?"
         with open_reader(self._path) as db:
@@ -270,7 +272,7 @@ class Queries:
         return completed
 
     def outcomes(self, run_id: str) -> Iterator[Outcome]:
-        """Rollouts without their trajectories but with their scores, in the order of rows, run indices and policies."""
+        """Stream rollouts with scores but without trajectories, ordered by row, run index and policy."""
         with open_reader(self._path) as db:
             for page in self._pages(db, _OUTCOMES, RolloutColumns, run_id, _CHUNK):
                 scores = _scores(db, page)
@@ -285,10 +287,10 @@ class Queries:
         run_index: int | None = None,
         failed: bool = False,
     ) -> Iterator[ScoredRollout]:
-        """Rollouts with their rows and scores, in the order of rows, run indices and policies.
+        """Stream rollouts with their rows and scores, ordered by row, run index and policy.
 
-        Without `with_trajectory` their lists (messages, turns, tool calls, samples) are empty. `failed`: only rollouts
-        that failed or have a score that could not be computed.
+        Without `with_trajectory` their lists (messages, turns, tool calls, samples) are empty. `failed` selects
+        rollouts that failed or have a score that could not be computed.
         """
 
         query = _SCORED_WITH_TRAJECTORY if with_trajectory else _SCORED
@@ -313,20 +315,20 @@ class Queries:
     def count_rollouts(
         self, run_id: str, *, row: int | None = None, run_index: int | None = None, failed: bool = False
     ) -> int:
-        """How many rollouts `scored` gives; the arguments are the same."""
+        """Count the rollouts that `scored` yields for the same arguments."""
         with open_reader(self._path) as db:
             values = {"run": self._pk(db, run_id), "row": row, "run_index": run_index, "failed": failed}
             return int(db.execute(_COUNT, values).fetchone()[0])
 
     def row_span(self, run_id: str) -> tuple[int, int] | None:
-        """The first and the last row index that has a rollout; None when there is none."""
+        """Return the first and the last row index with a rollout; None if there is no rollout."""
         with open_reader(self._path) as db:
             query = "SELECT min(row_index), max(row_index) FROM rollouts WHERE run = ?"
             first, last = db.execute(query, (self._pk(db, run_id),)).fetchone()
         return None if first is None else (first, last)
 
     def row(self, run_id: str, row_id: str) -> Row:
-        """A row that has a rollout in the run."""
+        """Return a row that has a rollout in the run."""
         with open_reader(self._path) as db:
             query = "SELECT row_index, row_id, data FROM rows WHERE run = ? AND row_id = ?"
             found = db.execute(query, (self._pk(db, run_id), row_id)).fetchone()
@@ -335,7 +337,7 @@ class Queries:
             return decode_row(*found)
 
     def shared_rows(self, run_a: str, run_b: str) -> SharedRows:
-        """How many rows two runs have recorded in common."""
+        """Count the rows recorded in both runs, and in only one of them."""
         with open_reader(self._path) as db:
             keys = self._pk(db, run_a), self._pk(db, run_b)
             counts = [db.execute("SELECT count(*) FROM rows WHERE run = ?", (key,)).fetchone()[0] for key in keys]
@@ -343,7 +345,7 @@ class Queries:
         return SharedRows(shared, counts[0] - shared, counts[1] - shared)
 
     def function_totals(self, run_id: str, policy: str = "policy") -> list[FunctionTotals]:
-        """Every function's scores of one policy, added up. Looks at every score, but decodes none."""
+        """Total every function's scores of one policy. Reads every score, but decodes none."""
         with open_reader(self._path) as db:
             key = (self._pk(db, run_id), policy)
             (rollouts,) = db.execute("SELECT count(*) FROM rollouts WHERE run = ? AND policy = ?", key).fetchone()
@@ -353,10 +355,10 @@ class Queries:
             ]
 
     def unscored(self, run_id: str, without: Mapping[str, str | None], *, partial: bool = False) -> Iterator[Unscored]:
-        """Rollouts that ended without failure and lack a score, in the order of rows, run indices and policies.
+        """Stream rollouts that ended without failure but lack a score, ordered by row, run index and policy.
 
-        `without` are functions, each with the hash of its code or None for any: only rollouts that lack a score by at
-        least one of them. With `partial` also rollouts that ran out of time.
+        `without` maps functions to the hash of their code, or to None for any code. A rollout qualifies if it lacks a
+        score by at least one of them. `partial` adds rollouts that ran out of time.
         """
         wanted = json.dumps(dict(without))
         with open_reader(self._path) as db:
@@ -366,7 +368,7 @@ class Queries:
                     yield Unscored(columns.pk, place, columns.row_index, json.loads(columns.missing))
 
     def functions(self, run_id: str) -> list[str]:
-        """The functions that have scores in a run, by name. Looks at every score."""
+        """List the functions that have scores in a run, by name. Reads every score."""
         query = "SELECT DISTINCT function FROM rollouts JOIN scores ON rollout = pk WHERE run = ? ORDER BY function"
         with open_reader(self._path) as db:
             return [function for (function,) in db.execute(query, (self._pk(db, run_id),))]
@@ -374,9 +376,9 @@ class Queries:
     def paired_scores(
         self, run_a: str, run_b: str, function: str, *, policy_a: str = "policy", policy_b: str = "policy"
     ) -> Iterator[PairedRow]:
-        """One function's scores on the rows that two runs share, in the order of the first run's rows.
+        """Stream one function's scores of the rows in both runs, in the order of the first run's rows.
 
-        The second run may be the first one with another policy.
+        The second run may be the same as the first, with another policy.
         """
 
         with open_reader(self._path) as db:
@@ -398,7 +400,7 @@ class Queries:
         row: int | None = None,
         **parameters: str | int | None,
     ) -> Iterator[list[P]]:
-        """What a query that continues from page to page gives, as `kind`, at most `limit` at a time."""
+        """Run a paginated query, and yield pages of at most `limit` records as `kind`."""
         bounds = {"run": self._pk(db, run_id), "last": _LAST if row is None else row, "limit": limit}
         after: dict[str, int | str] = {"row": 0 if row is None else row, "index": -1, "policy": "", "pk": 0}
         while page := [kind(*columns) for columns in db.execute(query, {**bounds, **after, **parameters})]:
@@ -409,17 +411,17 @@ class Queries:
     def _pk(self, db: sqlite3.Connection, run_id: str) -> int:
         found = db.execute("SELECT pk FROM runs WHERE id = ?", (run_id,)).fetchone()
         if found is None:
-            raise StoreError(f"there is no run {run_id!r} in {self._path}; `osmosis runs` lists those there are")
+            raise StoreError(f"there is no run {run_id!r} in {self._path}; `osmosis runs` lists all runs")
         return int(found[0])
 
 
 _LAST = 2**63 - 1
 _CLOCK_TOLERANCE = 2.0
-"""Seconds: a process's start time is computed from the boot time, which moves when the clock is set."""
+"""In seconds. A process's start time is computed from the boot time, which moves when the clock is set."""
 
 
 def _scores(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, dict[str, Score]]:
-    """The scores of these rollouts, by their keys and by function."""
+    """Return the scores of these rollouts, by rollout key and function."""
     scores: defaultdict[int, dict[str, Score]] = defaultdict(dict)
     keys = json.dumps([columns.pk for columns in page])
     for columns in starmap(ScoreColumns, db.execute(_SCORES_OF, (keys,))):
@@ -445,14 +447,14 @@ def _run_info(columns: RunColumns) -> RunInfo:
 
 
 def this_process() -> tuple[int, float]:
-    """This process's id and when it started, in seconds since the epoch."""
+    """Return this process's id and its start time, in seconds since the epoch."""
     import psutil
 
     return os.getpid(), psutil.Process().create_time()
 
 
 def process_alive(pid: int, started: float) -> bool:
-    """Whether the process with this id and start time still runs on this machine."""
+    """Return True if the process with this id and start time still runs on this machine."""
     import psutil
 
     try:

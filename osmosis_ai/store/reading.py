@@ -1,4 +1,5 @@
-"""What a scorer's worker reads from the run store by itself, so that trajectories don't travel through the run."""
+"""Read trajectories for scoring. A scoring worker reads the store itself, so trajectories never pass through the run's
+process."""
 
 from __future__ import annotations
 
@@ -47,30 +48,30 @@ _conversation = msgspec.json.Decoder(_Conversation)
 
 
 class ScoringReader:
-    """Reads what functions score, over one connection that stays open. It holds no transaction between two reads."""
+    """Reads the input of scoring functions over one open connection, without a transaction between two reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
 
     def read(self, keys: Sequence[int]) -> list[ScoringInput]:
-        """What functions score, of stored rollouts, in the order of their keys (`RunStore.save_rollout`,
+        """Read the scoring input of stored rollouts, in the order of their keys (`RunStore.save_rollout`,
         `RunStore.unscored`).
 
-        Raises StoreError when the file can't be read, or a rollout was removed.
+        Raises StoreError if the file can't be read, or a rollout was removed.
         """
         with database_errors(self._path, "reading it"):
             if self._db is None:
                 self._db = connect_reader(self._path)
-            # All at once: that costs half as much as one after the other.
+            # One query for all rollouts costs half as much as one query each.
             found = self._db.execute(_SELECT, (json.dumps(keys),)).fetchall()
             inputs = {stored.pk: _scoring_input(stored) for stored in starmap(_Stored, found)}
         if not inputs.keys() >= set(keys):
-            raise StoreError(f"a rollout was removed from {self._path} meanwhile")
+            raise StoreError(f"a rollout was removed from {self._path} in the meantime")
         return [inputs[key] for key in keys]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._db is not None:
             self._db.close()
 

@@ -1,4 +1,4 @@
-"""The run store, open for writing."""
+"""The run store, opened for writing."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _FIND_ROLLOUT = "SELECT pk, attempt FROM rollouts WHERE run = ? AND row_id = ? A
 
 
 class RunStore(Queries):
-    """A repository's runs: one thread writes, queries read beside it.
+    """A repository's runs. One thread writes; queries read at the same time.
 
-    What a coroutine here writes is durable when it returns; it survives the end of this process at any moment, and a
-    power failure. Several processes may write into one store at once.
+    A write is durable once its coroutine returns: it survives a kill of this process and a power failure. Several
+    processes may write to one store at once.
     """
 
     def __init__(self, path: Path, writer: Writer, masker: Masker) -> None:
@@ -45,12 +45,12 @@ class RunStore(Queries):
 
     @classmethod
     def open(cls, root: Path, *, masker: Masker | None = None, create: bool = True) -> RunStore:
-        """Open the store of the repository at `root`; raises StoreError when it can't be used, or there is none to
-        `create`.
+        """Open the store of the repository at `root`; raise StoreError if it can't be used, or doesn't exist and
+        `create` is False.
         """
         path = database_path(root)
         if not create and not path.exists():
-            raise StoreError(f"there are no runs: {path} doesn't exist; `osmosis test` and `osmosis eval` make it")
+            raise StoreError(f"there are no runs: {path} doesn't exist; `osmosis test` and `osmosis eval` create it")
         return cls(path, Writer(open_writer(path), path), masker or Masker())
 
     @property
@@ -59,7 +59,7 @@ class RunStore(Queries):
         return self._path
 
     def close(self) -> None:
-        """Write what is waiting and let go of the file."""
+        """Finish pending writes and close the file."""
         self._writer.close()
 
     def __enter__(self) -> RunStore:
@@ -69,9 +69,9 @@ class RunStore(Queries):
         self.close()
 
     async def create_run(self, command: str, *, identity: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-        """Begin a run that this process writes; gives its id: unique, and sorted by time.
+        """Create a run that this process writes, and return its id: unique, and sorted by time.
 
-        `identity` must be the same for the run to be resumed; `config` is everything else worth knowing. Both are
+        A run can be resumed only with the same `identity`; `config` holds everything else worth recording. Both are
         JSON-able.
         """
         run = self._encoder.run(command, identity, config, this_process())
@@ -79,6 +79,7 @@ class RunStore(Queries):
         def write(db: sqlite3.Connection) -> None:
             run.created_at = time.time()
             added = 0
+            # Two processes may draw the same id within a second; the insert then adds nothing.
             while not added:
                 run.id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(run.created_at))}-{secrets.token_hex(2)}"
                 added = db.execute(_INSERT_RUN, astuple(run)).rowcount
@@ -87,9 +88,9 @@ class RunStore(Queries):
         return run.id
 
     async def resume_run(self, run_id: str) -> None:
-        """Make an unfinished run this process's own and `running` again.
+        """Take over an unfinished run, and set it to `running` again.
 
-        Raises StoreError when it doesn't exist, or another process is working on it.
+        Raises StoreError if it doesn't exist, or another process is working on it.
         """
         owner = this_process()
 
@@ -103,11 +104,11 @@ class RunStore(Queries):
         await self._writer.write(write, f"resuming run {run_id}")
 
     async def save_rollout(self, run_id: str, rollout: Rollout, row: Row, *, replace: bool = False) -> int:
-        """Record a rollout, the reward that its agent loop gave it, and, the first time, its row.
+        """Record a rollout, the reward from its agent loop, and, the first time, its row.
 
-        With `replace` it takes the place of an earlier record of the same policy, row and run index, scores included;
-        otherwise such a record is an error, and stays. Gives the rollout's key in this file, by which scorers find it.
-        Raises StoreError when it was not recorded.
+        With `replace` it replaces an earlier record of the same policy, row and run index, and deletes that record's
+        scores; otherwise an earlier record stays, and the write fails. Returns the rollout's key in this file, by which
+        scorers find it. Raises StoreError if the rollout was not recorded.
         """
         encoder = self._encoder
         columns, trajectory, row_columns = encoder.rollout(rollout), encoder.trajectory(rollout), encoder.row(row)
@@ -119,6 +120,7 @@ class RunStore(Queries):
             columns.run = row_columns.run = self._pk(db, run_id)
             if replace:
                 key = (columns.run, columns.row_id, columns.run_index, columns.policy)
+                # The new record keeps the old one's key.
                 columns.pk, before = db.execute(_FIND_ROLLOUT, key).fetchone() or (0, 0)
                 columns.attempt = before + 1
                 db.execute("DELETE FROM rollouts WHERE pk = ?", (columns.pk,))
@@ -135,11 +137,11 @@ class RunStore(Queries):
     async def save_scores(
         self, scores: Mapping[int, Sequence[Score]], *, code: Mapping[str, str] | None = None
     ) -> None:
-        """Record scores of recorded rollouts, in place of earlier ones by the same functions; all of them or none.
+        """Record scores of recorded rollouts, all or none; they replace earlier scores by the same functions.
 
-        The scores of each rollout are named by its key from `save_rollout` or `unscored`. `code` has the hash of the
-        code behind each function, by which `unscored` finds scores that are out of date. Raises StoreError when they
-        were not recorded; a rollout may have been removed meanwhile.
+        `scores` maps rollout keys, from `save_rollout` or `unscored`, to scores. `code` maps functions to the hash of
+        their code, by which `unscored` finds stale scores. Raises StoreError if the scores were not recorded, for
+        example because a rollout was removed.
         """
         code = code or {}
         values = [
@@ -154,7 +156,7 @@ class RunStore(Queries):
         await self._writer.write(write, f"saving the scores of {counted(len(scores), 'rollout')}")
 
     async def mark(self, run_id: str, status: tables.RunStatus, summary: Mapping[str, Any] | None = None) -> None:
-        """Set a run's status, and its summary if one is given. The same status again leaves the time it was set."""
+        """Set a run's status, and its summary if one is given. The time changes only with the status."""
         text = None if summary is None else self._encoder.json(summary)
 
         def write(db: sqlite3.Connection) -> None:
@@ -168,9 +170,9 @@ class RunStore(Queries):
         await self._writer.write(write, f"marking run {run_id} as {status}")
 
     async def delete_run(self, run_id: str) -> None:
-        """Remove a run and everything recorded of it, and give the space back to the disk.
+        """Delete a run with all its records, and return the space to the disk.
 
-        Raises StoreError when it doesn't exist, or another process is working on it.
+        Raises StoreError if it doesn't exist, or another process is working on it.
         """
         owner = this_process()
 
@@ -179,13 +181,14 @@ class RunStore(Queries):
             db.execute("DELETE FROM runs WHERE id = ?", (run_id,))
             (free_pages,) = db.execute("PRAGMA freelist_count").fetchone()
             for _ in range(free_pages):
-                # Python takes a single step of this statement, which frees a single page.
+                # Python takes a single step of this statement, and a step frees a single page.
                 db.execute("PRAGMA incremental_vacuum")
 
         await self._writer.write(write, f"deleting run {run_id}")
 
     def differences(self, run: RunInfo, identity: Mapping[str, Any]) -> list[str]:
-        """The names under which a run's identity and another one differ, sorted."""
+        """List the names, sorted, whose values differ between a run's identity and another one."""
+        # Masked and encoded like the stored identity, or masked values would seem to differ.
         other = decode_object(self._encoder.json(identity))
         return sorted(
             name
@@ -194,7 +197,7 @@ class RunStore(Queries):
         )
 
     def _refuse_foreign(self, db: sqlite3.Connection, run_id: str, owner: tuple[int, float]) -> None:
-        """Raise when the run doesn't exist or belongs to another process that is alive."""
+        """Raise StoreError if the run doesn't exist, or belongs to another live process."""
         status, pid, started = db.execute(
             "SELECT status, owner_pid, owner_started FROM runs WHERE pk = ?", (self._pk(db, run_id),)
         ).fetchone()

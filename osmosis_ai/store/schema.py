@@ -1,4 +1,4 @@
-"""The run store's file: where it is, its tables, and how an older one becomes the current one."""
+"""The run store's file: its path, its tables, and the migrations of older files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 BUSY_SECONDS = 60.0
-"""How long to wait for another process that is writing."""
+"""Seconds to wait for another process that is writing."""
 
 _VERSION_1 = (
     """
@@ -125,18 +125,18 @@ _VERSION_1 = (
 )
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1,)
-"""The statements that lead from each schema version to the next; a released one is never edited, only added to."""
+"""Statements that migrate each schema version to the next. Never edit a released one; add a new one."""
 
 
 def database_path(root: Path) -> Path:
-    """Where the runs of the repository at `root` are stored."""
+    """Return the path of the store of the repository at `root`."""
     return root.resolve() / ".osmosis" / "runs.db"
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """A connection that may write, to a file that exists or is made, at the current schema version.
+    """Open a connection for writing; create the file or migrate it to the current schema version.
 
-    Raises StoreError when the file or its folder can't be used, or a newer version of the package wrote it.
+    Raises StoreError if the file or its folder can't be used, or a newer version of the package wrote it.
     """
     try:
         private_folder(path.parent)
@@ -145,7 +145,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             f"can't keep runs in {path.parent}: {error.strerror}; make {path.parent.parent} writable"
         ) from error
     with database_errors(path, "opening it"):
-        # The writer's thread is another than the one that opens, so that errors in opening are raised there.
+        # This thread opens the file, so that errors are raised here; the writer's thread uses it.
         connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             configure(connection)
@@ -158,7 +158,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that can't write, for one query; translates what goes wrong in its block."""
+    """Open a read-only connection for one query, and translate the errors of the block."""
     with database_errors(path, "reading it"):
         connection = connect_reader(path)
         try:
@@ -168,21 +168,21 @@ def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection that can't write, for its owner to close; raises sqlite3.Error."""
-    # A generator that reads may be advanced, or closed, in another thread than the one that made it.
+    """Open a read-only connection, which the caller closes; raise sqlite3.Error."""
+    # A streaming query is a generator, which may be advanced or closed in another thread than it was made in.
     return sqlite3.connect(
         f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
 
 
 def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Sequence[str]]) -> None:
-    """Bring a file to the version that `migrations` lead to (from version 0 to 1, from 1 to 2, …), each step in a
-    transaction of its own; raises StoreError when the file is newer.
+    """Migrate a file to the latest version (from version 0 to 1, from 1 to 2, …), each step in its own transaction;
+    raise StoreError if the file is newer.
     """
     while (version := _version(connection)) < len(migrations):
         connection.execute("BEGIN IMMEDIATE")
         try:
-            # Another process may have done the step while this one waited for its turn.
+            # Another process may have done this step while this one waited for the lock.
             if _version(connection) == version:
                 for statement in migrations[version]:
                     connection.execute(statement)
@@ -194,14 +194,14 @@ def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Seq
             raise
     if version > len(migrations):
         raise StoreError(
-            f"{path} was written by a newer version of osmosis-ai (its schema is {version}, this version knows "
+            f"{path} was written by a newer version of osmosis-ai (schema {version}, this version supports "
             f"{len(migrations)}); upgrade with: pip install -U osmosis-ai"
         )
 
 
 @contextmanager
 def database_errors(path: Path, doing: str) -> Iterator[None]:
-    """Translate what SQLite raises in the block into a StoreError that says what to do."""
+    """Translate SQLite's errors in the block into a StoreError that says what to do."""
     try:
         yield
     except sqlite3.Error as error:
@@ -211,7 +211,7 @@ def database_errors(path: Path, doing: str) -> Iterator[None]:
 
 
 def store_error(path: Path, error: Exception, doing: str) -> StoreError:
-    """The StoreError for what SQLite raised, while `doing` what the message says."""
+    """Make a StoreError from SQLite's error; `doing` completes the sentence "… while"."""
     text = str(error)
     # Matched by text, because Python 3.10 doesn't give the error's code.
     for words, advice in _ADVICE.items():
@@ -221,13 +221,13 @@ def store_error(path: Path, error: Exception, doing: str) -> StoreError:
 
 
 _ADVICE = {
-    "not a database": "move {path} away and run again; a new one is made",
-    "malformed": "the file is damaged: move {path} away and run again; a new one is made",
+    "not a database": "move {path} away and run again, which creates a new one",
+    "malformed": "the file is damaged: move {path} away and run again, which creates a new one",
     "readonly": "make {folder} and the files in it writable",
     "unable to open": "make {folder} and the files in it readable and writable",
-    "disk is full": "free some space; what was reported as done is stored, and --resume continues the run",
-    "disk I/O error": "check the disk's space, quota and health; what was reported as done is stored",
-    "locked": "another process has been writing for very long; end it or try again",
+    "disk is full": "free some space; all work reported as done is stored, and --resume continues the run",
+    "disk I/O error": "check the disk's space, quota and health; all work reported as done is stored",
+    "locked": "another process has been writing for a long time; end it or try again",
 }
 
 
@@ -237,9 +237,9 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def configure(connection: sqlite3.Connection) -> None:
-    """Set a connection that may write up: write-ahead log, durable commits, foreign keys."""
+    """Set up a connection for writing: write-ahead log, durable commits, foreign keys."""
     if _version(connection) == 0:
-        # Both have an effect on a new file only. A trajectory of typical size wastes less of an 8 KiB page.
+        # Both affect only a new file. A typical trajectory wastes less of an 8 KiB page than of the default 4 KiB.
         connection.execute("PRAGMA page_size = 8192")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     deadline = time.monotonic() + BUSY_SECONDS
@@ -248,11 +248,12 @@ def configure(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             break
         except sqlite3.OperationalError as error:
-            # SQLite doesn't wait here by itself when another process makes the same change.
+            # SQLite's own timeout doesn't apply here when another process makes the same change.
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
-    # A killed process loses nothing that was committed under either setting; FULL keeps it through a power failure too.
+    # A killed process loses no commit under NORMAL either; with FULL, commits also survive a power failure.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
+    # Otherwise the write-ahead log keeps its largest size on disk.
     connection.execute("PRAGMA journal_size_limit = 67108864")

@@ -1,4 +1,4 @@
-"""Conversations that are scored without being part of a run."""
+"""A temporary store for conversations scored outside a run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class ScratchStore:
     @classmethod
     @asynccontextmanager
     async def open(cls, masker: Masker) -> AsyncIterator[ScratchStore]:
-        """Make a store that is removed with the block; raises StoreError when it can't be made."""
+        """Create a store that is removed after the block; raise StoreError if that fails."""
         try:
             folder = tempfile.TemporaryDirectory(prefix="osmosis-", ignore_cleanup_errors=True)
         except OSError as error:
-            raise StoreError(f"can't make a temporary folder: {error.strerror or error}; set TMPDIR") from error
+            raise StoreError(f"can't create a temporary folder: {error.strerror or error}; set TMPDIR") from error
         with folder, RunStore.open(Path(folder.name), masker=masker) as store:
             yield cls(store, await store.create_run("scratch", identity={}, config={}))
 
@@ -42,7 +42,7 @@ class ScratchStore:
         return self._store.path
 
     async def save(self, conversations: Sequence[tuple[Row, list[Message]]]) -> list[int]:
-        """Make conversations durable; gives their keys, by which scorers find them. Equal ids name the same row."""
+        """Store conversations, and return their keys, by which scorers find them. Equal ids name the same row."""
         return await asyncio.gather(*(self._save(row, messages) for row, messages in conversations))
 
     async def _save(self, row: Row, messages: list[Message]) -> int:

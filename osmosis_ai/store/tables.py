@@ -1,7 +1,7 @@
-"""The run store's tables, each declared once: a struct whose fields are its columns, by name and type.
+"""The run store's tables, each declared once as a struct. Its fields are the columns, by name and type.
 
-INSERT and SELECT are made from a struct, and a record read is one, so a column is added here, in the codec that fills
-and reads it, and as a migration in `schema`. A test compares these structs with what the migrations make.
+INSERT and SELECT statements are derived from a struct, and queries return it. To add a column, add it here, to the
+codec, and as a migration in `schema`. A test compares these structs with the migrated tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RunStatus: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 
 class Columns(msgspec.Struct):
-    """A record of the table `table`. A field's type is the column's."""
+    """A record of `table`. Each field's type is its column's."""
 
     table: ClassVar[str]
 
@@ -53,7 +53,7 @@ class RowColumns(Columns):
 
 
 class PlaceColumns(Columns):
-    """The columns that identify a rollout and give it its place in the run's order."""
+    """The columns that identify a rollout and its position in the run."""
 
     table: ClassVar[str] = "rollouts"
 
@@ -68,8 +68,8 @@ class PlaceColumns(Columns):
 class RolloutColumns(PlaceColumns):
     """A rollout without its trajectory.
 
-    `failure_origin` is NULL when it didn't fail. `requests` counts model requests, retries included; `attempt` is 2
-    when this record replaced a first one. `calls` is a JSON list: name, milliseconds and error of each tool call.
+    `failure_origin` is NULL if the rollout didn't fail. `requests` counts model requests, retries included; `attempt`
+    is 2 if this record replaced a first one. `calls` is a JSON list: name, milliseconds and error of each tool call.
     """
 
     run: int
@@ -95,7 +95,7 @@ class RolloutColumns(PlaceColumns):
 
 
 class TrajectoryColumns(Columns):
-    """What lists and statistics never read of a rollout. `data` is packed JSON."""
+    """The part of a rollout that lists and statistics never read. `data` is packed JSON."""
 
     table: ClassVar[str] = "trajectories"
 
@@ -104,7 +104,7 @@ class TrajectoryColumns(Columns):
 
 
 class ScoreColumns(Columns):
-    """A score. `failure` is a JSON object, `judge_calls` a JSON list or NULL when no judge was asked."""
+    """A score. `failure` is a JSON object; `judge_calls` is a JSON list, or NULL if no judge was called."""
 
     table: ClassVar[str] = "scores"
 
@@ -119,9 +119,9 @@ class ScoreColumns(Columns):
 
 
 def insert(kind: type[Columns], verb: str = "INSERT", conflict: str = "") -> str:
-    """The statement that inserts one record; its values are `msgspec.structs.astuple(record)`.
+    """Return the statement that inserts one record; its values are `msgspec.structs.astuple(record)`.
 
-    A `pk` of 0 stands for the next free one. The verb is `INSERT` or `INSERT OR REPLACE`.
+    A `pk` of 0 stands for the next free key. `verb` is `INSERT` or `INSERT OR REPLACE`.
     """
     names = kind.__struct_fields__
     values = ", ".join("nullif(?, 0)" if name == "pk" else "?" for name in names)
@@ -129,8 +129,8 @@ def insert(kind: type[Columns], verb: str = "INSERT", conflict: str = "") -> str
 
 
 def select(kind: type[Columns], **elsewhere: str) -> str:
-    """The expressions to SELECT, from which `kind(*columns)` makes the struct.
+    """Return the expressions to SELECT; `kind(*columns)` makes the struct from a result.
 
-    `elsewhere` has the expressions of fields that aren't columns of the struct's table.
+    `elsewhere` maps fields that aren't columns of the struct's table to their expressions.
     """
     return ", ".join(elsewhere.get(name) or f"{kind.table}.{name}" for name in kind.__struct_fields__)

@@ -1,4 +1,4 @@
-"""A stored rollout as text to read: its row, its conversation, its failure and its scores."""
+"""Render a stored rollout as text: its row, conversation, failure and scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["transcript"]
 
 
 def transcript(scored: ScoredRollout) -> Iterator[str]:
-    """The lines of the transcript of a rollout that was read with its trajectory."""
+    """Yield the transcript's lines, for a rollout that was read with its trajectory."""
     parts = _head(scored)
     for section in _sections(scored):
         parts.append(f"\n{section}")
@@ -40,7 +40,7 @@ def _sections(scored: ScoredRollout) -> Iterator[Section]:
     rollout = scored.stored.rollout
     yield from conversation(rollout.messages, rollout.turns, rollout.tool_calls)
     for turn in rollout.samples:
-        yield Section(f"sample asked for by a tool, {turn_facts(turn)}", [])
+        yield Section(f"sample requested by a tool, {turn_facts(turn)}", [])
     if rollout.failure is not None:
         yield Section("failure", [failure_text(rollout.failure)])
     if scored.scores:

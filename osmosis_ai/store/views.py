@@ -1,6 +1,6 @@
-"""The JSON objects in which stored runs are shown: by `osmosis runs … --json`, and in the viewer.
+"""The JSON objects that show stored runs, in `osmosis runs … --json` and in the viewer.
 
-Every field is always there, those of nested records included; only pass@k and pass^k are left out where there are none.
+They always include every field, also in nested records; only pass@k and pass^k are left out where they don't apply.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RunView(Record, frozen=True):
     command: str
     """`test` or `eval`."""
     status: ShownStatus
-    """`killed` if it is running and its process is gone."""
+    """`killed` if the run didn't end and its process is gone."""
     created_at: str
     """Start of the run, in ISO 8601."""
     finished_at: str | None
@@ -36,11 +36,11 @@ class RunView(Record, frozen=True):
     model: str | None
     """Name of the model."""
     base_url: str | None
-    """Endpoint of the model, null for the provider's own."""
+    """Endpoint of the model, null for the provider's default."""
     stand_in: bool
     """True for an offline model: the scores say nothing about a model."""
     baseline_model: str | None
-    """Name of the baseline model, null without one."""
+    """Name of the baseline model, null if there is none."""
     dataset: str | None
     """Path of the dataset."""
     n: int | None
@@ -50,7 +50,7 @@ class RunView(Record, frozen=True):
     rollouts: int
     """Rollouts recorded."""
     failed: int
-    """Rollouts recorded that failed."""
+    """Recorded rollouts that failed."""
     functions: dict[str, float | None]
     """Mean score by function."""
     total_tokens: int | None
@@ -60,7 +60,7 @@ class RunView(Record, frozen=True):
 
 
 class _Rollout(Record, frozen=True, kw_only=True):
-    """What is shown of every rollout."""
+    """The fields shown for every rollout."""
 
     id: str
     """Id of the rollout, unique in its run."""
@@ -79,11 +79,11 @@ class _Rollout(Record, frozen=True, kw_only=True):
     failure: Failure | None
     """Why the rollout failed, null if it didn't."""
     usage: Usage
-    """Tokens of all its model calls."""
+    """Tokens of all model calls."""
     cost_usd: float | None
     """Cost in US dollars, null if no price is known."""
     agent: AgentReport | None
-    """What the repository's own agent loop reported."""
+    """Report of the repository's own agent loop, null for the built-in one."""
     requests: int
     """Model requests, retries included."""
     attempt: int
@@ -115,7 +115,7 @@ class RolloutDetail(_Rollout, frozen=True, kw_only=True):
     tool_calls: list[ToolCall]
     """The tool calls."""
     samples: list[Turn]
-    """Model calls that tools asked for."""
+    """Model calls requested by tools."""
     row: Row
     """The dataset row."""
 
@@ -134,7 +134,7 @@ class ShownRun(Record, frozen=True):
     functions: list[FunctionTotals]
     """The functions' scores, added up."""
     rollouts: list[RolloutSummary]
-    """Rollouts in the order of rows, attempts and policies."""
+    """Rollouts, ordered by row, attempt and policy."""
     more: int
     """Rollouts beyond `--limit`."""
 
@@ -146,13 +146,13 @@ class ShownRow(Record, frozen=True):
     functions: list[FunctionTotals]
     """The functions' scores, added up."""
     rollouts: list[RolloutDetail]
-    """The row's rollouts in the order of attempts and policies."""
+    """The row's rollouts, ordered by attempt and policy."""
     more: int
     """Rollouts of the row beyond `--limit`."""
 
 
 class FlippedRow(Record, frozen=True):
-    """A row on the other side of the pass threshold in the second run."""
+    """A row that crossed the pass threshold between the first and the second run."""
 
     row_index: int
     """Position of the row in the dataset of the first run, from 0."""
@@ -170,7 +170,7 @@ class FlippedRow(Record, frozen=True):
 
 
 class ComparedFunction(Record, frozen=True):
-    """One function's scores of two runs on the rows that both have."""
+    """One function's scores of the rows in both runs."""
 
     a: FunctionStatistics
     b: FunctionStatistics
@@ -189,13 +189,13 @@ class ComparedFunction(Record, frozen=True):
     confidence_interval: tuple[float, float] | None
     """95 % confidence interval of the difference, `[low, high]`; null for fewer than two rows."""
     same_code: bool | None
-    """False if other code computed the scores of b, null if that isn't known."""
+    """True if the same code computed the scores of a and b, null if unknown."""
     now_pass: int
-    """Rows that pass in b and not in a."""
+    """Rows that pass in b but not in a."""
     now_fail: int
-    """Rows that pass in a and not in b."""
+    """Rows that pass in a but not in b."""
     flips: list[FlippedRow]
-    """These rows."""
+    """The rows counted in `now_pass` and `now_fail`."""
 
 
 class ComparedRuns(Record, frozen=True):
@@ -204,16 +204,16 @@ class ComparedRuns(Record, frozen=True):
     a: RunView
     b: RunView
     pass_threshold: float
-    """Mean score from which on a row passes."""
+    """Lowest mean score with which a row passes."""
     rows: SharedRows
     functions: dict[str, ComparedFunction]
-    """The comparison by each function that has scored both."""
+    """Comparison by each function that scored both runs."""
     only_in_a: list[str]
-    """Functions that have scored a only."""
+    """Functions that scored only a."""
     only_in_b: list[str]
-    """Functions that have scored b only."""
+    """Functions that scored only b."""
     notes: list[str]
-    """What makes the comparison less than it seems."""
+    """Reasons for caution with the comparison."""
 
 
 class RescoredRun(Record, frozen=True):
@@ -224,7 +224,7 @@ class RescoredRun(Record, frozen=True):
     rescored: int
     """Rollouts that were scored."""
     before: dict[str, float]
-    """Mean score by function, as it was before."""
+    """Mean score by function before rescoring."""
     functions: dict[str, FunctionTotals]
     """The functions' scores now."""
 
@@ -252,17 +252,17 @@ class RemovedRuns(Record, frozen=True):
 
 
 def encode_view(view: Record) -> bytes:
-    """A view as JSON on one line."""
+    """Encode a view as JSON on one line."""
     return msgspec.json.encode(_complete(view))
 
 
 def shown_status(run: RunInfo) -> ShownStatus:
-    """A run's status; `killed` if its process is gone."""
+    """Return a run's status; `killed` if its process is gone."""
     return "killed" if run.status == "running" and not run.alive else run.status
 
 
 def run_view(run: RunInfo) -> RunView:
-    """Show a run."""
+    """Make the view of a run."""
     config, summary = run.config, run.summary or {}
     return RunView(
         id=run.id,
@@ -282,12 +282,12 @@ def run_view(run: RunInfo) -> RunView:
 
 
 def rollout_summary(scored: ScoredRollout) -> RolloutSummary:
-    """Show a rollout without its trajectory."""
+    """Make the view of a rollout without its trajectory."""
     return _rollout(RolloutSummary, scored, turns=scored.stored.turns, tool_calls=scored.stored.tool_calls)
 
 
 def rollout_detail(scored: ScoredRollout) -> RolloutDetail:
-    """Show a rollout that was read with its trajectory."""
+    """Make the view of a rollout that was read with its trajectory."""
     rollout = scored.stored.rollout
     return _rollout(
         RolloutDetail,
@@ -328,7 +328,7 @@ def _iso(seconds: float) -> str:
 
 
 def _complete(value: object) -> object:
-    """Records as dicts that have every field, also those that hold their default."""
+    """Convert records to dicts with every field, even those at their default."""
     if isinstance(value, FunctionStatistics):
         return msgspec.to_builtins(value)
     if isinstance(value, msgspec.Struct):

@@ -1,4 +1,4 @@
-"""The one thread that writes: it takes what has gathered, commits it as one transaction and wakes whoever waits."""
+"""The writer thread: commits all pending operations as one transaction, then wakes their callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from osmosis_ai.store.schema import store_error
 __all__ = ["Operation", "Writer"]
 
 Operation: TypeAlias = Callable[[sqlite3.Connection], object]
-"""What to write, inside a transaction that others share. It may run twice: when another one of its batch is refused."""
+"""A write inside a shared transaction. It may run twice, if another operation of its batch fails."""
 
 MAX_BATCH = 256
 
@@ -33,9 +33,9 @@ class _Waiting:
 
 
 class Writer:
-    """Group commit: while one transaction is being committed the next one gathers.
+    """Group commit: while one transaction commits, operations for the next one queue up.
 
-    The connection is used by the writer's thread only from now on, and closed by it.
+    From now on, only the writer's thread uses the connection; it also closes it.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
@@ -44,14 +44,14 @@ class Writer:
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        # A daemon: what was not waited for must not keep a process from ending.
+        # A daemon, so that writes nobody awaits can't keep the process alive.
         self._thread = threading.Thread(target=self._run, name="osmosis-store", daemon=True)
         self._thread.start()
 
     async def write(self, operation: Operation, doing: str) -> None:
-        """Returns when the operation is committed; raises StoreError, with what it was `doing`, when it was not.
+        """Return once the operation is committed; raise StoreError, which names what it was `doing`, if it failed.
 
-        Whoever is cancelled while waiting doesn't undo the write.
+        Cancelling the caller doesn't undo the write.
         """
         loop = asyncio.get_running_loop()
         waiting = _Waiting(doing, operation, loop, loop.create_future())
@@ -62,7 +62,7 @@ class Writer:
         await waiting.future
 
     def close(self) -> None:
-        """Write what is waiting and close the connection. Closing again does nothing."""
+        """Finish pending writes and close the connection. Closing again does nothing."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -88,13 +88,14 @@ class Writer:
         error = self._transaction(batch)
         if error is None:
             return
+        # An OperationalError (disk full, locked) would hit each operation alike.
         if len(batch) == 1 or isinstance(error, sqlite3.OperationalError):
             for waiting in batch:
                 known = isinstance(error, StoreError)
                 waiting.error = error if known else store_error(self._path, error, waiting.doing)  # type: ignore[assignment]
                 waiting.error.__cause__ = None if known else error  # type: ignore[union-attr]
         else:
-            # One of them is refused (a record that exists already, for example); the others are not to blame.
+            # One operation failed, for example on a duplicate record. Run each by itself, so the others succeed.
             for waiting in batch:
                 self._commit([waiting])
 
@@ -105,7 +106,7 @@ class Writer:
             for waiting in batch:
                 waiting.operation(connection)
             connection.execute("COMMIT")
-        except Exception as error:  # noqa: BLE001 - raised in whoever waits
+        except Exception as error:  # noqa: BLE001 - raised in the waiting callers
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             return error
@@ -117,13 +118,14 @@ def _wake(batch: list[_Waiting]) -> None:
     for waiting in batch:
         by_loop[waiting.loop].append(waiting)
     for loop, waiters in by_loop.items():
-        # Whoever closed its loop no longer waits.
+        # A closed loop has no waiters left.
         if not loop.is_closed():
             loop.call_soon_threadsafe(_resolve, waiters)
 
 
 def _resolve(waiters: list[_Waiting]) -> None:
     for waiting in waiters:
+        # Cancelled while it waited.
         if waiting.future.done():
             continue
         if waiting.error is None:

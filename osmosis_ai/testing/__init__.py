@@ -1,4 +1,4 @@
-"""Servers and doubles for testing repositories and agent loops: real servers on loopback, nothing patched."""
+"""Test doubles for repositories and agent loops: real servers on loopback, nothing patched."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
 """A scripted model behind a real OpenAI-compatible HTTP endpoint on loopback.
 
-A test says what the model answers, and drives the real client, the real loop or the installed command against it:
+A test scripts the model's replies and runs the real client, the real loop or the installed command against them:
 
     async with ScriptedEndpoint([tool_call("add", a=1, b=2), text("#### 3")]) as endpoint:
-        ...  # endpoint.url is the base URL, endpoint.requests what arrived
+        ...  # endpoint.url is the base URL; endpoint.requests lists the requests
 
     with ScriptedEndpoint(by_turn(tool_call("add", a=1, b=2), text("#### 3"))).run_in_thread() as endpoint:
         subprocess.run(["osmosis", "test", "--base-url", endpoint.url, "--model", "scripted"])
 
-A script is a sequence of replies, consumed in order, or a function from a `Request` to its reply. The latter doesn't
-depend on which rollout asks first, so it is the one for concurrent rollouts. As a command it serves a JSON script:
+A script is a sequence of replies, consumed in order, or a function from a `Request` to its reply. Use a function for
+concurrent rollouts, because it doesn't depend on which of them asks first. As a command, this module serves a JSON
+script:
 
     python -m osmosis_ai.testing.endpoint --script FILE --port-file FILE
 """
@@ -75,7 +76,7 @@ class Gate:
             self._is_open = True
             waiters, self._waiters = self._waiters, []
         for loop, event in waiters:
-            # A loop that is closed has nobody left to wake.
+            # A closed loop has no waiters left.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
@@ -93,15 +94,15 @@ class Gate:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What the endpoint does with one request.
+    """The endpoint's reaction to one request.
 
     Args:
-        body: The bytes of the reply.
+        body: Body of the reply, as bytes.
         status: HTTP status.
-        headers: Headers beyond `Content-Type` and `Content-Length`.
+        headers: Headers other than `Content-Type` and `Content-Length`.
         content_type: The `Content-Type` header.
         action: `send` the reply; `hang` until the endpoint closes; `drop` the connection halfway through the body.
-        hold: Seconds to wait, or a gate to wait at, before the reply is sent.
+        hold: Seconds to wait, or a gate to wait at, before sending the reply.
     """
 
     body: bytes = b""
@@ -112,7 +113,7 @@ class Reply:
     hold: float | Gate | None = None
 
     def after(self, hold: float | Gate) -> Reply:
-        """The same reply, sent only after `hold` seconds or when the gate opens."""
+        """Return the same reply, held back for `hold` seconds or until the gate opens."""
         return dataclasses.replace(self, hold=hold)
 
 
@@ -128,10 +129,10 @@ _decode_roles = msgspec.json.Decoder(_Roles).decode
 
 
 class Request:
-    """One request as it arrived. The body is decoded only when asked for.
+    """One request as it arrived. The body is decoded on first use.
 
     Attributes:
-        method, path: What was asked for.
+        method, path: HTTP method, and path of the URL.
         headers: Header names in lower case.
         raw: The bytes of the body.
         time: `time.monotonic()` of its arrival, in seconds.
@@ -162,12 +163,12 @@ class Request:
 
     @property
     def turn(self) -> int:
-        """How many replies the conversation already holds: 0 for its first model call."""
+        """Number of replies already in the conversation: 0 for its first model call."""
         return sum(message.role == "assistant" for message in _decode_roles(self.raw).messages)
 
     @property
     def is_probe(self) -> bool:
-        """Whether this is the small request that checks, before a run, that the model answers."""
+        """True for the small request that checks before a run that the model answers."""
         if len(self.raw) > 4096 or b"ping" not in self.raw:
             return False
         return self.body.get("messages") == [{"role": "user", "content": "ping"}] and "tools" not in self.body
@@ -177,7 +178,7 @@ Script = Callable[[Request], Reply]
 
 
 def raw_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    """A reply with exactly this JSON body."""
+    """Return a reply with exactly this JSON body."""
     return Reply(msgspec.json.encode(value), status, headers or {})
 
 
@@ -205,13 +206,13 @@ def text(
     message: Mapping[str, Any] | None = None,
     choice: Mapping[str, Any] | None = None,
 ) -> Reply:
-    """An assistant message with this content.
+    """Return an assistant message with this content.
 
     Args:
         content: The text.
         prompt_tokens, completion_tokens: The reply's usage.
         finish_reason: As in the chat-completions format.
-        model: The model name the endpoint claims to have served.
+        model: Model name in the reply.
         message: Further fields of the message (`reasoning_content`, …).
         choice: Further fields of the choice (`logprobs`, `token_ids`, …).
     """
@@ -228,18 +229,18 @@ def tool_calls(
     completion_tokens: int = 5,
     model: str = "scripted",
 ) -> Reply:
-    """An assistant message that calls tools.
+    """Return an assistant message that calls tools.
 
     Args:
-        calls: Name and arguments of each call; arguments given as text are sent as they are, valid JSON or not.
+        calls: Name and arguments of each call; a string of arguments is sent as is, valid JSON or not.
         content: The text beside the calls.
         prompt_tokens, completion_tokens: The reply's usage.
-        model: The model name the endpoint claims to have served.
+        model: Model name in the reply.
     """
     items = []
     for index, (name, arguments) in enumerate(calls):
         written = arguments if isinstance(arguments, str) else msgspec.json.encode(dict(arguments)).decode()
-        # Made from the call itself, so that the same script sends the same ids every time.
+        # Derived from the call itself, so that a script always sends the same ids.
         call_id = f"call_{zlib.crc32(f'{name} {written}'.encode()):08x}_{index}"
         items.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": written}})
     message = {"role": "assistant", "content": content, "tool_calls": items}
@@ -248,17 +249,17 @@ def tool_calls(
 
 
 def tool_call(name: str, /, **arguments: Any) -> Reply:
-    """An assistant message that calls one tool."""
+    """Return an assistant message that calls one tool."""
     return tool_calls([(name, arguments)])
 
 
 def status(code: int, *, headers: Mapping[str, str] | None = None, body: Any = None) -> Reply:
-    """An HTTP error.
+    """Return an HTTP error.
 
     Args:
         code: The HTTP status.
-        headers: Such as `{"Retry-After": "1"}` or `{"Location": …}`.
-        body: Text is sent as an HTML page, anything else as JSON; the default is an OpenAI error object.
+        headers: For example `{"Retry-After": "1"}` or `{"Location": …}`.
+        body: A string is sent as an HTML page, anything else as JSON; the default is an OpenAI error object.
     """
     if isinstance(body, str):
         return Reply(body.encode(), code, headers or {}, HTML)
@@ -268,22 +269,22 @@ def status(code: int, *, headers: Mapping[str, str] | None = None, body: Any = N
 
 
 def broken_json() -> Reply:
-    """A complete HTTP reply whose body stops in the middle of the JSON."""
+    """Return a complete HTTP reply with a body that stops in the middle of the JSON."""
     return Reply(text("unfinished").body[:-20])
 
 
 def hang() -> Reply:
-    """No reply at all until the endpoint closes."""
+    """Return a reply that never comes: the request hangs until the endpoint closes."""
     return Reply(action="hang")
 
 
 def drop() -> Reply:
-    """A reply whose connection closes halfway through the body."""
+    """Return a reply that closes the connection halfway through the body."""
     return dataclasses.replace(text("you never read the end of this"), action="drop")
 
 
 def by_turn(*replies: Reply) -> Script:
-    """Every conversation gets these replies, one or more, in this order; the last one repeats."""
+    """Return a script that gives every conversation these replies in order; the last one repeats."""
     if not replies:
         raise ValueError("by_turn needs at least one reply")
     last = len(replies) - 1
@@ -291,7 +292,7 @@ def by_turn(*replies: Reply) -> Script:
 
 
 def as_script(script: Sequence[Reply] | Script, exhausted: Callable[[], Reply]) -> Script:
-    """A script as a function, for which `exhausted` answers beyond the end of a sequence."""
+    """Convert a script to a function; `exhausted` answers beyond the end of a sequence."""
     if callable(script):
         return script
     replies = iter(tuple(script))
@@ -306,10 +307,10 @@ class ScriptedEndpoint:
 
     Args:
         script: Replies consumed in order (a request beyond them gets a 400 that says so), or a function of the request.
-        api_key: When given, requests without it get a 401.
-        models: When given, the only model names served; others get a 404. Any name is served otherwise.
-        probe: The reply to the small request that precedes a run; None lets the script answer it too.
-        record: Keep what arrived in `requests`; benchmarks switch it off.
+        api_key: If set, requests without it get a 401.
+        models: If set, the only model names served; others get a 404. By default, any name is served.
+        probe: Reply to the small request that precedes a run; None lets the script answer it too.
+        record: Keep the requests in `requests`; benchmarks turn it off.
 
     Attributes:
         requests: Every chat request, probes included, in order of arrival.
@@ -337,7 +338,7 @@ class ScriptedEndpoint:
 
     @property
     def port(self) -> int:
-        """The port it listens on; raises RuntimeError when it isn't running."""
+        """The port; raises RuntimeError if the endpoint isn't running."""
         if self._port is None:
             raise RuntimeError("the endpoint is not running")
         return self._port
@@ -349,11 +350,11 @@ class ScriptedEndpoint:
 
     @property
     def chats(self) -> list[Request]:
-        """The requests that belong to a rollout: all but the probes."""
+        """The requests of rollouts: all but the probes."""
         return [request for request in self.requests if not request.is_probe]
 
     def wait_for_requests(self, count: int, timeout: float = 30.0) -> None:
-        """Block the calling thread until `count` chat requests have arrived; TimeoutError after so many seconds."""
+        """Block the calling thread until `count` chat requests have arrived; raise TimeoutError after `timeout` s."""
         self._wait_for(self.requests, count, "requests", timeout)
 
     def _wait_for(self, items: Sequence[object], count: int, what: str, timeout: float) -> None:
@@ -386,12 +387,12 @@ class ScriptedEndpoint:
 
     @contextlib.contextmanager
     def run_in_thread(self: _Endpoint) -> Iterator[_Endpoint]:
-        """Serve from a thread of its own, for tests that aren't async or drive a command."""
+        """Serve from a thread, for tests that aren't async or that run a command."""
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(self):
             yield self
 
     async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
-        # From the stream: `http.read()` refuses bodies over 1 MiB.
+        # Read from the stream, because `http.read()` refuses bodies over 1 MiB.
         request = Request(http.method, http.path, http.headers, await http.content.read())
         reply = self.reply_to(request)
         if isinstance(reply.hold, Gate):
@@ -425,7 +426,7 @@ class ScriptedEndpoint:
         return reply or web.Response()
 
     def reply_to(self, request: Request) -> Reply:
-        """What a request gets; a subclass may serve further paths."""
+        """Return the reply to a request; a subclass may serve further paths."""
         path = request.path.rstrip("/")
         if path not in {"/v1/chat/completions", "/v1/models"}:
             return status(404, body={"error": {"message": f"no such path: {request.path}"}})
@@ -454,7 +455,7 @@ class ScriptedEndpoint:
         return status(400, body={"error": {"message": message}})
 
     def refusal(self, request: Request) -> Reply | None:
-        """The reply to a request without the right key; None when it has it, or none is asked for."""
+        """Return the reply to a request without the right key; None if it has the key, or no key is required."""
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._api_key is None or sent == self._api_key:
             return None
@@ -489,18 +490,18 @@ class _ScriptFile(msgspec.Struct):
 
 
 def load_script(path: Path) -> ScriptedEndpoint:
-    """The endpoint that a script file describes.
+    """Create the endpoint that a script file describes.
 
-    The file is a JSON object: `replies` (consumed in order) or `turns` (every conversation gets them in this order, the
-    last one repeats), and optionally `api_key`, `models` and `record` (false by default). A reply is
+    The file is a JSON object with `replies` (consumed in order) or `turns` (every conversation gets them in order, and
+    the last one repeats), and optionally `api_key`, `models` and `record` (false by default). A reply is
     `{"text": …}`, `{"tool_calls": [{"name", "arguments"}]}`, `{"raw": …}`, `{"status", "headers", "body"}` or
-    `{"action": "hang" | "drop" | "broken_json"}`, each with an optional `delay` in seconds, and `prompt_tokens` and
-    `completion_tokens` for the first two.
+    `{"action": "hang" | "drop" | "broken_json"}`. Each takes an optional `delay` in seconds; the first two also take
+    `prompt_tokens` and `completion_tokens`.
 
     Raises:
         OSError: The file can't be read.
-        msgspec.DecodeError: It isn't JSON, or not in this form.
-        ValueError: A reply isn't in this form.
+        msgspec.DecodeError: The file isn't JSON, or lacks this form.
+        ValueError: A reply lacks this form.
     """
     script = msgspec.json.decode(path.read_bytes(), type=_ScriptFile)
     if (script.replies is None) == (script.turns is None):
@@ -519,7 +520,7 @@ async def _serve_until_stopped(endpoint: ScriptedEndpoint, port_file: Path) -> N
     for name in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     async with endpoint:
-        # Renamed into place, so that whoever waits for the file never reads half a number.
+        # Renamed into place, so that a waiting process never reads half a number.
         temporary = port_file.with_name(port_file.name + ".tmp")
         temporary.write_text(f"{endpoint.port}\n", encoding="utf-8")
         temporary.replace(port_file)
@@ -527,7 +528,7 @@ async def _serve_until_stopped(endpoint: ScriptedEndpoint, port_file: Path) -> N
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve a script file until SIGINT or SIGTERM; the port is written to the port file once it listens."""
+    """Serve a script file until SIGINT or SIGTERM. Once it listens, write the port to the port file."""
     parser = argparse.ArgumentParser(prog="python -m osmosis_ai.testing.endpoint", description=main.__doc__)
     parser.add_argument("--script", type=Path, required=True, help="JSON file: see load_script")
     parser.add_argument("--port-file", type=Path, required=True, help="file that receives the port number")

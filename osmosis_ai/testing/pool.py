@@ -1,4 +1,4 @@
-"""A pool without processes and without user code, for tests of what runs over one."""
+"""A pool without processes and user code, for tests of the code that uses a pool."""
 
 from __future__ import annotations
 
@@ -35,17 +35,16 @@ class FakePool:
     """A `Pool` that plays a script.
 
     Args:
-        reply: The model's only reply in a rollout, or why the rollout fails; the row's ground truth by default.
-        score: The score that a function gives a rollout, by the function's name and the row's index, or why it can't;
-            1.0 by default.
-        functions: The names of the functions that score.
-        tools: The tools that the repository has.
-        cost_usd: The cost of each reply, in USD.
-        refused: Why the model can't be used; None if it can.
+        reply: Gives the model's only reply in a rollout, or the rollout's failure; by default the row's ground truth.
+        score: Gives a score from the function's name and the row's index, or the score's failure; 1.0 by default.
+        functions: Names of the scoring functions.
+        tools: The repository's tools.
+        cost_usd: Cost of each reply, in USD.
+        refused: Reason why the model can't be used; None if it can.
 
     Attributes:
-        rollouts: The jobs that were started, in order.
-        scored: Each function and row index that was scored, in order.
+        rollouts: The started jobs, in order.
+        scored: Each scored function and row index, in order.
     """
 
     mixed = False
@@ -92,7 +91,7 @@ class FakePool:
         return builder.finish(RolloutDone(job.id, "stop", 1.0))
 
     def resume(self, order: Resume) -> None:
-        """No rollout here pauses."""
+        """Do nothing: rollouts never pause here."""
 
     async def score(self, job: ScoreJob) -> list[list[Score]]:
         return [[self._score_of(function, row_index) for function in job.functions] for row_index in job.rows]
@@ -118,7 +117,7 @@ class FakePool:
         return None
 
     def kill(self) -> None:
-        """There are no workers."""
+        """Do nothing: there are no workers."""
 
     def _score_of(self, function: str, row_index: int) -> Score:
         self.scored.append((function, row_index))

@@ -289,10 +289,10 @@ def test_compare_warns_of_what_makes_it_less_than_it_seems(
     assert done.code == 0, done.stderr
     assert "run A: offline/oracle is an offline stand-in" in done.stderr
     assert "run B: " not in done.stderr
-    assert "only the 2 rows that both have are compared; 0 are in A only, 1 in B only" in done.stderr
+    assert "only the 2 common rows are compared; 0 are in A only, 1 in B only" in done.stderr
     assert "attempts per row differ: 2 in A, 1 in B" in done.stderr
     assert "parameters" in done.stderr
-    assert f"other code computed the scores of {EXACT}" in done.stderr
+    assert f"the runs' scores of {EXACT} come from different code" in done.stderr
     half = osmosis("runs", "compare", a, b, "--pass-threshold", "0.5", "--json", cwd=repo).json
     assert half["functions"][EXACT]["flips"] == []
 

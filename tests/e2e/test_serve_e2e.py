@@ -268,7 +268,7 @@ def test_code_is_loaded_anew_when_it_changes(tmp_path: Path) -> None:
         assert fresh.final_messages[2]["content"] == "new"
 
         write(root, {"server.py": "def broken(:\n"})
-        it.command.until(lambda: "the last good code goes on: server.py:1" in it.command.said())
+        it.command.until(lambda: "still serving the last good code: server.py:1" in it.command.said())
         still = it.results(double, it.start(double, ["still"]))["still"]
         assert still.final_messages[2]["content"] == "new"
 

@@ -84,9 +84,9 @@ def test_notes(store: RunStore) -> None:
         stand_in=True,
     )
     assert compare_runs(store, a, b, 1.0).notes == [
-        "run B: offline/oracle is an offline stand-in, so this says nothing about a model",
-        "run B didn't reach its end: 1 of 8 rollouts are recorded",
-        "attempts per row differ: 1 in A, 2 in B; what is compared are the rows' means",
+        "run B: offline/oracle is an offline stand-in, so its scores say nothing about a model",
+        "run B is incomplete: 1 of 8 rollouts are recorded",
+        "attempts per row differ: 1 in A, 2 in B; the rows' means are compared",
         "the runs also differ in: tool code",
     ]
 

@@ -1007,7 +1007,7 @@ def test_a_full_disk_is_an_error_and_costs_nothing_that_was_reported(tmp_path: P
     assert errors
     for error in errors:
         assert "runs.db: disk I/O error" in error or "runs.db: database or disk is full" in error
-        assert "what was reported as done is stored" in error
+        assert "all work reported as done is stored" in error
     with RunStore.open(tmp_path) as store:
         assert set(reported) <= {rollout.id for rollout in stored(store, run)}
     assert reported
