@@ -62,6 +62,18 @@ class WorkerSpec(Record, frozen=True):
     debug_dir: str | None = None
 
 
+def agent_part(spec: WorkerSpec, batch_size: int) -> WorkerSpec:
+    """What a worker gets that runs rollouts: nothing of the functions, and no store with ground truths in it."""
+    return msgspec.structs.replace(spec, functions=[], required=frozenset(), store=None, batch_size=batch_size)
+
+
+def scorer_part(spec: WorkerSpec) -> WorkerSpec:
+    """What a worker gets that scores: no model and so no key, no cache of replies, and nothing of the agent."""
+    return msgspec.structs.replace(
+        spec, mcp=None, agent=None, allow_rewrites=False, policies={}, cache=None, debug_dir=None
+    )
+
+
 class Places(Record, frozen=True):
     """Where things are on a worker's machine, told by the backend that starts the worker there.
 

@@ -8,8 +8,17 @@ import msgspec
 
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
-from osmosis_ai.records import FunctionRef
-from osmosis_ai.runtime.protocol import LimitsConfig, Places, WorkerSpec, attach, detach, encode
+from osmosis_ai.records import FunctionRef, ModelSpec
+from osmosis_ai.runtime.protocol import (
+    LimitsConfig,
+    Places,
+    WorkerSpec,
+    agent_part,
+    attach,
+    detach,
+    encode,
+    scorer_part,
+)
 
 
 def make_spec(root: Path) -> WorkerSpec:
@@ -50,3 +59,18 @@ def test_what_is_given_back_on_the_same_machine_is_the_same(tmp_path: Path) -> N
     remote = msgspec.structs.replace(spec, mcp=McpSource("url", url="http://localhost:8000/mcp"), agent=None)
     for one in (spec, outside, remote):
         assert attach(*detach(one)) == one
+
+
+def test_a_worker_with_tools_has_no_store_and_one_with_functions_no_model(tmp_path: Path) -> None:
+    """Ground truths stand in the store, keys in the models."""
+    key = "sk-a-key-of-the-model"
+    models = {"policy": ModelSpec("m", "endpoint", "m", base_url="http://127.0.0.1:9/v1", api_key=key)}
+    spec = msgspec.structs.replace(make_spec(tmp_path), policies=models, required=frozenset({"reward_fn.a:b"}))
+    agents = agent_part(spec, 4)
+    assert (agents.functions, agents.required, agents.store, agents.batch_size) == ([], frozenset(), None, 4)
+    assert (agents.mcp, agents.policies, agents.agent) == (spec.mcp, models, spec.agent)
+    assert b"reward_fn" not in encode(agents)
+    scorers = scorer_part(spec)
+    assert (scorers.mcp, scorers.agent, scorers.policies, scorers.cache) == (None, None, {}, None)
+    assert (scorers.functions, scorers.store, scorers.required) == (spec.functions, spec.store, spec.required)
+    assert key.encode() not in encode(scorers)

@@ -13,6 +13,7 @@ import anyio
 import msgspec
 import psutil
 
+from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.runtime.pool.base import LOAD_SECONDS, PoolOptions
 from osmosis_ai.runtime.pool.forks import ChildProcess, ForkLine
@@ -46,8 +47,7 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
         return Boot(named, places, options.debug, options.keys, environ)
 
     share = math.ceil(spec.batch_size / options.workers)
-    tools = msgspec.structs.replace(spec, functions=[], store=None, batch_size=share)
-    functions = msgspec.structs.replace(spec, mcp=None, agent=None, policies={})
+    tools, functions = protocol.agent_part(spec, share), protocol.scorer_part(spec)
     # Of an agent loop's code all that is bounded is the whole rollout.
     longest_call = spec.limits.timeout if spec.agent else min(spec.limits.tool_timeout, spec.limits.timeout)
     longest_call += FREEZE_GRACE_SECONDS
