@@ -28,7 +28,7 @@ def start_early(arguments: Sequence[str]) -> None:
 def words_after(arguments: Sequence[str]) -> dict[str, str]:
     """Each word of a command line with the one after it: the value, of an option that takes one."""
     words = [word for argument in arguments for word in argument.split("=", 1)]
-    return dict(zip(words, [*words[1:], ""], strict=True))
+    return dict(zip(words, [*words[1:], ""], strict=False))
 
 
 def preloads(given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:

@@ -230,7 +230,7 @@ class _Watcher:
             send.send_nowait("q")
 
         stop = anyio.Event()
-        group.start_soon(self._follower.follow, send, stop)
+        await group.start(self._follower.follow, send, stop)
         loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
             self._terminal.enter_context(_keys(send))

@@ -161,7 +161,7 @@ class PoolRunner:
         follower = Follower(root, watched)
         follower.learn()
         send, saves = anyio.create_memory_object_stream[Save](1000)
-        group.start_soon(follower.follow, send, self._stop)
+        await group.start(follower.follow, send, self._stop)
         async for save in saves:
             if save.stale.tools:
                 await self.reload()

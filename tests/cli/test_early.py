@@ -49,3 +49,8 @@ def test_the_client_for_endpoints_is_imported_ahead() -> None:
         ENDPOINTS
     ]
     assert preloads(words_after(["test", "--model", "offline/smoke"]), {}) == []
+
+
+def test_a_bare_command_has_no_words() -> None:
+    assert words_after([]) == {}
+    assert words_after(["test", "--limit=3", "-q"]) == {"test": "--limit", "--limit": "3", "3": "-q", "-q": ""}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
 import anyio
-from anyio.abc import ObjectSendStream
+import anyio.lowlevel
+from anyio.abc import ObjectSendStream, TaskStatus
 
 from osmosis_ai.code_hashes import file_hash
 from osmosis_ai.records import Record
@@ -17,6 +20,8 @@ __all__ = ["FileHashes", "Follower", "Save", "watch_files"]
 QUIET_MS = 50
 """Changes that follow each other within this time are one save."""
 LONGEST_BURST_MS = 1600
+CLOCK_SECONDS = 0.1
+"""A file system's times may be this much behind the clock."""
 
 
 class Save(Record, frozen=True):
@@ -48,9 +53,15 @@ class Follower:
         named = {watched.dataset, ".env", "pyproject.toml", *watched.rubric_files, *self._outside}
         self._hashes.learn({*watched.tool_sources, *watched.function_sources, *named})
 
-    async def follow(self, send: ObjectSendStream[Save], stop: anyio.Event) -> None:
+    async def follow(
+        self,
+        send: ObjectSendStream[Save],
+        stop: anyio.Event,
+        *,
+        task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+    ) -> None:
         """Send every save that makes something stale, until soon after `stop` is set: threads that wait can't be
-        cancelled.
+        cancelled. Started once no save can be missed.
         """
         ignored = GitIgnore(self._root)
 
@@ -67,6 +78,9 @@ class Follower:
             group.start_soon(watch_files, self._root, self._root, lambda path: counts(path, ignored), changed, stop)
             for folder in {file.parent for file in self._outside.values()}:
                 group.start_soon(watch_files, folder, self._root, self._outside.__contains__, changed, stop, False)
+            # A watcher exists before its task waits for the first time.
+            await anyio.lowlevel.checkpoint()
+            task_status.started()
 
 
 class FileHashes:
@@ -75,11 +89,17 @@ class FileHashes:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: dict[str, str] = {}
+        self._learned = math.inf
 
     def learn(self, paths: Iterable[str]) -> None:
-        """Look at files whose first change is to be told from a save without one."""
+        """Look at files whose first change is to be told from a save without one.
+
+        A file that was saved since the last call is left out: what was loaded in between may be its earlier content.
+        """
+        since, self._learned = self._learned, time.time() - CLOCK_SECONDS
         for path in paths:
-            self._known.setdefault(path, file_hash(self._root / path))
+            if path not in self._known and _saved_at(self._root / path) < since:
+                self._known[path] = file_hash(self._root / path)
 
     def changed(self, paths: Iterable[str]) -> list[str]:
         """Those of these files that hold something else than when they were last looked at.
@@ -97,6 +117,14 @@ class FileHashes:
                 self._known[path] = now
                 found.append(path)
         return found
+
+
+def _saved_at(file: Path) -> float:
+    """Seconds since the epoch; minus infinity if the file does not exist."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return -math.inf
 
 
 async def watch_files(

@@ -67,7 +67,7 @@ def test_one_call(repo: Path) -> None:
 
 def test_where_a_loop_already_runs(repo: Path) -> None:
     async def cell() -> Report:
-        return osmosis_ai.run(config(workers=0), directory=repo)
+        return osmosis_ai.run(config(), directory=repo)
 
     assert asyncio.run(cell()).whole
 

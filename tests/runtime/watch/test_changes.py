@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import anyio
@@ -115,6 +116,19 @@ def test_a_save_without_a_change_is_none(tmp_path: Path) -> None:
     assert hashes.changed(["a.py"]) == ["a.py"]
     (tmp_path / "b.py").write_text("", encoding="utf-8")
     assert hashes.changed(["b.py", "a.py"]) == ["b.py"]
+
+
+def test_a_save_while_results_were_made_is_not_taken_for_what_was_loaded(tmp_path: Path) -> None:
+    """Which files results depend on is known only when they are there, and then some may have changed already."""
+    hashes = FileHashes(tmp_path)
+    hashes.learn([])
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    for file in (old, new):
+        file.write_text("1", encoding="utf-8")
+    os.utime(old, (1_000_000_000, 1_000_000_000))
+    hashes.learn(["old.py", "new.py"])
+    assert hashes.changed(["old.py"]) == []
+    assert hashes.changed(["new.py"]) == ["new.py"]
 
 
 def test_a_renamed_folder_is_a_change_of_its_files(tmp_path: Path) -> None:
