@@ -1,4 +1,4 @@
-"""The command line's root: which commands there are, and how their errors are shown."""
+"""The command line's root: register the commands and print their errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["app", "run"]
 
 COULD_NOT_START = 2
 
-# Root of what typer raises for a command line it can't read; of the whole family it exports only this member.
+# Base class of typer's errors for a bad command line; typer exports only this subclass.
 _BadCommandLine: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
@@ -52,11 +52,9 @@ def root(
 def run_test(
     given: Given,
     interactive: Annotated[
-        bool, typer.Option("-i", "--interactive", help="Stop at each model call; n goes on, ? lists the commands.")
+        bool, typer.Option("-i", "--interactive", help="Step through rollouts at a prompt; ? lists the commands.")
     ] = False,
-    row: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="With --interactive: the row to begin with.")
-    ] = None,
+    row: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --interactive: the first row.")] = None,
 ) -> None:
     """Run the agent over a dataset and score it with every reward function of the repository."""
     if interactive:
@@ -71,7 +69,7 @@ def run_test(
 @eval_app.callback()
 @takes(RunConfig, OutputConfig, command="eval")
 def evaluate(context: typer.Context, given: Given) -> None:
-    """Run the agent over a dataset and score what comes out, with statistics."""
+    """Run the agent over a dataset and score its rollouts, with statistics."""
     if context.invoked_subcommand is None:
         _run(given, "eval")
 
@@ -88,10 +86,9 @@ def _run(given: Given, command: Command) -> None:
 
 @takes(ServeConfig)
 def serve(given: Given) -> None:
-    """Offer an agent to a trainer: each rollout it asks for runs in a worker process, against the trainer's model.
+    """Serve an agent to a trainer: run each requested rollout in a worker process, against the trainer's model.
 
-    A loop that raises, hangs or takes its process down costs its own rollout, which is reported to the trainer as
-    failed.
+    A loop that raises, hangs or crashes its process fails only its own rollout, which is reported to the trainer.
     """
     from osmosis_ai.cli.serving import serve_agent
 
@@ -125,16 +122,16 @@ for _name, _instead in NOT_OFFERED.items():
         _name.rpartition(" ")[2],
         help=f"Not offered yet: {_instead}.",
         rich_help_panel="Not offered yet",
-        # Whatever belongs to it: the answer is the same.
+        # Accept any arguments: the answer is always the same.
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(_refusing(_name, _instead))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and give its exit code.
+    """Run a command line and return its exit code.
 
     Args:
-        arguments: The command line without the command's own name; None for this process's.
+        arguments: The command line without the program's name; None for this process's.
     """
     try:
         return int(app(arguments, standalone_mode=False) or 0)
@@ -148,7 +145,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _hint(error: Any) -> str:
-    """What to write instead when a dataset stands where a command is expected, or an option of `eval` in `test`."""
+    """Return a hint for a dataset given in place of a command, or for an option of `eval` used with `test`."""
     message = error.format_message()
     name = message.removeprefix("No such command '").removesuffix("'.")
     if name != message and Path(name).is_file():

@@ -1,4 +1,4 @@
-"""`osmosis cache`: what the reply cache holds, and its removal."""
+"""`osmosis cache`: show or clear the reply cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Root = Annotated[
 
 
 class _Session(NamedTuple):
-    """What every subcommand works with."""
+    """The context of a subcommand."""
 
     path: Path
     output: Output
@@ -62,7 +62,7 @@ def clear(context: typer.Context, root: _Root = None, json: Json = False) -> Non
 
         removed = clear_cache(session.path)
         if removed is None:
-            session.show({"removed": None}, f"{session.path} was damaged and is removed, with all it held")
+            session.show({"removed": None}, f"{session.path} was damaged; removed the whole file")
         else:
             session.show(
                 {"removed": {"entries": removed.entries, "bytes": removed.bytes}},
@@ -72,7 +72,7 @@ def clear(context: typer.Context, root: _Root = None, json: Json = False) -> Non
 
 @contextmanager
 def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
-    """Find the cache; errors in the block are shown and become the exit code."""
+    """Find the cache; errors in the block are printed and set the exit code."""
     from osmosis_ai.models.cache import cache_path
 
     root, json = shared_options(context, root, json)
@@ -87,7 +87,7 @@ def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_
 
 
 def _size(count: int) -> str:
-    """Bytes in the largest unit that leaves one digit before the point."""
+    """Format a number of bytes in the largest unit of which there is at least one."""
     size, units = float(count), iter(("bytes", "KiB", "MiB", "GiB"))
     unit = next(units)
     while size >= 1024 and unit != "GiB":

@@ -1,4 +1,4 @@
-"""`osmosis config`: the effective options of a run, and where each comes from."""
+"""`osmosis config`: show the effective options of a run and their sources."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["config"]
 
 @takes(RunConfig)
 def config(given: Given, json: Json = False) -> None:
-    """Show every option of a run with its value and where it comes from.
+    """Show every option of a run with its value and its source.
 
     The command line wins, then the environment (OSMOSIS_ and the option's name), then [tool.osmosis] in the
-    repository's pyproject.toml, then the default. Options given here count as those of the command line.
+    repository's pyproject.toml, then the default. Options given to this command count as the command line.
     """
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Where text goes: results to stdout, everything else to stderr, and no key value to either."""
+"""Print results to stdout and everything else to stderr, with keys masked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PIPED_WIDTH = 120
 
 
 class Output:
-    """The two streams of a command."""
+    """The two output streams of a command."""
 
     def __init__(self, mask: Callable[[str], str] = str, *, quiet: bool = False) -> None:
         self.mask = mask
@@ -25,35 +25,35 @@ class Output:
         self.messages = _console(sys.stderr)
 
     def say(self, text: str) -> None:
-        """A line about what goes on."""
+        """Print a status line, unless quiet."""
         if not self.quiet:
             self.messages.print(self.mask(text), markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
-        """A line the user should see whatever the options."""
+        """Print a line that the user should see even if quiet."""
         self.messages.print(self.mask(text), style="yellow", markup=False, highlight=False)
 
     def fail(self, text: str) -> None:
-        """An error: what is wrong, where, what to do."""
+        """Print an error: the problem, its place and the remedy."""
         self.messages.print("[bold red]error:[/]", end=" ")
         self.messages.print(self.mask(text), markup=False, highlight=False)
 
     def result(self, renderable: Any) -> None:
-        """A table or text on stdout."""
+        """Print a table or text to stdout."""
         self.results.print(renderable, highlight=False)
 
     def line(self, text: str) -> None:
-        """One line on stdout, as it is."""
+        """Print one line to stdout, unwrapped."""
         self.results.file.write(self.mask(text) + "\n")
         self.results.file.flush()
 
 
 def table_of(columns: Iterable[str], right: Iterable[str] = (), folding: Iterable[str] = (), title: str = "") -> Table:
-    """A table whose `right` columns are numbers, and whose `folding` columns give way when space is short."""
+    """Create a table; `right` columns are right-aligned, and `folding` columns wrap if space is short."""
     right, folding = set(right), set(folding)
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        # The name may come from user code, so it is no markup.
+        # Text, because a name from user code may look like markup.
         table.add_column(
             Text(column),
             justify="right" if column in right else "left",
@@ -64,5 +64,5 @@ def table_of(columns: Iterable[str], right: Iterable[str] = (), folding: Iterabl
 
 
 def _console(stream: Any) -> Console:
-    # A table for a file or a pipe isn't squeezed into the 80 columns that rich assumes there.
+    # For files and pipes rich would assume 80 columns and squeeze tables.
     return Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH, soft_wrap=not stream.isatty())

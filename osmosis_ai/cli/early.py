@@ -1,4 +1,4 @@
-"""Start the fork server before anything else is imported: it takes about as long as the command to get ready."""
+"""Start the fork server before importing the command, because both take about as long to get ready."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ WITHOUT_WORKERS = {"--help", "-h", *(name.removeprefix("eval ") for name in (*CO
 
 
 def start_early(arguments: Sequence[str]) -> None:
-    """Start the fork server when this command line is sure to need workers, before the command itself is imported."""
+    """Start the fork server if this command line certainly needs workers."""
     given = words_after(arguments)
     if arguments and arguments[0] in STARTING and not WITHOUT_WORKERS & {*given} and given.get("--workers") != "0":
         from osmosis_ai.runtime.pool import forkserver
 
-        # What is wrong is said by whoever needs a worker.
+        # The first use of a worker reports the error.
         with suppress(OSError):
             forkserver.start(preloads(given, os.environ))
 
 
 def words_after(arguments: Sequence[str]) -> dict[str, str]:
-    """Each word of a command line with the one after it: the value, of an option that takes one."""
+    """Map each word of a command line to the next one, which is the value if the word is an option that takes one."""
     words = [word for argument in arguments for word in argument.split("=", 1)]
     return dict(zip(words, [*words[1:], ""], strict=False))
 
 
 def preloads(given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
-    """The modules that the models asked for need, as far as can be told before `.env` and the options are read."""
+    """Return the modules that the chosen models need, as far as known before `.env` and the options are read."""
     from osmosis_ai.models.engines import ENGINES, engine_for
 
     asked = [

@@ -28,7 +28,7 @@ __all__ = ["eval_rubric"]
 
 
 class RecordsConfig(Record, frozen=True):
-    """Records: what is judged, and by which rubric."""
+    """Records: the records to judge, and the rubric."""
 
     rubric: Annotated[
         str, once("A rubric of the rubric file, or an @osmosis_rubric function.", metavar="ID|MODULE:FN")
@@ -38,40 +38,40 @@ class RecordsConfig(Record, frozen=True):
         str | None, once("The rubric file.", metavar="FILE", default="rubric_configs.yaml beside the data")
     ] = None
     number: Annotated[int, once("Runs per record.", ("--number", "-n"), "N", minimum=1)] = 1
-    batch_size: Annotated[int, once("Runs at a time.", metavar="N", minimum=1)] = 8
+    batch_size: Annotated[int, once("Maximum number of concurrent runs.", metavar="N", minimum=1)] = 8
     timeout: Annotated[
-        float, once("Time for one run of an @osmosis_rubric function.", metavar="SECONDS", minimum=0.001)
+        float, once("Time limit for one run of an @osmosis_rubric function.", metavar="SECONDS", minimum=0.001)
     ] = 150.0
 
 
 class ComparisonConfig(Record, frozen=True):
-    """Comparison: with people, and with an earlier result."""
+    """Comparison: human labels, and an earlier result."""
 
     against: Annotated[str | None, once("Compare with the human labels in this column.", metavar="COLUMN")] = None
     threshold: Annotated[
         float | None,
-        once("What counts as positive with --against.", metavar="SCORE", default="the middle of the range"),
+        once("Lowest positive score with --against.", metavar="SCORE", default="the middle of the range"),
     ] = None
     baseline: Annotated[str | None, once("Compare with this earlier result.", metavar="FILE")] = None
 
 
 class JudgeConfig(Record, frozen=True):
-    """Judge: who is asked."""
+    """Judge: the judge model."""
 
-    judge_model: Annotated[str | None, once("Ask this model instead of the one the rubric names.", metavar="NAME")] = (
+    judge_model: Annotated[str | None, once("Use this model instead of the one the rubric names.", metavar="NAME")] = (
         None
     )
     judge_base_url: Annotated[
         str | None,
         once(
-            "Send judge calls to this OpenAI-compatible endpoint; its key is read from $OSMOSIS_JUDGE_API_KEY.",
+            "Send judge calls to this OpenAI-compatible endpoint; reads its key from $OSMOSIS_JUDGE_API_KEY.",
             metavar="URL",
         ),
     ] = None
 
 
 class RubricOutput(Record, frozen=True):
-    """Output: where the result goes."""
+    """Output: the result's destination."""
 
     output: Annotated[
         str | None, once("A file, or a folder for a new file.", ("--output", "-o"), "PATH", default="in the cache")
@@ -81,7 +81,7 @@ class RubricOutput(Record, frozen=True):
 
 
 class EvalRubricConfig(Record, frozen=True):
-    """Everything `osmosis eval-rubric` needs."""
+    """All options of `osmosis eval-rubric`."""
 
     records: RecordsConfig = RecordsConfig()
     comparison: ComparisonConfig = ComparisonConfig()
@@ -91,7 +91,7 @@ class EvalRubricConfig(Record, frozen=True):
 
 @takes(EvalRubricConfig)
 def eval_rubric(given: Given) -> None:
-    """Have a judge score recorded solutions, and say how far it agrees with itself and with people."""
+    """Have a judge score recorded solutions, and measure how well it agrees with itself and with people."""
     import asyncio
 
     from osmosis_ai.reward_rubric.target import judge_variables
@@ -101,12 +101,12 @@ def eval_rubric(given: Given) -> None:
         if not given.get(option):
             raise UsageError(f"--{option} is missing; see osmosis eval-rubric --help")
     with command_session(quiet=config.output.quiet) as session:
-        # Judges are asked from this process.
+        # Judges are called from this process.
         os.environ.update(session.environ | judge_variables(config.judge.judge_model, config.judge.judge_base_url))
         plan = _prepare(config, session.cwd)
         session.use(keys=plan.keys)
         if plan.skipped:
-            session.output.say(f"records for another rubric, skipped: {plan.skipped}")
+            session.output.say(f"skipped records for other rubrics: {plan.skipped}")
         judged = asyncio.run(_evaluate(plan, session.output))
         if judged is None:
             session.output.warn("interrupted; nothing was written")
@@ -115,7 +115,7 @@ def eval_rubric(given: Given) -> None:
 
 
 class _JudgeFacts(NamedTuple):
-    """Where the rubric is from, and who is asked, as the results say it."""
+    """The rubric's source and the judge, as in the results."""
 
     rubric_source: Literal["config", "function"]
     provider: str
@@ -124,7 +124,7 @@ class _JudgeFacts(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What to do, every input checked."""
+    """The evaluation to run, with every input checked."""
 
     config: EvalRubricConfig
     data: Path
@@ -150,18 +150,18 @@ def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
 
     options, comparison = config.records, config.comparison
     if comparison.threshold is not None and comparison.against is None:
-        raise UsageError("--threshold goes with --against COLUMN, the column with the human labels")
+        raise UsageError("--threshold needs --against COLUMN, the column with the human labels")
     data = cwd / Path(options.data).expanduser()
     is_function = ":" in options.rubric and options.config is None
     everything = load_records(data)
     rubric, function, judge = _function(options, cwd) if is_function else _entry(options, data, cwd)
     name = rubric.id if rubric is not None else options.rubric
-    # Data calls a function by its whole name or by its own.
+    # Records may name a function with or without its module.
     names = {None, name, function.attribute} if function is not None else {None, name}
     records = [record for record in everything if record.rubric_id in names]
     if not records:
         there = sorted({record.rubric_id for record in everything if record.rubric_id})
-        raise UsageError(f"{data}: no record is for the rubric {name!r}; they are for {', '.join(there)}")
+        raise UsageError(f"{data} has no records for the rubric {name!r}, only for {', '.join(there)}")
     key = rubric.model_info.get("api_key") if rubric is not None else None
     return _Plan(
         config=config,
@@ -207,7 +207,7 @@ def _function(options: RecordsConfig, cwd: Path) -> tuple[None, FunctionRef, _Ju
 
 
 def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
-    """Where the result goes. Its folder exists afterwards."""
+    """Return the result's file and create its folder."""
     import re
     import time
     from uuid import uuid4
@@ -234,7 +234,7 @@ def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
 
 
 class _Tally:
-    """What the runs that are done came to."""
+    """Running totals of finished runs."""
 
     def __init__(self) -> None:
         self._scored = self._failed = 0
@@ -251,7 +251,7 @@ class _Tally:
 
 
 async def _evaluate(plan: _Plan, view: Output) -> list[RecordResult] | None:
-    """Judge every record, some at a time; None when it was interrupted."""
+    """Judge every record; return None if interrupted."""
     import anyio
 
     from osmosis_ai.cli.progress import LiveProgress
@@ -285,7 +285,7 @@ async def _judge(plan: _Plan) -> AsyncIterator[Judge]:
     column = plan.config.comparison.against
 
     def unlabelled(judge: Judge) -> Judge:
-        # A judge that sees the label it is compared with agrees for nothing.
+        # A judge that sees the label could simply copy it.
         return judge if column is None else lambda record: judge(without_label(record, column))
 
     if plan.rubric is not None:

@@ -1,4 +1,4 @@
-"""`osmosis init`: write a small complete repository."""
+"""`osmosis init`: create a small, complete repository."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from osmosis_ai.errors import UsageError
 __all__ = ["init"]
 
 _TEMPLATES = Path(__file__).parents[1] / "templates" / "repository"
-# Names without a dot at the beginning, so that no tool takes the templates' own settings for this project's.
+# Templates have no leading dot, so that no tool mistakes their settings for this project's.
 _HIDDEN = {"gitignore": ".gitignore", "env.example": ".env.example", "github": ".github"}
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to; it may exist already.", show_default=False)],
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="The folder to create; it may exist.", show_default=False),
+    ],
 ) -> None:
-    """Write a small complete repository: tools, a reward, a rubric, rows, a CI workflow. No file is overwritten."""
+    """Create a small, complete repository: tools, a reward, a rubric, rows, a CI workflow. Overwrites no file."""
     from osmosis_ai.cli.console import Output
 
     files = {folder / path: text for path, text in _files(_project_name(folder))}
@@ -40,7 +43,7 @@ def init(
     output.say("\nnext:")
     for command in (
         f"cd {shlex.quote(str(folder))}" if folder != Path() else "",
-        "osmosis validate    # is everything in it right?",
+        "osmosis validate    # check the repository",
         "osmosis test        # run the agent over the rows, offline",
         "osmosis eval --n 3  # with statistics",
         "git init && git add --all && git commit -m 'Start'",
@@ -50,15 +53,15 @@ def init(
 
 
 def _check(folder: Path, files: list[Path]) -> None:
-    """See that nothing is in the way before anything is written; raises UsageError."""
+    """Check before writing that no file or folder is in the way; raises UsageError."""
     existing = [path for path in files if path.exists() or path.is_symlink()]
     if existing:
         names = ", ".join(path.relative_to(folder).as_posix() for path in existing[:5])
         more = f" and {len(existing) - 5} more" if len(existing) > 5 else ""
-        raise UsageError(f"{folder} has {names}{more} already, and nothing is overwritten; name another folder")
+        raise UsageError(f"{folder} already has {names}{more}, and init overwrites nothing; choose another folder")
     blocking = [parent for path in files for parent in path.parents if parent.exists() and not parent.is_dir()]
     if blocking:
-        raise UsageError(f"{blocking[0]} is a file, where a folder is needed")
+        raise UsageError(f"{blocking[0]} is a file, not a folder")
 
 
 def _files(name: str) -> Iterator[tuple[Path, str]]:
@@ -69,6 +72,6 @@ def _files(name: str) -> Iterator[tuple[Path, str]]:
 
 
 def _project_name(folder: Path) -> str:
-    """The folder's name as a distribution may be called (PEP 508)."""
+    """Convert the folder's name to a valid distribution name (PEP 508)."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-._").lower()
     return name or "agent-repository"

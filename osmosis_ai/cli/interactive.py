@@ -1,4 +1,4 @@
-"""`osmosis test --interactive`: a prompt at every step of a rollout."""
+"""`osmosis test --interactive`: step through rollouts at a prompt."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from osmosis_ai.text import visible
 __all__ = ["check_interactive", "interact"]
 
 HELP = """\
-n, next            go on to the next step: request, reply, results
-c, continue        go on to the rollout's end
-m, messages        the messages so far, in full
-t, tools           the tools with their schemas
-e, edit            change what is shown (request, reply or results) in $EDITOR before going on
+n, next            go to the next step: request, reply, results
+c, continue        run to the end of the rollout
+m, messages        show the messages so far, in full
+t, tools           show the tools with their schemas
+e, edit            edit the current request, reply or results in $EDITOR
 s, score           score the messages so far with every reward function
 call TOOL [JSON]   call a tool by hand in this rollout's session
 save [FILE]        write the trajectory as JSON
-r, row [N]         start row N; without N the same row again
-q, quit            end
-?, help            this list"""
+r, row [N]         start row N; without N restart the current row
+q, quit            quit
+?, help            show this list"""
 SHORT = {"n": "next", "c": "continue", "m": "messages", "t": "tools", "e": "edit", "s": "score", "r": "row"}
 SHORT |= {"?": "help", "h": "help"}
 
 
 def check_interactive(config: RunConfig, output: OutputOptions) -> None:
-    """Refuse what doesn't go with `--interactive`; raises UsageError."""
+    """Refuse options that conflict with `--interactive`; raises UsageError."""
     excluded = {
         "--watch": (output.watch, "one stops at every step, the other runs by itself"),
-        "--json": (output.json, "what is shown at each step is text; -o FILE writes the results as JSON"),
+        "--json": (output.json, "the steps are shown as text; -o FILE writes the results as JSON"),
         "--quiet": (output.quiet, "it would have nothing to show"),
         "--resume": (config.resume.resume or config.resume.resume_run, "an interactive run is always a new one"),
         "--retry-failed": (config.resume.retry_failed, "an interactive run is always a new one"),
@@ -61,7 +61,7 @@ def check_interactive(config: RunConfig, output: OutputOptions) -> None:
 
 
 def interact(given: Given, row: int | None) -> int:
-    """Step through rollouts until the user quits; gives the exit code."""
+    """Step through rollouts until the user quits, and return the exit code."""
     output = output_options(given)
     with command_session(store_error=ExitCode.FAILED) as session:
         config, results = begin_command(session, given, "test", output)
@@ -72,7 +72,7 @@ def interact(given: Given, row: int | None) -> int:
 
 
 class _Session:
-    """One run of the command, from a config to the exit code."""
+    """One run of the command."""
 
     def __init__(self, session: CommandSession, config: RunConfig, results: Path | None, row: int | None) -> None:
         self._session = session
@@ -84,9 +84,9 @@ class _Session:
         self._run: RunSession | None = None
 
     def run(self) -> int:
-        """Run it all; gives the exit code."""
+        """Run the command and return the exit code."""
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-        # With --workers 0 descriptor 1 leads to stderr while the repository is loaded; results go on to stdout.
+        # With --workers 0 descriptor 1 points to stderr while the repository is loaded; results still go to stdout.
         stdout = self._output.results.file = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
         before = signal.signal(signal.SIGINT, self._interrupt)
         hear = partial(introduce, self._output)
@@ -138,7 +138,7 @@ class _Session:
         self._interrupted = False
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-C stops what goes on; a second one before that has stopped ends at once."""
+        """Stop the running step at Ctrl-C; exit at once at a second one before it has stopped."""
         if self._interrupted:
             if self._run is not None:
                 self._run.pool.kill()
@@ -148,7 +148,7 @@ class _Session:
 
 
 class _Commands:
-    """What can be typed at the prompt: each `do_` method is a command."""
+    """The prompt's commands: each `do_` method is one."""
 
     def __init__(self, session: CommandSession, debugger: Debugger, prompt: Prompt) -> None:
         self._masker = session.masker
@@ -158,11 +158,11 @@ class _Commands:
         self._refused_text: tuple[Paused, str] | None = None
 
     def talk(self, row: int, allow_interrupt: Callable[[], None]) -> None:
-        """Start a row, then do what is typed until the user quits; calls `allow_interrupt` after dealing with a Ctrl-C.
+        """Start a row, then run commands until the user quits; call `allow_interrupt` after handling a Ctrl-C.
 
-        Raises KeyboardInterrupt at a Ctrl-C when nobody is there to go on.
+        Raises KeyboardInterrupt at a Ctrl-C if the commands don't come from a terminal.
         """
-        self._output.say("n goes on to the next step, ? lists the commands")
+        self._output.say("n goes to the next step, ? lists the commands")
         line: str | None = f"r {row}"
         while line is not None:
             word, _, rest = line.strip().partition(" ")
@@ -182,7 +182,7 @@ class _Commands:
             self._output.say(self._left())
 
     def _stopped_by_hand(self) -> str:
-        """Ctrl-C at the prompt takes the line away; anywhere else, the rollout."""
+        """Handle Ctrl-C: at the prompt, discard the line; elsewhere, abandon the rollout."""
         self._output.line("")
         if self._debugger.paused is None and self._debugger.leave():
             self._output.warn(f"stopped; {self._left()}")
@@ -190,7 +190,7 @@ class _Commands:
 
     def _left(self) -> str:
         assert self._debugger.row is not None
-        return f"row {self._debugger.row.index} was left before its end and isn't recorded"
+        return f"row {self._debugger.row.index} was abandoned and isn't recorded"
 
     def _state(self) -> str:
         paused, row = self._debugger.paused, self._debugger.row
@@ -254,16 +254,16 @@ class _Commands:
         self._refused_text = None
         try:
             read: Any = msgspec.json.decode(written)
-            # Compared as it was shown: where a key's value was masked, it stays what it was.
+            # Compare with the masked text that was shown, so that masked keys don't count as changed.
             changed = read != msgspec.json.decode(text) and self._debugger.edit(read)
         except (msgspec.DecodeError, RefusedError) as error:
             assert paused is not None
             self._refused_text = (paused, written)
             why = f"it isn't JSON: {error}" if isinstance(error, msgspec.DecodeError) else str(error)
-            raise RefusedError(f"not changed: {why}; e opens it again as you left it") from error
+            raise RefusedError(f"not changed: {why}; e reopens it as you left it") from error
         if not changed:
             raise RefusedError("nothing was changed")
-        self._output.say("changed; n goes on with it, and the record says that it was edited")
+        self._output.say("changed; n continues with the edit, which the record mentions")
         assert self._debugger.paused is not None
         self._show(self._debugger.paused)
 
@@ -314,5 +314,5 @@ class _Commands:
 
 
 def _single(messages: list[Any]) -> Any:
-    """One message stands for itself in the editor, without a list around it."""
+    """Return a single message without the list around it, for the editor."""
     return messages[0] if len(messages) == 1 else messages

@@ -1,4 +1,4 @@
-"""Declared options as a command's parameters: what was typed becomes a config."""
+"""Turn declared options into a command's parameters, and the typed ones into a config."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ ConfigT = TypeVar("ConfigT", bound=Record)
 Given = dict[str, Any]
 """The options that were typed, by name."""
 
-Json = Annotated[bool, typer.Option("--json", help="One object on one line of stdout, and nothing else there.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line of stdout, and nothing else.")]
 
 
 class OutputOptions(Record, frozen=True):
     """Output: how a run is shown."""
 
-    watch: Annotated[bool, once("Run again what a save makes stale, until q.")] = False
+    watch: Annotated[bool, once("Re-run what each save affects; press q to quit.")] = False
     output: Annotated[str | None, once("Write the results here.", ("--output", "-o"), "FILE")] = None
     quiet: Annotated[bool, once("No progress and no banner, only results.", ("--quiet", "-q"))] = False
-    json: Annotated[bool, once("The object -o writes, on one line of stdout, and nothing else there.")] = False
+    json: Annotated[bool, once("Print the results as one line of JSON on stdout, and nothing else.")] = False
 
 
 class OutputConfig(Record, frozen=True):
-    """How a command shows its run."""
+    """The output options of a command."""
 
     output: OutputOptions = OutputOptions()
 
@@ -50,9 +50,9 @@ class Effective(Record, Generic[ConfigT], frozen=True):
 
 
 def takes(*configs: type[Record], command: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of configs as its parameters; it receives those that were typed as `given`.
+    """Give a command the options of configs as parameters; it receives the typed ones as `given`.
 
-    With `command`, it takes only the options of this command.
+    `command` restricts them to the options of that command.
     """
     options = [
         option
@@ -75,7 +75,7 @@ def takes(*configs: type[Record], command: str | None = None) -> Callable[[Calla
             given = {
                 option.name: _parse_params(value) if get_origin(option.base) is dict else value
                 for option, value in typed
-                # Without the option, a repeatable one is None or an empty list, by the version of click.
+                # A repeatable option that wasn't typed is None or an empty list, depending on the version of click.
                 if value is not None and value not in ([], ())
             }
             function(given=given, **arguments)
@@ -90,9 +90,9 @@ def takes(*configs: type[Record], command: str | None = None) -> Callable[[Calla
 
 
 def effective_config(kind: type[ConfigT], given: Given, cwd: Path) -> Effective[ConfigT]:
-    """The config that a command line asks for, with what the environment and the repository's `pyproject.toml` add.
+    """Merge the typed options with the environment and the repository's `pyproject.toml` into a config.
 
-    Options of other configs are left out. Raises UsageError.
+    Options of other configs are ignored. Raises UsageError.
     """
     from osmosis_ai.runtime.run.prepare import find_root
 
@@ -105,7 +105,7 @@ def effective_config(kind: type[ConfigT], given: Given, cwd: Path) -> Effective[
 
 
 def output_options(given: Mapping[str, Any]) -> OutputOptions:
-    """How the command shows its run."""
+    """Return the output options among the typed ones."""
     names = {option.name for option in declared_options(OutputConfig)}
     return config_of(OutputConfig, {name: value for name, value in given.items() if name in names}).output
 

@@ -1,4 +1,4 @@
-"""`osmosis preview`: what a rubric file or a dataset says, as it is understood."""
+"""`osmosis preview`: show a rubric file or a dataset as Osmosis reads it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def preview(
 
 
 def _load(file: Path) -> tuple[str, Iterable[Any], list[str]]:
-    """How many of what there are, the entries, and the keys among them."""
+    """Return the number and kind of entries as text, the entries, and their API keys."""
     suffix = file.suffix.lower()
     if suffix in (".yaml", ".yml"):
         from osmosis_ai.reward_rubric.configs import load_rubrics

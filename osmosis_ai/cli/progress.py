@@ -1,4 +1,4 @@
-"""How far a command is: a live bar on a terminal, plain lines otherwise."""
+"""Show a command's progress: a live bar on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW_SECONDS = 10.0
 
 
 class LiveProgress:
-    """How many of so many things are done, with a status. Use as a context manager."""
+    """A progress display with a count and a status. Use as a context manager."""
 
     def __init__(
         self, output: Output, total: int, noun: str, status: Callable[[], str], *, done: int = 0, silent: bool = False
@@ -59,20 +59,20 @@ class LiveProgress:
             self._bar.stop()
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Count `count` more as done."""
         self.done += count
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
 
     async def keep_showing(self) -> None:
-        """Without a terminal, say every few seconds how far it is, also while nothing ends."""
+        """Print the progress every few seconds if there is no terminal, even while nothing finishes."""
         while self._bar is None and not self._silent:
             await anyio.sleep(LINE_SECONDS)
             self._output.say(f"{self.done}/{self._total} {self._noun}, {self._status()}")
 
 
 class RunProgress(LiveProgress):
-    """Hears of every record of a run; with `debugger` it keeps off the terminal, which user code may want for one."""
+    """The progress of a run. With `debugger`, it leaves the terminal to user code, which may start a debugger there."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class RunProgress(LiveProgress):
                 self._sum += score.value
 
     def status(self) -> str:
-        """Rate, running mean, errors, tokens, and what is slow."""
+        """Return rate, running mean, errors, tokens and the slowest rollout."""
         elapsed = max(monotonic() - self._started, 1e-6)
         parts = [f"{(self.done - self._before) / elapsed:.1f}/s"]
         if self._values:
@@ -133,14 +133,14 @@ class _Status(ProgressColumn):
 
 
 class DatasetCheckProgress:
-    """Progress of reading a large dataset: says something only when it takes longer than a second."""
+    """The progress of reading a dataset, shown only after a second."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
         self._started = self._said = monotonic()
 
     def show(self, read: int, total: int) -> None:
-        """So many bytes of so many are read."""
+        """Note that `read` of `total` bytes are read."""
         now = monotonic()
         if now - self._started > 1 and now - self._said > 1:
             self._said = now

@@ -1,4 +1,4 @@
-"""Where commands come from: a terminal with line editing and history, or a pipe; and the user's own editor."""
+"""Read commands from a terminal with line editing and history, or from a pipe; open the user's editor."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ HISTORY_LINES = 1000
 
 
 class Prompt:
-    """Reads commands, as a context manager that keeps the history.
+    """A reader of commands, and a context manager that saves their history.
 
     Attributes:
-        on_terminal: Whether a person types, who sees a prompt.
+        on_terminal: True if commands are typed at a terminal.
     """
 
     def __init__(self, history: Path, mask: Callable[[str], str]) -> None:
         assert sys.__stdout__ is not None
         self.on_terminal = sys.stdin.isatty()
         self._stdout = sys.__stdout__
-        # With --workers 0 descriptor 1 leads to stderr while the repository is loaded, which comes later.
+        # Duplicated now: with --workers 0 descriptor 1 points to stderr once the repository is loaded.
         self._descriptor = os.dup(self._stdout.fileno())
         self._history = history
         self._mask = mask
@@ -54,7 +54,7 @@ class Prompt:
                 file.writelines(f"{line}\n" for line in lines)
 
     def read(self, prompt: str) -> str | None:
-        """The next command, None at the end of the input; raises KeyboardInterrupt."""
+        """Return the next command, None at the end of input; raises KeyboardInterrupt."""
         if self._readline is not None:
             with self._real_stdout():
                 try:
@@ -68,7 +68,7 @@ class Prompt:
 
     @contextmanager
     def _real_stdout(self) -> Iterator[None]:
-        """Line editing works only on the process's own stdout."""
+        """Restore the process's own stdout, without which line editing doesn't work."""
         replaced, descriptor = sys.stdout, os.dup(1)
         os.dup2(self._descriptor, 1)
         sys.stdout = self._stdout
@@ -81,9 +81,9 @@ class Prompt:
 
 
 def edited_text(text: str, environ: Mapping[str, str], *, on_terminal: bool) -> str:
-    """Open a text in the user's editor and give what it was changed to.
+    """Open a text in the user's editor and return the edited text.
 
-    It gets the terminal only `on_terminal`: commands that come through a pipe aren't its to read. Raises UsageError.
+    The editor gets the terminal only if `on_terminal`; otherwise it could consume piped commands. Raises UsageError.
     """
     editor = environ.get("VISUAL") or environ.get("EDITOR")
     if not editor:
@@ -92,7 +92,7 @@ def edited_text(text: str, environ: Mapping[str, str], *, on_terminal: bool) -> 
         file = Path(folder) / "edit.json"
         file.write_text(text, encoding="utf-8")
         stdin, stdout = (None, None) if on_terminal else (subprocess.DEVNULL, sys.stderr.fileno())
-        # Ctrl-C in the editor is the editor's; unlike SIG_IGN, a function isn't inherited by it.
+        # Leave Ctrl-C to the editor. Not SIG_IGN, which the editor would inherit.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             command = [*shlex.split(editor), str(file)]

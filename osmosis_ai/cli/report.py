@@ -1,4 +1,4 @@
-"""A finished run as text: scores, tools, failures by cause."""
+"""Print the report of a finished run: scores, tools, failures by cause."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ def _shown(policy: Policy) -> str:
 
 
 def mean_and_error(statistics: FunctionStatistics) -> str:
-    """A mean with its standard error, where there is one."""
+    """Format a mean with its standard error, if there is one."""
     error = statistics.standard_error
     return f"{statistics.mean:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 def shown_interval(interval: tuple[float, float] | None, sign: str = "") -> str:
-    """A confidence interval; `sign` as in a format specification."""
+    """Format a confidence interval; `sign` is as in a format specification."""
     return "–" if interval is None else f"{interval[0]:{sign}.3f} … {interval[1]:{sign}.3f}"

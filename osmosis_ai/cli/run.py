@@ -30,7 +30,7 @@ GRACE_SECONDS = 10.0
 
 
 def run_command(given: Given, command: Command) -> int:
-    """Run what a command line asks for; gives the exit code."""
+    """Run a command line of `test` or `eval` and return the exit code."""
     output = output_options(given)
     with command_session(quiet=output.quiet, store_error=ExitCode.FAILED) as session:
         config, results = begin_command(session, given, command, output)
@@ -41,7 +41,7 @@ def run_command(given: Given, command: Command) -> int:
 def begin_command(
     session: CommandSession, given: Given, command: Command, output: OutputOptions
 ) -> tuple[RunConfig, Path | None]:
-    """The config of a command line and its results file, known to be writable; raises UsageError."""
+    """Return a command line's config and its results file, checked to be writable; raises UsageError."""
     config = msgspec.structs.replace(effective_config(RunConfig, given, session.cwd).config, command=command)
     _, repository = find_agent(config.agent, session.cwd)
     session.use(repository.root, keys=secret_values(config))
@@ -49,7 +49,7 @@ def begin_command(
 
 
 class _Run:
-    """A run as the terminal shows it."""
+    """A run with its terminal output."""
 
     def __init__(self, session: CommandSession, config: RunConfig, output: OutputOptions, results: Path | None) -> None:
         self._session = session
@@ -62,13 +62,13 @@ class _Run:
         self._checking = DatasetCheckProgress(session.output)
 
     async def run(self) -> int:
-        """Run it all; gives the exit code."""
+        """Run to the end and return the exit code."""
         with anyio.CancelScope() as self._scope, interrupts(self._stop, self._kill):
             async with RunSession.open(self._config, self._session.cwd, listener=self._hear) as run:
                 await run.begin()
                 self._run = run
                 report = await self._with_progress(run)
-            # Not before the workers are gone: what user code printed in this process went to stderr until now.
+            # Print only after the workers are closed: until then, stdout of this process may be redirected to stderr.
             self._print(report)
             return self._exit_code(report, interrupted=run.interrupted)
         self._output.warn("interrupted before the first rollout")
@@ -124,7 +124,7 @@ class _Run:
             return ExitCode.FAILED
         if self._config.command == "eval" and not report.functions:
             self._output.warn(
-                "nothing was scored: there is no reward function, and the agent loop gave no reward; "
+                "nothing was scored: there is no reward function, and the agent loop returned no reward; "
                 "name a function with --eval-fn MODULE:FUNCTION"
             )
             return ExitCode.FAILED
@@ -136,11 +136,12 @@ class _Run:
         return ExitCode.FAILED if low else ExitCode.OK
 
     def _stop(self) -> None:
-        """Ctrl-C: what runs gets a grace."""
+        """Give running rollouts a grace period at Ctrl-C."""
         if self._run is None:
             self._scope.cancel()
             return
-        self._output.warn(f"stopping: what runs has {GRACE_SECONDS:.0f} s to finish; Ctrl-C again ends at once")
+        grace = f"running rollouts have {GRACE_SECONDS:.0f} s to finish"
+        self._output.warn(f"stopping: {grace}; press Ctrl-C again to quit now")
         self._run.stop()
         asyncio.get_running_loop().call_later(GRACE_SECONDS, self._run.cancel)
 
@@ -150,7 +151,7 @@ class _Run:
 
 
 def introduce(output: Output, event: RunEvent) -> None:
-    """Say what opening a run tells; other events are left out."""
+    """Print the events of opening a run; ignore all others."""
     if isinstance(event, events.Notice):
         (output.warn if event.severity == "warning" else output.say)(event.message)
     elif isinstance(event, events.RunLoaded):
@@ -162,11 +163,11 @@ def introduce(output: Output, event: RunEvent) -> None:
             asked, name = event.agent
             output.say(f"agent: {asked} ({name})")
         output.say(f"tools: {', '.join(tool['function']['name'] for tool in event.tools) or 'none'}")
-        nothing = "nothing" if event.agent is None else "what the agent loop itself says"
+        nothing = "nothing" if event.agent is None else "the agent loop's own reward"
         output.say(f"scored with: {', '.join(event.functions) or nothing}")
 
 
 def save_results(results: bytes, file: Path | None) -> None:
-    """Write a results object where `-o` says, if anywhere."""
+    """Write a results object to the `-o` file, if there is one."""
     if file is not None:
         file.write_bytes(msgspec.json.format(results, indent=2) + b"\n")

@@ -1,4 +1,4 @@
-"""`osmosis runs`: look back at stored runs, compare, export, score again and remove them."""
+"""`osmosis runs`: list, show, compare, export, rescore and remove stored runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _Root = Annotated[
     str | None,
     typer.Option("--root", metavar="DIR", help="The repository. Default: the nearest folder upwards that has runs."),
 ]
-_Threshold = Annotated[float, typer.Option(metavar="SCORE", help="A mean score of at least this passes.")]
+_Threshold = Annotated[float, typer.Option(metavar="SCORE", help="A row passes with at least this mean score.")]
 
 
 class _Policy(str, Enum):
@@ -60,7 +60,7 @@ class _Policy(str, Enum):
 
 
 class _Session(NamedTuple):
-    """What every subcommand works with."""
+    """The context of a subcommand."""
 
     root: Path
     store: RunStore
@@ -69,7 +69,7 @@ class _Session(NamedTuple):
     json: bool
 
     def show(self, view: Record) -> None:
-        """One object on one line of stdout."""
+        """Print one JSON object on one line of stdout."""
         from osmosis_ai.store.views import encode_view
 
         self.output.line(self.masker.encoded(encode_view(view)).decode("utf-8"))
@@ -82,7 +82,7 @@ def runs(
     root: _Root = None,
     json: Json = False,
 ) -> None:
-    """Look back at stored runs. Without a subcommand: list them, newest first."""
+    """Browse stored runs. Without a subcommand: list them, newest first."""
     context.obj = (root, json)
     if context.invoked_subcommand is None:
         list_runs(context, limit=limit)
@@ -106,7 +106,7 @@ def list_runs(
         elif found:
             print_runs(session.output, found)
         else:
-            session.output.say("no runs yet; `osmosis test` and `osmosis eval` make one")
+            session.output.say("no runs yet; `osmosis test` and `osmosis eval` create one")
 
 
 @app.command()
@@ -114,7 +114,7 @@ def show(
     context: typer.Context,
     run: _Run = "latest",
     row: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="The transcript of this row, instead of the table.")
+        int | None, typer.Option(min=0, metavar="N", help="Show this row's transcript instead of the table.")
     ] = None,
     run_index: Annotated[int | None, typer.Option(min=0, metavar="K", help="Only the K-th attempt of a row.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only what failed or could not be scored.")] = False,
@@ -122,7 +122,7 @@ def show(
     root: _Root = None,
     json: Json = False,
 ) -> None:
-    """Show a run: its summary and a line per rollout; with --row everything about one row."""
+    """Show a run: its summary and a line per rollout, or with --row everything about one row."""
     with _session(context, root, json) as session:
         from osmosis_ai.cli.runs_output import print_rollouts, print_run, print_transcript
         from osmosis_ai.store.views import ShownRow, ShownRun, rollout_detail, rollout_summary, run_view
@@ -154,15 +154,15 @@ def show(
 
 @app.command(
     help="Compare run B with run A on the rows both have.\n\n"
-    "Rows are the same when their content is. Per function: the paired difference B − A with its 95 % confidence "
-    "interval, on how many rows B wins, loses and ties, and which rows crossed the pass threshold. With several "
-    "attempts per row a row's score is their mean; a missing score counts as 0. The exit code is 1 when there is "
-    "nothing to compare."
+    "Rows are the same if their content is. Shows for each function the paired difference B − A with its 95 % "
+    "confidence interval, the number of rows that B wins, loses and ties, and the rows that crossed the pass "
+    "threshold. With several attempts per row, a row's score is their mean; a missing score counts as 0. The exit code "
+    "is 1 if there is nothing to compare."
 )
 def compare(
     context: typer.Context,
     a: Annotated[str, typer.Argument(metavar="A", help="The run to compare with: an id, its beginning, or `latest`.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The run that is compared.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run to compare.")],
     pass_threshold: _Threshold = 1.0,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="List at most N flipped rows per function.")] = 20,
     root: _Root = None,
@@ -190,7 +190,7 @@ def compare(
     help="Export a run for training: one row per rollout.\n\n"
     "Each row has messages, tools (the schemas offered), reward (the only score, or the mean of them), rewards by "
     "function, row_id, row_index, run_index, model, finish_reason, error, ground_truth, metadata (the dataset row's "
-    "other columns), tokens, and per turn log probabilities and token ids when the endpoint gave them.\n\n"
+    "other columns), tokens, and per turn log probabilities and token ids if the endpoint returned them.\n\n"
     + "\n\n".join(
         text
         for each in EXPORT_FORMATS.values()
@@ -206,20 +206,20 @@ def export(
             "--format",
             parser=_export_format,
             metavar=f"<{'|'.join(EXPORT_FORMATS)}>",
-            help=f"Default: what the file's suffix says, else {_DEFAULT_FORMAT}.",
+            help=f"Default: by the file's suffix, else {_DEFAULT_FORMAT}.",
         ),
     ] = None,
     file: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help=f"Default: stdout, for {_TEXT_FORMATS}.")
     ] = None,
     only_passed: Annotated[
-        bool, typer.Option("--only-passed", help="Only rollouts whose every score reaches the run's pass threshold.")
+        bool, typer.Option("--only-passed", help="Only rollouts with every score at or above the run's pass threshold.")
     ] = False,
     min_reward: Annotated[
         float | None, typer.Option(metavar="X", help="Only rollouts with a reward of at least X.")
     ] = None,
     policy: Annotated[
-        _Policy, typer.Option(help="Whose rollouts, for a run that had a baseline model.")
+        _Policy, typer.Option(help="The rollouts of which model, for a run with a baseline model.")
     ] = _Policy.policy,
     root: _Root = None,
     json: Json = False,
@@ -234,9 +234,9 @@ def export(
         chosen = format or format_of(file)
         if file is None and not chosen.text:
             name = f"-o FILE{chosen.suffix}"
-            raise UsageError(f"{chosen.name} is no text for a terminal or a pipe: name a file with {name}")
+            raise UsageError(f"can't write {chosen.name} to stdout: name a file with {name}")
         if file is None and session.json:
-            raise UsageError("--json describes what was written to a file, and the rows go to stdout: add -o FILE")
+            raise UsageError("--json describes a written file, but the rows go to stdout: add -o FILE")
         path = _writable(file)
         info = store.find_run(run)
         threshold = float(info.config.get("pass_threshold", 1.0)) if only_passed else None
@@ -272,17 +272,17 @@ def rescore(
             help="Score with this function (repeatable). Default: every discovered reward function.",
         ),
     ] = None,
-    reward_timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time per score.")] = 150.0,
+    reward_timeout: Annotated[float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit per score.")] = 150.0,
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes; 0 scores in this process. Default: CPUs.")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="What user code prints, live on stderr.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show user code's output live on stderr.")] = False,
     root: _Root = None,
     json: Json = False,
 ) -> None:
-    """Score a stored run again with the reward code as it is now, without any model call.
+    """Score a stored run again with the current reward code, without any model call.
 
-    Rollouts that this code has scored already are left alone. Exit code 1 when a score could not be computed.
+    Skips rollouts that this code has scored already. The exit code is 1 if a score could not be computed.
     """
     import asyncio
 
@@ -294,7 +294,7 @@ def rescore(
 
         info = session.store.find_run(run)
         if info.alive:
-            raise UsageError(f"run {info.id} is still being written; score it again when it has ended")
+            raise UsageError(f"run {info.id} is still being written; rescore it when it has ended")
         refs = _functions(session, info, eval_fn or [])
         limits = LimitsConfig(reward_timeout=reward_timeout)
         spec = scorer_spec(session.root, refs, limits, store=session.store.path, required=bool(eval_fn))
@@ -312,12 +312,12 @@ def remove(
     runs: Annotated[
         list[str] | None, typer.Argument(metavar="RUN...", help="Ids, their beginnings, or `latest`.")
     ] = None,
-    all_finished: Annotated[bool, typer.Option("--all-finished", help="Every run that reached its end.")] = False,
+    all_finished: Annotated[bool, typer.Option("--all-finished", help="Remove every finished run.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
     root: _Root = None,
     json: Json = False,
 ) -> None:
-    """Remove runs and everything recorded of them. A run that another process writes is refused."""
+    """Remove runs with all their records. Refuses a run that another process is writing."""
     import asyncio
 
     with _session(context, root, json) as session:
@@ -328,7 +328,7 @@ def remove(
         if all_finished:
             found.update((info.id, info) for info in store.list_runs(ALL) if info.status == "finished")
         elif not runs:
-            raise UsageError("name the runs to remove, or say --all-finished; `osmosis runs` lists them")
+            raise UsageError("name the runs to remove, or pass --all-finished; `osmosis runs` lists them")
         busy = [info.id for info in found.values() if info.alive]
         if busy:
             raise UsageError(f"still being written by another process: {', '.join(busy)}; nothing was removed")
@@ -384,7 +384,7 @@ def _functions(session: _Session, info: RunInfo, eval_fns: list[str]) -> list[Fu
         raise UsageError(
             f"nothing to score with: no @osmosis_reward function in {session.root / 'reward_fn'}; "
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
-            + ("; rewards that the agent loop gave come with a new run only" if info.config.get("agent") else "")
+            + ("; an agent loop's own rewards need a new run" if info.config.get("agent") else "")
         )
     return refs
 
@@ -392,7 +392,7 @@ def _functions(session: _Session, info: RunInfo, eval_fns: list[str]) -> list[Fu
 def _nothing_there(store: RunStore, run: RunInfo, row: int, run_index: int | None, failed: bool) -> str:
     if store.count_rollouts(run.id, row=row):
         given = {f"--run-index {run_index}": run_index is not None, "--failed": failed}
-        return f"run {run.id} has row {row}, but nothing of it for {' '.join(filter(given.get, given))}"
+        return f"run {run.id} has row {row}, but no rollout of it for {' '.join(filter(given.get, given))}"
     span = store.row_span(run.id)
     there = "it has no rollouts yet" if span is None else f"its rows are within {span[0]} … {span[1]}"
     return f"run {run.id} has no row {row}; {there}"
@@ -403,13 +403,13 @@ def _writable(file: str | None) -> Path | None:
 
     path = check_output(file, Path.cwd())
     if path is not None and path.is_file() and not os.access(path.resolve().parent, os.W_OK):
-        raise UsageError(f"-o {file} can't be replaced: its folder can't be written to")
+        raise UsageError(f"-o {file} can't be replaced: its folder isn't writable")
     return path
 
 
 @contextmanager
 def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
-    """Find and open the store; errors in the block are shown and become the exit code."""
+    """Find and open the store; errors in the block are printed and set the exit code."""
     from osmosis_ai.store.run_store import RunStore
 
     root, json = shared_options(context, root, json)
@@ -424,11 +424,11 @@ def _find_root(root: str | None, cwd: Path) -> Path:
     if root is not None:
         folder = cwd / Path(root).expanduser()
         if not (folder / RUNS).is_file():
-            raise StoreError(f"--root {root}: no runs there yet; `osmosis test` and `osmosis eval` make one")
+            raise StoreError(f"--root {root}: no runs there yet; `osmosis test` and `osmosis eval` create one")
         return folder
     if (found := nearest_folder(cwd, RUNS)) is not None:
         return found
     raise StoreError(
-        f"no runs yet in {cwd} or a folder above it; `osmosis test` and `osmosis eval` make one, "
+        f"no runs yet in {cwd} or a folder above it; `osmosis test` and `osmosis eval` create one, "
         "and --root DIR names another repository"
     )

@@ -1,4 +1,4 @@
-"""What `osmosis runs` prints: stored runs, rollouts and comparisons as tables, text and JSON."""
+"""Print the output of `osmosis runs`: stored runs, rollouts and comparisons as tables and text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PROMPT_CHARACTERS = 60
 
 
 def print_runs(output: Output, runs: list[RunInfo]) -> None:
-    """The list of runs; the means are in the order of the run's functions."""
+    """Print the list of runs; means are in the order of the run's functions."""
     columns = ("run", "command", "when", "status", "model", "dataset", "rollouts", "failed", "mean")
     table = table_of(columns, right=("rollouts", "failed"), folding=("model", "dataset"))
     for run in runs:
@@ -58,7 +58,7 @@ def print_runs(output: Output, runs: list[RunInfo]) -> None:
 
 
 def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> None:
-    """A run's summary."""
+    """Print a run's summary."""
     summary = run.summary or {}
     n = run.config.get("n")
     attempts = f", {n} attempts per row" if isinstance(n, int) and n > 1 else ""
@@ -80,7 +80,7 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
 
 
 def print_rollouts(output: Output, run: RunInfo, rollouts: list[ScoredRollout], more: int) -> None:
-    """A table with a line for each rollout, and how many more there are."""
+    """Print a table with a line for each rollout, and how many more there are."""
     functions = list(dict.fromkeys([*_functions(run), *(name for scored in rollouts for name in scored.scores)]))
     with_policy = any(scored.stored.rollout.policy != "policy" for scored in rollouts)
     columns = ["row", "run", *(["policy"] if with_policy else []), "finish"]
@@ -104,7 +104,7 @@ def print_rollouts(output: Output, run: RunInfo, rollouts: list[ScoredRollout], 
 
 
 def print_transcript(output: Output, scored: ScoredRollout) -> None:
-    """Everything about a rollout."""
+    """Print everything about a rollout."""
     for line in transcript(scored):
         output.line(line)
     output.line("")
@@ -116,7 +116,7 @@ def print_transcript(output: Output, scored: ScoredRollout) -> None:
 def print_comparison(
     output: Output, comparison: ComparedRuns, a: RunInfo, b: RunInfo, store: Queries, *, limit: int
 ) -> None:
-    """Two runs side by side, and the rows that flipped, at most `limit` of each function."""
+    """Print two runs side by side, and at most `limit` flipped rows per function."""
     for name, run in (("A", a), ("B", b)):
         _line(output, f"{name}  {run.id}  {run.command}, {_model(run)} on {_dataset(run)}, {_recorded(run)} rollouts")
     for note in comparison.notes:
@@ -169,7 +169,7 @@ def _print_flips(output: Output, comparison: ComparedRuns, name: str, store: Que
 
 
 class RescoreProgress(LiveProgress):
-    """Counts rollouts that are scored again, and shows how far it is on a terminal."""
+    """The progress of rescoring, in rollouts."""
 
     def __init__(self, output: Output, total: int) -> None:
         super().__init__(output, total, "rollouts", lambda: "scoring")
@@ -179,7 +179,7 @@ class RescoreProgress(LiveProgress):
 
 
 def print_rescored(output: Output, rescored: int, before: dict[str, float], totals: list[FunctionTotals]) -> None:
-    """What rescoring changed."""
+    """Print the changes made by rescoring."""
     columns = ("function", "mean before", "mean now", "scored", "errors")
     table = table_of(columns, right=columns[1:], folding=columns[:1])
     for total in totals:
@@ -196,7 +196,7 @@ def print_rescored(output: Output, rescored: int, before: dict[str, float], tota
         )
     output.result(table)
     if not rescored:
-        _line(output, "nothing to score again: every rollout that didn't fail has scores by this code")
+        _line(output, "nothing to rescore: this code has scored every rollout that didn't fail")
 
 
 # Cells
@@ -229,7 +229,7 @@ def _functions(run: RunInfo) -> list[str]:
 
 
 def _short(name: str, names: Iterable[str]) -> str:
-    """A function without its module, where that says enough."""
+    """Return a function's name without its module, if that is unambiguous."""
     short = name.rpartition(":")[2]
     return short if sum(other.rpartition(":")[2] == short for other in names) < 2 else name
 

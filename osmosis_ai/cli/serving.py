@@ -1,4 +1,4 @@
-"""What `osmosis serve` does once its options are known: load, validate, listen, stop gracefully."""
+"""Run `osmosis serve` once its options are parsed: load, validate, listen, stop gracefully."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from osmosis_ai.serve.workers import PoolRunner
 __all__ = ["serve_agent"]
 
 NOT_REGISTERED = (
-    "registration with the platform is not offered yet, so give the trainer this address yourself "
-    "(--skip-register leaves this line out)"
+    "platform registration isn't available yet, so give the trainer this address yourself "
+    "(--skip-register hides this message)"
 )
 
 
 def serve_agent(given: Given) -> int:
-    """Serve an agent until SIGINT or SIGTERM; gives the exit code."""
+    """Serve an agent until SIGINT or SIGTERM and return the exit code."""
     with command_session() as session:
         config = effective_config(ServeConfig, given, session.cwd).config
         server = config.server
         if server.local and server.api_key is not None:
-            raise UsageError("--local asks for no key, and --api-key gives one: leave one of them out")
+            raise UsageError("--local serves without a key, but --api-key sets one: remove one of them")
         source, repository = find_agent(config.agent, session.cwd)
         session.use(repository.root)
         # The server's own settings are read from this process's environment.
@@ -56,7 +56,7 @@ def serve_agent(given: Given) -> int:
         try:
             key, made = choose_api_key(server.api_key, local=server.local, host=server.host)
             keys = [key] if key is not None else []
-            # A key that was made for this start has to be shown, once.
+            # A generated key isn't masked, because it has to be shown once.
             session.use(keys=[] if made else keys)
             settings = server_settings(
                 max_concurrent_rollouts=server.max_concurrent, request_timeout_seconds=server.timeout
@@ -99,7 +99,7 @@ async def _serve(
 
 
 class _Serving:
-    """One server, from its start to its end."""
+    """One server from start to stop."""
 
     def __init__(self, config: ServeConfig, runner: PoolRunner, output: Output, listener: socket.socket) -> None:
         self._loop_is_own = config.agent.module is not None
@@ -111,13 +111,13 @@ class _Serving:
         self._starting = anyio.CancelScope()
 
     async def run(self, settings: ServerSettings, client: ClientSettings, key: str | None, *, made: bool) -> int:
-        """Serve; gives the exit code. Raises StartError when the agent can't be loaded, or isn't valid."""
+        """Serve and return the exit code. Raises StartError if the agent can't be loaded or isn't valid."""
         with self._signals(), self._starting:
             async with self._runner.running():
                 if not self._options.no_validate:
                     await self._validate()
                 self._introduce(key, made)
-                # From here on the server stops itself.
+                # From here on the server handles signals and stops itself.
                 await self._serve(build_app(self._runner, settings=settings, client=client, api_key=key))
         return ExitCode.INTERRUPTED if self._ended_by == signal.SIGINT else 0
 
@@ -131,7 +131,7 @@ class _Serving:
         errors = [f"  {finding.code}: {finding.message}" for finding in found.findings if not finding.warning]
         if errors:
             listed = "\n".join(errors)
-            raise StartError(f"the agent loop can't be served (--no-validate serves it all the same):\n{listed}")
+            raise StartError(f"the agent loop can't be served (--no-validate serves it anyway):\n{listed}")
 
     def _introduce(self, key: str | None, made: bool) -> None:
         say, options = self._output.say, self._options
@@ -140,10 +140,10 @@ class _Serving:
         if not (options.skip_register or options.local):
             say(NOT_REGISTERED)
         if key is None:
-            say("no key is asked for (--local)")
+            say("requests need no key (--local)")
         elif made:
-            say(f"API key (made for this start; set {API_KEY_VARIABLE} for one that stays): {key}")
-        say(f"serving at {address_of(self._listener)}; Ctrl-C stops it")
+            say(f"API key (generated for this start; set {API_KEY_VARIABLE} to use a fixed one): {key}")
+        say(f"serving at {address_of(self._listener)}; press Ctrl-C to stop")
 
     async def _serve(self, app: ASGIApp) -> None:
         level = self._options.log_level
@@ -154,7 +154,7 @@ class _Serving:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Before it serves a signal ends it at once; then it is the server's, which passes it on when it has ended."""
+        """Let a signal cancel the start; once serving, the server handles signals and raises them again at its end."""
         loop = asyncio.get_running_loop()
 
         def end(number: int, frame: FrameType | None) -> None:
@@ -179,7 +179,7 @@ def _debug_folder(log: str | None) -> Path | None:
         above.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         named = f"--log {log}" if log else f"${DEBUG_DIR_VARIABLE} {above}"
-        raise UsageError(f"{named}: can't be made a folder: {error.strerror or error}; name another one") from error
+        raise UsageError(f"{named}: can't create the folder: {error.strerror or error}; name another one") from error
     return folder
 
 

@@ -1,4 +1,4 @@
-"""A command from its first line to its exit code: environment, masked output, errors, signals, stray processes."""
+"""The frame of a command: environment, masked output, errors, signals and exit codes."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ __all__ = ["CommandSession", "ExitCode", "command_session", "interrupts", "neare
 
 
 class ExitCode(enum.IntEnum):
-    """What a command's end says."""
+    """A command's exit code."""
 
     OK = 0
-    """All ran."""
+    """Everything succeeded."""
     FAILED = 1
-    """A rollout ended in error, a score could not be computed, a check found an error."""
+    """A rollout failed, a score could not be computed, or a check found an error."""
     COULD_NOT_START = 2
     """An option, a file, the repository, a model or a key can't be used."""
     INTERRUPTED = 130
 
 
 class CommandSession:
-    """What every command works with.
+    """The working environment of a command.
 
     Attributes:
         cwd: The working directory.
-        environ: Environment variables, those of `.env` files included.
-        masker: Knows the key values that nothing may show.
-        output: Where text goes, without those values.
+        environ: Environment variables, including those of `.env` files.
+        masker: Masks the values of keys.
+        output: The command's output, masked.
     """
 
     def __init__(self, *, quiet: bool) -> None:
@@ -53,7 +53,7 @@ class CommandSession:
         self.use()
 
     def use(self, *folders: Path, keys: Iterable[str] = ()) -> None:
-        """Add the variables of these folders' `.env`, and keep their keys and these out of everything that is shown."""
+        """Add the variables of these folders' `.env`, and mask their keys and `keys` in all output."""
         from osmosis_ai.masking import Masker
 
         self.environ = environment_of(self.environ, *folders)
@@ -65,9 +65,9 @@ class CommandSession:
 def command_session(
     *, quiet: bool = False, store_error: ExitCode = ExitCode.COULD_NOT_START
 ) -> Iterator[CommandSession]:
-    """Show the errors of a command's block, and end with the exit code they stand for; raises typer.Exit.
+    """Print the error of a command's block and raise typer.Exit with its exit code.
 
-    A run store may fail after a run has started, so `store_error` is the exit code for that.
+    `store_error` is the exit code for a failing run store, which may fail after a run has started.
     """
     session = CommandSession(quiet=quiet)
     try:
@@ -77,7 +77,7 @@ def command_session(
         session.output.fail(str(error))
         raise typer.Exit(store_error if isinstance(error, StoreError) else ExitCode.COULD_NOT_START) from error
     except BrokenPipeError as error:
-        # Whoever read has seen enough. What is still buffered must not fail again when Python exits.
+        # The reader closed the pipe. Flushing the rest at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from error
     except KeyboardInterrupt as error:
@@ -86,13 +86,13 @@ def command_session(
 
 
 def shared_options(context: typer.Context, root: str | None, json: bool) -> tuple[str | None, bool]:
-    """`--root` and `--json` of a subcommand; those given before its name hold for it too."""
+    """Return `--root` and `--json` of a subcommand; both may also be given before its name."""
     group_root, group_json = context.obj or (None, False)
     return root or group_root, json or group_json
 
 
 def nearest_folder(cwd: Path, holds: str) -> Path | None:
-    """The nearest folder upwards, the home folder at most, that holds a file."""
+    """Return the nearest folder that contains a file, searching upwards as far as the home folder."""
     home = Path.home()
     for folder in (cwd, *cwd.parents):
         if (folder / holds).is_file():
@@ -104,9 +104,9 @@ def nearest_folder(cwd: Path, holds: str) -> Path | None:
 
 @contextmanager
 def interrupts(stop: Callable[[], None], kill: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Ctrl-C once stops, twice ends the process at once; `kill` must leave no process behind.
+    """Call `stop` at the first Ctrl-C. At the second, call `kill`, which must leave no process behind, and exit.
 
-    For the thread of a running event loop.
+    Use it in the thread of a running event loop.
     """
     import asyncio
 

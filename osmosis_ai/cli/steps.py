@@ -1,4 +1,4 @@
-"""A stepped rollout as text: requests, replies, results, scores and tools."""
+"""Render a stepped rollout as text: requests, replies, results, scores and tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_LINE = 160
 
 
 def paused(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[str]:
-    """What a rollout has stopped at: the request that comes, the reply, or the results. Long texts are cut."""
+    """Render the step at which a rollout paused: the next request, the reply or the results. Long texts are cut."""
     if stop.stage == "request":
         yield from _request(stop, model, tools)
     elif stop.stage == "reply":
@@ -27,24 +27,24 @@ def paused(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[st
         yield str(Section(f"reply {stop.index + 1}{facts}", list(reply(stop.messages[-1], _cut))))
     else:
         for call, message in zip(stop.calls, stop.messages[-len(stop.calls) :], strict=True):
-            # Long arguments were shown with the reply.
+            # Only the first line: the reply has shown long arguments.
             name = call_text(call.name, call.arguments).partition("\n")[0]
             yield str(Section(f"result of {name}, {call_facts(call)}", [_cut(content_text(message.get("content")))]))
 
 
 def messages(given: Sequence[Message]) -> Iterator[str]:
-    """Messages in full."""
+    """Render messages in full."""
     return map(str, conversation(given))
 
 
 def called(tool: str, result: Called) -> Iterator[str]:
-    """What a call by hand came to, in full."""
+    """Render the result of a manual call in full."""
     error = "" if result.error is None else f", error: {result.error}"
     yield str(Section(f"result of {tool}, called by hand, {duration(result.duration_ms)}{error}", [result.text]))
 
 
 def ended(end: Ended, *, edited: bool) -> Iterator[str]:
-    """How a rollout ended, and its scores."""
+    """Render a rollout's end and its scores."""
     rollout = end.rollout
     facts = rollout_facts(rollout)
     if edited:
@@ -55,12 +55,12 @@ def ended(end: Ended, *, edited: bool) -> Iterator[str]:
 
 
 def scores(given: Sequence[Score]) -> Iterator[str]:
-    """Scores, each with its explanation."""
+    """Render scores with their explanations."""
     return map(score_text, given)
 
 
 def tools(given: Sequence[Tool]) -> Iterator[str]:
-    """The tools with their JSON Schemas."""
+    """Render the tools with their JSON Schemas."""
     for tool in given:
         function = tool["function"]
         schema = msgspec.json.format(msgspec.json.encode(function["parameters"]), indent=2).decode("utf-8")
@@ -70,7 +70,7 @@ def tools(given: Sequence[Tool]) -> Iterator[str]:
 
 def _request(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[str]:
     replies = [place for place, message in enumerate(stop.messages) if message.get("role") == "assistant"]
-    # The last reply is new in this request, with everything after it.
+    # A request adds the last reply and everything after it.
     first = replies[-1] if replies and stop.index else 0
     new = list(conversation(stop.messages))[first:]
     where = f" at {model.base_url}" if model.base_url else ""
@@ -81,7 +81,7 @@ def _request(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[
     lines = []
     for section in new:
         text = "\n".join(section.body)
-        # After the first request, these were shown in full length a moment ago.
+        # After the first request, the earlier steps have shown these in full.
         lines.append(f"{section.title}: {_one_line(text) if stop.index else _cut(text)}")
     yield str(Section(f"request {stop.index + 1}: {', '.join(facts)}", lines))
 

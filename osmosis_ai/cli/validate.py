@@ -35,7 +35,7 @@ def validate(
         list[str] | None,
         typer.Option(
             metavar="TEMPLATE",
-            help="A form of right answers to try besides the usual ones, as in 'Result: {answer}' (repeatable).",
+            help="Also try right answers in this form, such as 'Result: {answer}' (repeatable).",
         ),
     ] = None,
     agent: Annotated[
@@ -45,7 +45,7 @@ def validate(
             "--module",
             *FLAGS["--module"],
             metavar="MODULE:ATTR",
-            help="Check this agent loop instead, as `osmosis serve` does before it serves one.",
+            help="Check this agent loop instead, as `osmosis serve` does before serving it.",
         ),
     ] = None,
     verbose: Annotated[
@@ -54,14 +54,14 @@ def validate(
     static: Annotated[bool, typer.Option("--static", help="Read source only; run no user code.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on warnings too.")] = False,
     timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long the tools, and the functions, may take to load.")
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Time limit for loading tools, and for loading functions.")
     ] = 30.0,
-    form: Annotated[str, typer.Option("--format", metavar="text|json|github", help="How to report.")] = "text",
+    form: Annotated[str, typer.Option("--format", metavar="text|json|github", help="Report format.")] = "text",
     json: Json = False,
 ) -> None:
     """Check everything in a repository: tools, functions, what rewards really reward, dataset, configs, git.
 
-    Every code that a finding can have is in docs/checks.md, with its cause and remedy.
+    docs/checks.md lists every finding's code with its cause and remedy.
     """
     import asyncio
 
@@ -73,7 +73,7 @@ def validate(
     if form not in FORMATS:
         raise UsageError(f"--format {form}: one of {', '.join(FORMATS)}")
     with command_session() as session:
-        # Not resolve(): findings name what the user has named.
+        # Not resolve(): findings show the path that the user gave.
         root = Path(os.path.abspath(session.cwd / repo))  # noqa: PTH100
         if not root.is_dir():
             what = "is a file, not a folder" if root.exists() else "doesn't exist"
@@ -86,8 +86,8 @@ def validate(
         if data is not None and not data.is_file():
             raise UsageError(f"-d {dataset}: there is no such file")
         if agent is not None and static:
-            raise UsageError("-m runs the agent loop's module, which --static forbids; leave one of them out")
-        # One that can't be read is a finding.
+            raise UsageError("-m runs the agent loop's module, which --static forbids; remove one of them")
+        # An unreadable .env is reported as a finding.
         with suppress(UsageError):
             session.use(root)
         options = ValidationOptions(

@@ -1,4 +1,4 @@
-"""What `osmosis validate` prints."""
+"""Print the output of `osmosis validate`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = {"tool": "tools", "reward": "reward functions", "rubric": "rubrics"}
 
 
 def print_validation(validation: Validation, output: Output, *, static: bool) -> None:
-    """Print the whole report to stdout: what was found, the controls, the findings, the sum."""
+    """Print the whole report to stdout: components, controls, findings and totals."""
     _print_components(validation, output)
     for report in validation.controls:
         _print_control(report, output)
@@ -37,7 +37,7 @@ def print_validation(validation: Validation, output: Output, *, static: bool) ->
 
 
 def print_agent(validation: Validation, output: Output, *, verbose: bool) -> None:
-    """Print what was found about an agent loop: its tools, the findings, the sum."""
+    """Print the report on an agent loop: its tools, findings and totals."""
     loop, *tools = validation.components
     output.result(Text.assemble("agent ", (output.mask(loop.name), "bold"), f", {loop.file}:{loop.line}"))
     table = _table(f"tools ({len(tools)})", "name", "parameters")
@@ -58,7 +58,7 @@ def print_agent(validation: Validation, output: Output, *, verbose: bool) -> Non
 
 
 def print_annotations(validation: Validation, prefix: Path, output: Output) -> None:
-    """Print findings as GitHub's workflow commands, which show them beside the lines of a pull request."""
+    """Print findings as GitHub workflow commands, which annotate the lines of a pull request."""
     for one in validation.findings:
         place = [f"file={_escaped((prefix / one.file).as_posix(), in_property=True)}"] if one.file else []
         place += [f"line={one.line}"] if one.line else []
@@ -104,7 +104,7 @@ def _print_findings(findings: Iterable[Finding], output: Output) -> None:
         line = Text(f"  {one.line or '–':>4}  ")
         line.append(f"{one.severity:<7}", style=_STYLES[one.severity])
         line.append(f"  {one.code}  ", style="dim")
-        # What follows a message's first line stands below it, as its hint does.
+        # Align a message's further lines with its first, as the hint is.
         line.append(output.mask(one.message).replace("\n", f"\n{'':26}"))
         output.result(line)
         if one.hint:
@@ -130,6 +130,6 @@ def _score(value: float | None) -> str:
 
 
 def _escaped(text: str, *, in_property: bool = False) -> str:
-    """As GitHub's toolkit escapes data and properties of workflow commands."""
+    """Escape a text as GitHub's toolkit escapes data and properties of workflow commands."""
     text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if in_property else text

@@ -1,4 +1,4 @@
-"""`--watch`: run, wait for a save, redo what it made stale, show what flipped."""
+"""`--watch`: run, wait for a save, re-run what it affects, show which rows flipped."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ KEYS = "rfdq"
 
 
 def watch_command(given: Given, command: Command) -> int:
-    """Watch the repository until the user quits; gives the exit code."""
+    """Watch the repository until the user quits, and return the exit code."""
     output = output_options(given)
     with command_session(quiet=output.quiet) as session:
         watcher: _Watcher | None = None
         while watcher is None or watcher.restarts:
-            # All of it anew: .env, pyproject.toml and configs decide what is run.
+            # Start from scratch, because .env, pyproject.toml and configs may have changed the options.
             session.environ = dict(os.environ)
             session.use(session.cwd)
             config, results = begin_command(session, given, command, output)
@@ -59,11 +59,11 @@ def watch_command(given: Given, command: Command) -> int:
 
 
 def _check(config: RunConfig, cwd: Path) -> None:
-    """Raise what no save can mend; a discovered function that can't be read is shown like every broken save."""
+    """Raise errors that no save can fix; an unreadable discovered function is shown like any broken save."""
     if config.resume.wanted:
-        raise UsageError("--watch starts a run of its own; leave out --resume, --resume-run and --retry-failed")
+        raise UsageError("--watch always starts a new run; remove --resume, --resume-run and --retry-failed")
     if config.workers.workers == 0:
-        raise UsageError("--watch needs worker processes: code can't be loaded anew into this one; drop --workers 0")
+        raise UsageError("--watch needs worker processes: this process can't reload code; remove --workers 0")
     try:
         prepare(config, cwd, run_environment(config, cwd))
     except FunctionError:
@@ -72,7 +72,7 @@ def _check(config: RunConfig, cwd: Path) -> None:
 
 
 class _Next(Record, frozen=True):
-    """What the next iteration is for."""
+    """The reason for the next iteration, and what it must re-run."""
 
     trigger: list[str]
     again: Rerun = Rerun()
@@ -81,13 +81,13 @@ class _Next(Record, frozen=True):
 
 
 class _Watcher:
-    """Runs iterations, one at a time, and cancels one when the next is due.
+    """A loop of iterations, one at a time; the next one cancels a running one.
 
-    `before` is the watcher that this one takes over from, because everything has to be set up anew.
+    `before` is the watcher that this one replaces after a restart.
 
     Attributes:
-        restarts: Everything has to be set up anew.
-        interrupted: It was ended with Ctrl-C.
+        restarts: True if a save requires a restart: another watcher must take over.
+        interrupted: True if Ctrl-C ended it.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class _Watcher:
         self._terminal = ExitStack()
 
     async def run(self) -> None:
-        """Watch until the user quits, or until everything has to be set up anew."""
+        """Watch until the user quits or a save requires a restart."""
         before = self._before
         with open_store(str(self._root), self._masker) as store, self._terminal:
             async with task_group() as group:
@@ -160,7 +160,7 @@ class _Watcher:
             iteration = await self.session.iterate(this.trigger, display.listener, this.again)
         except (StartError, StoreError) as error:
             if isinstance(error, ModelStartError) and self._shown is None:
-                # What was asked for has never worked, and no save of the code can mend it.
+                # The model has never worked, and no save of the code can fix that.
                 self._fatal = error
                 work.cancel_scope.cancel()
                 return
@@ -177,7 +177,7 @@ class _Watcher:
         self._follower.learn()
 
     async def _next(self, display: Display, events: MemoryObjectReceiveStream[Save | str]) -> _Next:
-        """Wait for something that makes the next iteration."""
+        """Wait for an event that triggers the next iteration."""
         async for event in events:
             if event == "d":
                 display.flipped_transcript(self._transcript())
@@ -203,7 +203,7 @@ class _Watcher:
         return [line for each in found for line in transcript(each)]
 
     def _outside(self) -> dict[str, Path]:
-        """Files that results depend on and that lie outside the repository."""
+        """Return the files outside the repository on which results depend."""
         rubrics = rubric_files(self._config.scoring.rubric, self._repository, self._cwd)
         files = [self._dataset, self._cwd / ".env", *rubrics]
         return {from_root(self._root, file): file for file in files if not file.resolve().is_relative_to(self._root)}
@@ -215,7 +215,7 @@ class _Watcher:
 
     @asynccontextmanager
     async def _events(self, group: anyio.abc.TaskGroup) -> AsyncIterator[MemoryObjectReceiveStream[Save | str]]:
-        """Changed files, pressed keys and Ctrl-C, in one stream."""
+        """Merge file changes, key presses and Ctrl-C into one stream."""
         send, receive = anyio.create_memory_object_stream[Save | str](1000)
         loop = asyncio.get_running_loop()
 
@@ -241,7 +241,7 @@ class _Watcher:
 
 
 class _JsonLines(Display):
-    """One object per iteration on a line of stdout."""
+    """A display that prints one JSON object per iteration on a line of stdout."""
 
     def __init__(self, output: Output, masker: Masker) -> None:
         self._output = output
@@ -277,8 +277,8 @@ def _excerpt(file: Path, line: int) -> str | None:
 
 @contextmanager
 def _keys(send: MemoryObjectSendStream[Save | str]) -> Iterator[None]:
-    """Send every key that means something, as it is pressed; only on a terminal."""
-    # A process in the background that changed the terminal's settings would be stopped.
+    """Send every command key as it is pressed; only on a terminal."""
+    # The kernel stops a background process that changes the terminal's settings.
     if not sys.stdin.isatty() or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
         yield
         return

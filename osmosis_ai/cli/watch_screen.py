@@ -28,7 +28,7 @@ HELP = "r rerun all · f rerun failed · d first flipped row's transcript · q q
 
 
 class BrokenSave(Record, frozen=True, omit_defaults=False):
-    """Why what was saved can't be used; `excerpt` is the source around the line."""
+    """The error in a save that can't be used; `excerpt` is the source around the line."""
 
     kind: str
     message: str
@@ -38,39 +38,39 @@ class BrokenSave(Record, frozen=True, omit_defaults=False):
 
 
 class Display:
-    """Shows what a watch session does, and hears of its records. This one shows nothing."""
+    """A display of a watch session. This base class shows nothing."""
 
     def begin(self, trigger: list[str], pool: Pool | None) -> None:
-        """Something is being redone."""
+        """Show that an iteration begins."""
 
     def listener(self, plan: RunPlan, done: int) -> RunListener:
-        """Hears of the records of the iteration that begins."""
+        """Return the listener for the records of the iteration that begins."""
         return self
 
     def rollout_started(self, job: RolloutJob) -> None:
-        """A display counts what is done."""
+        """Ignore it: displays count finished rollouts."""
 
     def rollout_done(self, rollout: Rollout) -> None:
-        """A rollout is recorded."""
+        """Count a recorded rollout."""
 
     def scores_done(self, scored: list[Scored]) -> None:
-        """Scores are recorded."""
+        """Count recorded scores."""
 
     def show(self, iteration: Iteration, results: bytes) -> None:
-        """An iteration has ended."""
+        """Show a finished iteration."""
 
     def unchanged(self) -> None:
-        """The change made no difference."""
+        """Show that the change made no difference."""
 
     def broken(self, broken: BrokenSave) -> None:
-        """What was saved can't be used; the last good results stay."""
+        """Show the error in a save; the last good results stay."""
 
     def flipped_transcript(self, lines: list[str]) -> None:
         """Show the first flipped row's transcript."""
 
 
 class Screen(Display):
-    """Shows the last good results, what is being redone, and what is wrong. Use as a context manager."""
+    """The terminal screen: the last good results, the running iteration and errors. Use as a context manager."""
 
     def __init__(self, output: Output, iteration: Iteration | None) -> None:
         self._mask = output.mask
@@ -109,7 +109,7 @@ class Screen(Display):
         self._live.refresh()
 
     def flipped_transcript(self, lines: list[str]) -> None:
-        # Above what is redrawn: a transcript may be longer than the screen.
+        # Printed above the live part, because a transcript may be longer than the screen.
         self._live.console.print(Text(self._mask("\n".join(lines))))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -129,7 +129,7 @@ class Screen(Display):
 
 
 class _Working:
-    """What is being redone; hears of its records."""
+    """The running iteration; listens to its records."""
 
     def __init__(self, trigger: list[str], pool: Pool | None) -> None:
         self.total = self.done = 0
@@ -139,7 +139,7 @@ class _Working:
         self._started = monotonic()
 
     def rollout_started(self, job: RolloutJob) -> None:
-        """The screen counts what is done."""
+        """Ignore it: the screen counts finished rollouts."""
 
     def rollout_done(self, rollout: Rollout) -> None:
         self.done += 1

@@ -1,1 +1,1 @@
-"""Deterministic scores: the decorator, and the statistics of what came out."""
+"""Reward functions: the decorator, and statistics of scores."""

@@ -1,4 +1,4 @@
-"""The decorator of reward functions. Imports nothing heavy: repositories import it in every reward file."""
+"""The decorator of reward functions. Imports nothing heavy, because every reward file imports it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ def osmosis_reward(function: F) -> F:
     """Mark a function, sync or async, as a reward function.
 
     A function whose first parameter is `solution_str` must have the classic signature
-    `(solution_str: str, ground_truth: str, extra_info: dict = None, **kwargs) -> float`, where `extra_info` may also be
-    `dict | None`, further parameters need a default, and the return annotation may be missing. Its result must be a
-    float: neither an int nor a bool is one. Any other function is accepted as it is, and its result isn't looked at.
+    `(solution_str: str, ground_truth: str, extra_info: dict = None, **kwargs) -> float`. `extra_info` may also be
+    `dict | None`, further parameters need a default, and the return annotation may be missing. It must return a float,
+    not an int or a bool. Any other function is accepted unchanged, and the decorator doesn't check its result.
 
-    A `data_source` argument is dropped from a call when the function can't take it.
+    Calls drop a `data_source` argument that the function doesn't accept.
 
-    Args:
-        function: The function to mark.
+    Example:
+        @osmosis_reward
+        def exact(solution_str: str, ground_truth: str, extra_info: dict = None, **kwargs) -> float:
+            return float(solution_str.strip() == ground_truth)
 
     Returns:
-        A wrapper with the original at `__wrapped__`. It raises TypeError when the classic function returns no float.
+        A wrapper with the original at `__wrapped__`. It raises TypeError if a classic function doesn't return a float.
 
     Raises:
-        TypeError: The classic signature is not kept; the message says where and what to write.
+        TypeError: The signature isn't the classic one; the message says where and what to write.
     """
     parameters = inspect.signature(function).parameters
     classic = next(iter(parameters), None) == "solution_str"

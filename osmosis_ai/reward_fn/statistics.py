@@ -1,12 +1,11 @@
 """Statistics of scores: mean and its uncertainty, pass@k and pass^k, and the comparison of two policies row by row.
 
-Pure functions over plain numbers. Rows are the units that are independent of each other; the attempts of one row are
-not, so every uncertainty here is computed with rows as clusters (Miller 2024, "Adding Error Bars to Evals",
-arXiv:2411.00640).
+Pure functions over plain numbers. Rows are independent of each other, but the attempts of one row aren't, so every
+uncertainty here is computed with rows as clusters (Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640).
 
-What is missing: None stands for an attempt without a score. It counts as 0 wherever scores are averaged, and never as
-a pass. An attempt that was never made is simply not in its row: it doesn't count towards the mean, and where k attempts
-are needed but the row has fewer, the lacking ones count as not passed. A row without any attempt is left out.
+Missing scores: None is an attempt without a score. It counts as 0 in averages and never as a pass. An attempt that was
+never made is absent from its row: it doesn't count towards the mean, and if a row has fewer than k attempts, the
+lacking ones count as not passed. Rows without attempts are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["FunctionStatistics", "PairedComparison", "paired", "pass_at_k", "pas
 
 _KS = (1, 3, 5, 10)
 _TIE = 1e-9
-# Squares and sums of scores beyond this could exceed the range of a float, so they are scaled down meanwhile.
+# Squares and sums of larger scores could overflow a float, so they are scaled down while computing.
 _LARGE, _SCALE = 1e100, 2.0**-600
 
 
@@ -84,10 +83,10 @@ class FunctionStatistics(Record, frozen=True):
 
 
 class PairedComparison(Record, frozen=True):
-    """Policy `a` against policy `b` on the same rows."""
+    """Comparison of policy `a` with policy `b` on the same rows."""
 
     rows: int
-    """Rows that both have attempts on."""
+    """Rows on which both have attempts."""
     wins: int
     """Rows where the mean of `a` is higher."""
     losses: int
@@ -108,10 +107,10 @@ def summarize(
     """Summarize one function's scores.
 
     Args:
-        scores_by_row: For every row the scores of its attempts, finite; None is an attempt without a score.
-        pass_threshold: An attempt passes when its score is at least this.
-        scoring_errors: How many scores are missing because the function failed, rather than the rollout. By default
-            all that are missing.
+        scores_by_row: For every row the finite scores of its attempts; None is an attempt without a score.
+        pass_threshold: An attempt passes if its score is at least this.
+        scoring_errors: Number of scores missing because the function failed, not the rollout. Default: all that are
+            missing.
     """
     rows = [row for row in scores_by_row if row]
     scored = [score for row in rows for score in row if score is not None]
@@ -140,7 +139,7 @@ def paired(a_by_row: Sequence[Sequence[float | None]], b_by_row: Sequence[Sequen
     """Compare two policies on the same rows by the mean score of each row.
 
     The standard error is that of the mean of paired differences (Miller 2024, section 4.2). Means closer than 1e-9 tie.
-    Rows where either has no attempt are left out.
+    Rows on which either has no attempt are left out.
 
     Args:
         a_by_row: For every row the scores of its attempts; None is an attempt without a score and counts as 0.
@@ -167,7 +166,7 @@ def paired(a_by_row: Sequence[Sequence[float | None]], b_by_row: Sequence[Sequen
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that at least one of k attempts passes, estimated without bias from n attempts of which c passed.
+    """Return the unbiased estimate, from n attempts of which c passed, that at least one of k attempts passes.
 
     1 − C(n−c, k) / C(n, k): Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374.
     """
@@ -177,7 +176,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """Probability that all of k attempts pass, pass^k, estimated without bias from n attempts of which c passed.
+    """Return the unbiased estimate, from n attempts of which c passed, that all of k attempts pass (pass^k).
 
     C(c, k) / C(n, k): Yao et al. 2024, "τ-bench", arXiv:2406.12045.
     """
@@ -187,10 +186,10 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
 
 @lru_cache(maxsize=64)
 def t_critical(degrees: int, confidence: float = 0.95) -> float:
-    """The t for which Student's distribution has the given probability between −t and t.
+    """Return the t for which Student's distribution has the given probability between −t and t.
 
     Up to 200 degrees of freedom the finite series for that probability is inverted (Abramowitz & Stegun 1964, 26.7.3
-    and 26.7.4), beyond that the expansion around the normal quantile is exact to 10 digits (26.7.5).
+    and 26.7.4); beyond that, the expansion around the normal quantile is exact to 10 digits (26.7.5).
     """
     if degrees > 200:
         z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -201,7 +200,7 @@ def t_critical(degrees: int, confidence: float = 0.95) -> float:
             (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
         )
         return math.fsum([z, *(term / degrees**power for power, term in enumerate(terms, start=1))])
-    # The angle halves its interval until it is as exact as a float can be.
+    # Bisect the angle; 60 halvings reach the precision of a float.
     low, high = 0.0, math.pi / 2
     for _ in range(60):
         middle = (low + high) / 2
@@ -213,7 +212,7 @@ def t_critical(degrees: int, confidence: float = 0.95) -> float:
 
 
 def _central_probability(angle: float, degrees: int) -> float:
-    """Probability between −t and t, where t = √degrees · tan(angle)."""
+    """Return the probability between −t and t, where t = √degrees · tan(angle)."""
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
     term, total = (cosine, 0.0) if odd else (1.0, 0.0)
@@ -224,11 +223,11 @@ def _central_probability(angle: float, degrees: int) -> float:
 
 
 def _passes(rows: Sequence[Sequence[float | None]], threshold: float) -> dict[str, float]:
-    """pass@k and pass^k under their fields' names, for every k that the longest row has attempts for."""
+    """Return pass@k and pass^k by field name, for every k up to the longest row's number of attempts."""
     longest = max(map(len, rows), default=0)
     if longest < 2:
         return {}
-    # Rows with equal counts have equal estimates, and there are few different counts.
+    # Rows with equal counts share an estimate, and few counts differ.
     kinds = Counter((len(row), sum(score is not None and score >= threshold for score in row)) for row in rows)
     return {
         f"{name}_{k}": math.fsum(times * estimate(max(n, k), c, k) for (n, c), times in kinds.items()) / len(rows)
@@ -239,7 +238,7 @@ def _passes(rows: Sequence[Sequence[float | None]], threshold: float) -> dict[st
 
 
 def _clustered_error(rows: Sequence[Sequence[float]], mean: float) -> float | None:
-    """Standard error of the mean of all scores, with rows as clusters that may differ in size.
+    """Return the standard error of the mean of all scores, with rows as clusters that may differ in size.
 
     √(G/(G−1) · Σ_rows (Σ_attempts (score − mean))²) / N for G rows and N scores: Miller 2024, equation for clustered
     standard errors, with the usual correction for few clusters. For rows of equal size it is the standard error of the

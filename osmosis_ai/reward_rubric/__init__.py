@@ -1,1 +1,1 @@
-"""LLM-as-judge scores: the decorator of rubric functions."""
+"""LLM-as-judge scores: rubric functions, rubric files, and the judges behind them."""

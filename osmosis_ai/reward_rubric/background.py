@@ -1,7 +1,7 @@
-"""The judges' clients, and the thread on whose event loop all judge calls of a process run.
+"""Run all judge calls of a process on the event loop of one background thread.
 
-One loop for all of them keeps connections open between calls, whatever thread or event loop a call comes from:
-LiteLLM's clients belong to the loop that used them first.
+LiteLLM's clients belong to the loop that first used them, so sharing one loop keeps connections open between calls from
+any thread or event loop.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ T = TypeVar("T")
 
 CLOSING_SECONDS = 2.0
 CONCURRENCY = 64
-# LiteLLM would ask a server whether these models take a schema.
+# For these, LiteLLM would ask a server whether the model takes a schema.
 ASKED_ONLINE = frozenset({"ollama", "ollama_chat", "huggingface"})
-# They have other ways to sign in than a key, which LiteLLM finds.
+# These can authenticate without an API key; LiteLLM finds their credentials.
 OWN_CREDENTIALS = ("azure", "bedrock", "sagemaker", "vertex_ai", "watsonx", "github_copilot")
 
 
 class JudgeClient:
-    """A judge's client, kept for the life of the process, and what holds requests to it back when it is overloaded."""
+    """A judge's client and request limiter, kept for the life of the process."""
 
     def __init__(self, target: Target) -> None:
         from osmosis_ai.models.litellm import LiteLLMModel, import_litellm, missing_keys
         from osmosis_ai.models.retry import AdaptiveLimiter
 
         if os.environ.get(JUDGE_PRICED) and not has_price(target):
-            unpriced = "no price is known for it, so --max-cost can't be kept; it wasn't asked"
+            unpriced = "no price is known for it, so --max-cost can't be kept; it wasn't called"
             raise ProviderRequestError(target.provider, target.model, unpriced)
         if target.api_key is None and not target.provider.startswith(OWN_CREDENTIALS):
             for variable in missing_keys(target.name):
@@ -48,7 +48,7 @@ class JudgeClient:
                     raise missing_key(target.name, variable)
         supports_schema = import_litellm().supports_response_schema
         self.takes_schema = target.provider not in ASKED_ONLINE and bool(supports_schema(model=target.name))
-        # What the message calls it; whose it is stands before that.
+        # "the judge" is the name shown in error messages, after the provider's name.
         spec = ModelSpec("the judge", "litellm", target.name, target.base_url, target.api_key, request_timeout=3600.0)
         self.model: LiteLLMModel = LiteLLMModel(spec)
         self.limiter: AdaptiveLimiter = AdaptiveLimiter(CONCURRENCY)
@@ -60,7 +60,7 @@ _clients: dict[tuple[str, str | None, str | None], JudgeClient] = {}
 
 
 def client_of(target: Target) -> JudgeClient:
-    """A judge's client. To be used on the loop."""
+    """Return a judge's client, for use on the loop only."""
     key = (target.name, target.base_url, target.api_key)
     if key not in _clients:
         _clients[key] = JudgeClient(target)
@@ -73,7 +73,7 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            # A daemon: a judge that doesn't answer must not keep the process from ending.
+            # A daemon, because a judge that never answers must not keep the process alive.
             threading.Thread(target=_loop.run_forever, name="judge calls", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, _loop)
 
@@ -88,7 +88,7 @@ def wait(future: Future[T]) -> T:
 
 
 async def _close() -> None:
-    # A call that still runs has a thread waiting for it, which would report that its connection was closed.
+    # The thread that waits for a running call would report its closed connection as an error.
     if asyncio.all_tasks() == {asyncio.current_task()}:
         while _clients:
             _, client = _clients.popitem()
@@ -102,7 +102,7 @@ def _end() -> None:
 
 
 def _forget() -> None:
-    """A fork takes no thread along: the child starts its own when it needs one."""
+    """Reset in a forked child, which doesn't inherit the thread: it starts its own on demand."""
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
     _clients.clear()

@@ -1,4 +1,4 @@
-"""Rubric files: YAML, read within bounds, checked entry by entry."""
+"""Read rubric files: YAML, bounded in size and depth, checked entry by entry."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MODEL_KEYS = (*_JUDGE_KEYS, "score_min", "score_max", "system_prompt", "origina
 
 
 class Rubric(Record, frozen=True):
-    """One entry of a rubric file, with the file's defaults filled in. `line` is where it begins."""
+    """One entry of a rubric file, with the file's defaults filled in. `line` is its first line."""
 
     id: str
     rubric: str
@@ -54,18 +54,18 @@ def load_rubrics(path: Path) -> list[Rubric]:
     """Read the entries of a rubric file, in order.
 
     Raises:
-        UsageError: It can't be read, is too large or no YAML, or an entry breaks a rule; the message names the file,
-            the entry and the line.
+        UsageError: The file can't be read, is too large or isn't YAML, or an entry is invalid; the message names file,
+            entry and line.
     """
     node, values = _parse(path, _read(path))
     return _Reader(path, node).rubrics(values)
 
 
 def load_rubric(path: Path, rubric_id: str) -> Rubric:
-    """One entry of a rubric file.
+    """Read one entry of a rubric file.
 
     Raises:
-        UsageError: The file can't be used, or has no such entry; the message lists those it has.
+        UsageError: The file can't be used, or has no such entry; the message lists its entries.
     """
     rubrics = {rubric.id: rubric for rubric in load_rubrics(path)}
     if rubric_id not in rubrics:
@@ -77,7 +77,7 @@ def load_rubric(path: Path, rubric_id: str) -> Rubric:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that says that there is no such name."""
+    """Return the end of a sentence about an unknown name: a suggestion, or a full stop."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else "."
 
@@ -106,10 +106,10 @@ def _read(path: Path) -> str:
 
 
 def _parse(path: Path, text: str) -> tuple[yaml.Node, Any]:
-    """The document as nodes, which know their lines, and as values.
+    """Return the document as nodes, which know their lines, and as values.
 
-    Aliases are counted as often as they are used, and before anything is built from them: a few lines of YAML can
-    stand for more values than fit into memory.
+    Every use of an alias is counted before values are built, because a few lines of YAML can expand to more values than
+    fit into memory.
     """
     import yaml
 
@@ -117,7 +117,7 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, Any]:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
-            raise UsageError(f"{path} holds nothing but comments; it needs `version: 1` and a list `rubrics`")
+            raise UsageError(f"{path} contains only comments; it needs `version: 1` and a list `rubrics`")
         _check(path, node, frozenset(), {})
         return node, loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
@@ -133,7 +133,7 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, Any]:
 
 
 def _check(path: Path, node: yaml.Node, parents: frozenset[int], sizes: dict[int, int]) -> int:
-    """How many values a node stands for, counted once. Equal keys are refused too: YAML lets the last one win."""
+    """Return the number of values that a node expands to. Refuse duplicate keys, of which YAML would keep the last."""
     import yaml
 
     place = f"{path}:{node.start_mark.line + 1}"
@@ -149,13 +149,13 @@ def _check(path: Path, node: yaml.Node, parents: frozenset[int], sizes: dict[int
         names: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in names and key.tag != "tag:yaml.org,2002:merge":
-                raise UsageError(f"{path}:{key.start_mark.line + 1}: the key {key.value!r} is there twice")
+                raise UsageError(f"{path}:{key.start_mark.line + 1}: duplicate key {key.value!r}")
             names.add(key.value)
     elif isinstance(node, yaml.SequenceNode):
         inside = node.value
     total = 1 + sum(_check(path, part, parents | {id(node)}, sizes) for part in inside)
     if total > MAX_NODES:
-        raise UsageError(f"{place}: its aliases stand for more than {MAX_NODES:,} values; write less")
+        raise UsageError(f"{place}: its aliases expand to more than {MAX_NODES:,} values; use fewer")
     sizes[id(node)] = total
     return total
 
@@ -164,7 +164,7 @@ def _check(path: Path, node: yaml.Node, parents: frozenset[int], sizes: dict[int
 
 
 class _Reader:
-    """Turns a parsed file into records."""
+    """A converter of a parsed file into records."""
 
     def __init__(self, path: Path, node: yaml.Node) -> None:
         self._path = path
@@ -187,7 +187,7 @@ class _Reader:
         for number, entry in enumerate(entries):
             rubric = self._rubric(entry, number, defaults)
             if rubric.id in rubrics:
-                raise self._error(number, f"the id {rubric.id!r} is used in line {rubrics[rubric.id].line} already")
+                raise self._error(number, f"line {rubrics[rubric.id].line} already uses the id {rubric.id!r}")
             rubrics[rubric.id] = rubric
         return list(rubrics.values())
 
@@ -265,7 +265,7 @@ class _Reader:
                 raise self._error(number, f"{where}the key {name!r} is unknown; {hint}", entry or values)
 
     def _line(self, number: int) -> int:
-        # A mapping with a list of that many, as the values say; the list may have come by a merge key.
+        # `rubrics` is known to be a list with this entry; if a merge key brought it, no node is found here.
         found = (value for key, value in self._node.value if key.value == "rubrics")
         return next((int(value.value[number].start_mark.line) + 1 for value in found), 1)
 

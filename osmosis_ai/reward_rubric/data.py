@@ -1,4 +1,4 @@
-"""Records to be judged: JSONL with a `solution_str` in every line."""
+"""Read records to judge: JSONL with a `solution_str` in every line."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NUMBERS = ("score_min", "score_max")
 
 
 class RubricRecord(Record, frozen=True):
-    """One record to be judged.
+    """One record to judge.
 
-    `index` is its position among the file's records, from 0; `values` are its columns as they are in the file.
+    `index` is its position among the file's records, from 0; `values` are its columns as in the file.
     """
 
     index: int
@@ -44,7 +44,7 @@ class RubricRecord(Record, frozen=True):
 
     @property
     def id(self) -> str:
-        """What to call it in reports."""
+        """Its name in reports."""
         return self.conversation_id or f"record-{self.index}"
 
 
@@ -52,7 +52,7 @@ def load_records(path: Path) -> list[RubricRecord]:
     """Read and check every record of a JSONL file.
 
     Raises:
-        DatasetError: The file is missing, empty or unreadable, or records break a rule; the first ten are listed.
+        DatasetError: The file is missing, empty or unreadable, or records are invalid; the first ten are listed.
     """
     records: list[RubricRecord] = []
     problems: list[str] = []
@@ -73,7 +73,7 @@ def load_records(path: Path) -> list[RubricRecord]:
 
 
 def holds_solutions(path: Path) -> bool:
-    """True if the first record of a JSONL file has a `solution_str`, rather than prompts."""
+    """Return True if the first record of a JSONL file has a `solution_str` instead of prompts."""
     _, data = next(_lines(path), (0, None))
     try:
         values = msgspec.json.decode(data or b"")
@@ -87,7 +87,7 @@ class _BadRecord(Exception):  # noqa: N818 - says what the record is, and never 
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Number and bytes of every line that isn't blank; None for one that is too long."""
+    """Yield the number and bytes of every non-blank line; None for one that is too long."""
     try:
         if not path.is_file():
             found = "a folder, where a JSONL file is expected" if path.is_dir() else "no such file"

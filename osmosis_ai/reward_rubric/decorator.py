@@ -1,4 +1,4 @@
-"""The decorator of rubric functions. Imports nothing heavy: repositories import it in every rubric file."""
+"""The decorator of rubric functions. Imports nothing heavy, because every rubric file imports it."""
 
 from __future__ import annotations
 
@@ -25,20 +25,23 @@ def osmosis_rubric(function: F) -> F:
     """Mark a function, sync or async, as a rubric function.
 
     It must have the signature `(solution_str: str, ground_truth: str | None, extra_info: dict, **kwargs) -> float`.
-    `ground_truth: str` is accepted too, for a rubric that isn't meant for rows without one. `extra_info` has no
-    default, further parameters need one, and the return annotation may be missing.
+    `ground_truth: str` is accepted too, for a rubric that needs a ground truth. `extra_info` has no default, further
+    parameters need one, and the return annotation may be missing.
 
-    A `data_source` argument is dropped from a call when the function can't take it.
+    Calls drop a `data_source` argument that the function doesn't accept.
 
-    Args:
-        function: The function to mark.
+    Example:
+        @osmosis_rubric
+        def clear(solution_str: str, ground_truth: str | None, extra_info: dict, **kwargs) -> float:
+            judge = {"provider": "openai", "model": "gpt-5-mini"}
+            return evaluate_rubric("The answer is clear.", solution_str, judge, ground_truth=ground_truth)
 
     Returns:
-        A wrapper with the original at `__wrapped__`. It raises TypeError when an argument has the wrong type or when
-        the function returns no float.
+        A wrapper with the original at `__wrapped__`. It raises TypeError if an argument has the wrong type, or if the
+        function doesn't return a float.
 
     Raises:
-        TypeError: The signature is not kept; the message says where and what to write.
+        TypeError: The signature is wrong; the message says where and what to write.
     """
     check_signature(function, "@osmosis_rubric", _EXPECTED, _FORM)
     return wrap(function, "@osmosis_rubric", "rubric", check_arguments=_check_arguments)

@@ -1,4 +1,4 @@
-"""Records judged concurrently, several times each; statistics of the scores; and the documented results."""
+"""Judge records concurrently, several times each, and compute statistics and the documented results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Judge = Callable[[RubricRecord], Awaitable[Answer]]
 
 
 class JudgedRun(Record, frozen=True, kw_only=True):
-    """One of the times a record was judged; either `score` or `error` is set."""
+    """One judgement of a record; either `score` or `error` is set."""
 
     run_index: int
     """Number of the run, from 0."""
@@ -61,7 +61,7 @@ class JudgedRun(Record, frozen=True, kw_only=True):
 
 
 class Statistics(Record, frozen=True):
-    """Statistics of the runs that have a score; null where there is none."""
+    """Statistics of the runs with a score; null if there are none."""
 
     average: float | None
     variance: float | None
@@ -78,7 +78,7 @@ class Statistics(Record, frozen=True):
 
 
 class Spread(Record, frozen=True):
-    """How much a judge differs from itself on the same record."""
+    """Differences between a judge's scores of the same record."""
 
     records: int
     """Records with at least two scores."""
@@ -93,7 +93,7 @@ class Spread(Record, frozen=True):
 
 
 class Confusion(Record, frozen=True):
-    """Records by whether the human label and the judge's score reach the threshold."""
+    """Counts of records whose human label and judge's score reach the threshold or not."""
 
     true_positive: int
     false_positive: int
@@ -102,7 +102,7 @@ class Confusion(Record, frozen=True):
 
 
 class LabelAgreement(Record, frozen=True):
-    """How the records' mean scores agree with human labels. The measures are absent if no record has both."""
+    """Agreement of the records' mean scores with human labels. The measures are absent if no record has both."""
 
     column: str
     """The column with the labels."""
@@ -113,7 +113,7 @@ class LabelAgreement(Record, frozen=True):
     spearman: float | UnsetType | None = UNSET
     """Spearman's rank correlation, null where it is not defined."""
     threshold: float | UnsetType = UNSET
-    """Score or label from which on a record counts as positive."""
+    """Lowest score or label that counts as positive."""
     confusion: Confusion | UnsetType = UNSET
     """Records by label and score."""
     accuracy: float | UnsetType = UNSET
@@ -121,7 +121,7 @@ class LabelAgreement(Record, frozen=True):
 
 
 class BaselineDifference(Record, frozen=True):
-    """The average against an earlier result's."""
+    """The average compared with an earlier result's."""
 
     path: str
     """File of the earlier result."""
@@ -140,7 +140,7 @@ class RecordResult(Record, frozen=True):
     """Position among the file's records, from 0."""
     conversation_id: str | None
     input_record: JsonObject
-    """The record's columns as they are in the file."""
+    """The record's columns as in the file."""
     statistics: Statistics
     """Statistics of the record's runs."""
     runs: list[JudgedRun]
@@ -148,7 +148,7 @@ class RecordResult(Record, frozen=True):
 
     @property
     def scores(self) -> list[float]:
-        """Those of the runs that have one."""
+        """The scores of the runs that have one."""
         return [run.score for run in self.runs if run.score is not None]
 
 
@@ -158,7 +158,7 @@ class RubricResults(Record, frozen=True, kw_only=True):
     generated_at: str
     """End of the evaluation, in UTC and ISO 8601."""
     rubric_id: str
-    """Id of the rubric, or name of the function as it was given."""
+    """Id of the rubric, or name of the function as given."""
     rubric_source: Literal["config", "function"]
     """The rubric file, or an @osmosis_rubric function."""
     provider: str
@@ -176,7 +176,7 @@ class RubricResults(Record, frozen=True, kw_only=True):
     agreement: LabelAgreement | None = None
     """Agreement with human labels, with `--against`."""
     baseline: BaselineDifference | None = None
-    """The average against an earlier result's, with `--baseline`."""
+    """The average compared with an earlier result's, with `--baseline`."""
     overall_statistics: Statistics
     """Statistics of all runs."""
     records: list[RecordResult]
@@ -184,7 +184,7 @@ class RubricResults(Record, frozen=True, kw_only=True):
 
 
 def config_judge(rubric: Rubric) -> Judge:
-    """The judge that an entry of a rubric file describes. What a record says itself goes before what the entry says."""
+    """Return the judge that an entry of a rubric file describes. A record's own fields override the entry's."""
     from osmosis_ai.reward_rubric.judge import aevaluate_rubric
 
     async def judge(record: RubricRecord) -> Answer:
@@ -216,12 +216,12 @@ async def judge_records(
     batch_size: int,
     done: Callable[[RubricRecord, JudgedRun], None],
 ) -> list[RecordResult]:
-    """Judge every record a number of times, `batch_size` at once, and tell `done` about each run when it ends.
+    """Judge every record `number` times, `batch_size` runs at once, and call `done` after each run.
 
     A failing run is recorded; the others go on.
     """
     runs: dict[tuple[int, int], JudgedRun] = {}
-    # One iterator that all slots take from.
+    # All slots draw from this iterator.
     waiting = ((place, run_index) for run_index in range(number) for place in range(len(records)))
 
     async def slot() -> None:
@@ -265,7 +265,7 @@ async def _run(record: RubricRecord, run_index: int, judge: Judge) -> JudgedRun:
 
 
 def statistics_of(runs: Sequence[JudgedRun]) -> Statistics:
-    """Statistics of runs, of one record or of all."""
+    """Compute statistics of runs, of one record or of all."""
     scores = [run.score for run in runs if run.score is not None]
     counts = {"success_count": len(scores), "failure_count": len(runs) - len(scores), "total_runs": len(runs)}
     if not scores:
@@ -276,7 +276,7 @@ def statistics_of(runs: Sequence[JudgedRun]) -> Statistics:
 
 
 def spread_of(judged: Sequence[RecordResult]) -> Spread | None:
-    """How much a judge differs from itself on the same record; None if no record has two scores."""
+    """Compute how much a judge's scores of the same record differ; None if no record has two scores."""
     several = [item for item in judged if len(item.scores) > 1]
     if not several:
         return None
@@ -291,11 +291,11 @@ def spread_of(judged: Sequence[RecordResult]) -> Spread | None:
 
 
 def labels_of(records: Sequence[RubricRecord], column: str) -> dict[int, float]:
-    """The human labels of records: a number, a numeric text or a boolean in a column, or under it in `metadata` or
-    `extra_info`; by the record's index. A record without one is left out.
+    """Return the human labels by record index: a number, numeric text or boolean in a column, or under its name in
+    `metadata` or `extra_info`. Records without a label are left out.
 
     Raises:
-        UsageError: A label is no number, or no record has one; the message lists the columns there are.
+        UsageError: A label isn't a number, or no record has one; the message lists the columns.
     """
     labels: dict[int, float] = {}
     for record in records:
@@ -310,7 +310,7 @@ def labels_of(records: Sequence[RubricRecord], column: str) -> dict[int, float]:
 
 
 def without_label(record: RubricRecord, column: str) -> RubricRecord:
-    """The record as a judge may see it, without the label that it is compared with."""
+    """Return the record without its label, which a judge must not see."""
 
     def left(values: dict[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if name != column}
@@ -323,7 +323,7 @@ def without_label(record: RubricRecord, column: str) -> RubricRecord:
 def compare_with_labels(
     column: str, judged: Sequence[RecordResult], labels: dict[int, float], threshold: float
 ) -> LabelAgreement:
-    """Compare the records' mean scores with their labels, which come from a column and are given by record index."""
+    """Compare the records' mean scores with the labels of a column, given by record index."""
     both = [item for item in judged if item.scores and item.record_index in labels]
     if not both:
         return LabelAgreement(column, 0)
@@ -332,7 +332,7 @@ def compare_with_labels(
 
 
 def agreement(column: str, scores: Sequence[float], labels: Sequence[float], threshold: float) -> LabelAgreement:
-    """Compare a judge's scores, one or more, with people's labels in the same order and on the same scale."""
+    """Compare a judge's scores (at least one) with human labels in the same order and on the same scale."""
     pairs = list(zip(scores, labels, strict=True))
     sides = Counter((label >= threshold, score >= threshold) for score, label in pairs)
     counts = (sides[True, True], sides[False, True], sides[True, False], sides[False, False])
@@ -348,10 +348,10 @@ def agreement(column: str, scores: Sequence[float], labels: Sequence[float], thr
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's rank correlation, from −1 to 1: Pearson's of the ranks, where equal values share the mean of theirs.
+    """Return Spearman's rank correlation, from −1 to 1: Pearson's of the ranks; equal values share their mean rank.
 
     C. Spearman 1904, "The Proof and Measurement of Association between Two Things". None for fewer than two pairs, or
-    when all values on one side are equal.
+    if all values on one side are equal.
     """
     try:
         return max(-1.0, min(1.0, correlation(_ranks(a), _ranks(b))))
@@ -365,10 +365,10 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def read_baseline(path: Path) -> float:
-    """The average of an earlier result.
+    """Return the average of an earlier result.
 
     Raises:
-        UsageError: The file can't be read, is no such result, or has no average because every run failed.
+        UsageError: The file can't be read, isn't such a result, or has no average because every run failed.
     """
     try:
         data = msgspec.json.decode(path.read_bytes())
@@ -386,7 +386,7 @@ def read_baseline(path: Path) -> float:
 
 
 def now() -> str:
-    """The time, in UTC and ISO 8601."""
+    """Return the current time in UTC and ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 

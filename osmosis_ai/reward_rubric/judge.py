@@ -1,4 +1,4 @@
-"""`evaluate_rubric`: a language model scores a text by a rubric. LiteLLM is imported when a judge is first asked."""
+"""`evaluate_rubric`: have a language model score a text by a rubric. The first call imports LiteLLM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NUMBERS = ("score_min", "score_max", "timeout")
 
 
 class RewardRubricRunResult(TypedDict):
-    """A judgement in full: the clamped score, the judge's explanation, and its reply as a chat completion."""
+    """A full judgement: the clamped score, the judge's explanation, and its reply as a chat completion."""
 
     score: float
     explanation: str
@@ -42,9 +42,9 @@ class RewardRubricRunResult(TypedDict):
 
 @contextmanager
 def trace_judge_calls() -> Iterator[list[JudgeCall]]:
-    """Collect the requests that `evaluate_rubric` and `aevaluate_rubric` make inside the block, in order of their end.
+    """Collect the requests that `evaluate_rubric` and `aevaluate_rubric` make inside the block, in order of completion.
 
-    Tasks started in the block are heard of too, and threads that run in a copy of its context
+    This includes requests from tasks started in the block, and from threads that run in a copy of its context
     (`contextvars.copy_context`, `asyncio.to_thread`).
     """
     calls: list[JudgeCall] = []
@@ -75,33 +75,36 @@ def evaluate_rubric(
     timeout: float | None = None,
     return_details: bool = False,
 ) -> float | RewardRubricRunResult:
-    """Have a language model score a text by a rubric. Blocks; usable from any thread, also while an event loop runs.
+    """Have a language model score a text by a rubric. Blocks the calling thread, even one with a running event loop.
+
+    Example:
+        evaluate_rubric("Is the answer polite?", "Yes, sir.", {"provider": "openai", "model": "gpt-5-mini"})
 
     Args:
-        rubric: What makes a solution good, in words.
-        solution_str: The text to score. It reaches the judge as data: instructions in it have no effect.
+        rubric: A description of a good solution.
+        solution_str: The text to score. The judge gets it as data and is told to ignore instructions in it.
         model_info: The judge: `provider` and `model` as LiteLLM knows them; `api_key`, or `api_key_env` for the name of
             its environment variable (default: the provider's own); `api_base` for an OpenAI-compatible endpoint;
             `timeout` and `reasoning_effort`; and `score_min`, `score_max`, `system_prompt`, `original_input` for all
             calls with it. Other keys are ignored. None counts as absent.
-        ground_truth: A reference answer to show to the judge.
-        original_input: What the solution answers.
+        ground_truth: A reference answer to show the judge.
+        original_input: The prompt that the solution answers.
         metadata: Further context, shown to the judge as JSON.
         score_min: The lowest score; default 0.0.
         score_max: The highest score; default 1.0.
-        timeout: Seconds for the judge's reply, retries included; default 60. A reply that can't be used is asked for
-            once more, with the same time again.
-        return_details: Give the explanation and the judge's reply too.
+        timeout: Seconds for the judge's reply, including retries; default 60. After an unusable reply the judge is
+            asked once more, with the same time limit.
+        return_details: Also return the explanation and the judge's reply.
 
     Returns:
         The score, clamped to the bounds; or `{"score", "explanation", "raw"}`.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument can't be used.
-        MissingAPIKeyError: There is no key; the message says which variable to export.
+        ValueError: An argument has an invalid value.
+        MissingAPIKeyError: There is no key; the message names the variable to export.
         ModelNotFoundError: The provider has no such model.
-        ProviderRequestError: The request failed, or the judge gave no usable reply twice.
+        ProviderRequestError: The request failed, or two replies were unusable.
     """
     result = background.wait(
         _start(rubric, solution_str, model_info, ground_truth, original_input, metadata, score_min, score_max, timeout)
@@ -122,7 +125,7 @@ async def aevaluate_rubric(
     timeout: float | None = None,
     return_details: bool = False,
 ) -> float | RewardRubricRunResult:
-    """`evaluate_rubric` for async code, on asyncio. Cancelling it abandons the request."""
+    """Do the same as `evaluate_rubric`, for asyncio code. Cancelling the call abandons the request."""
     result = await asyncio.wrap_future(
         _start(rubric, solution_str, model_info, ground_truth, original_input, metadata, score_min, score_max, timeout)
     )
@@ -130,11 +133,11 @@ async def aevaluate_rubric(
 
 
 def check_model_info(model_info: Any) -> None:
-    """See that `model_info` names a judge and that its values have the right types.
+    """Check that `model_info` names a judge and that its values have the right types.
 
     Raises:
-        TypeError: It is no mapping, or a value has the wrong type.
-        ValueError: `provider` or `model` is missing, or a value can't be used.
+        TypeError: It isn't a mapping, or a value has the wrong type.
+        ValueError: `provider` or `model` is missing, or a value is invalid.
     """
     if not isinstance(model_info, Mapping):
         raise TypeError(f"model_info must be a dict, not {_kind(model_info)}")
@@ -170,7 +173,7 @@ def _start(
         if not isinstance(value, str) and not (optional and value is None):
             raise TypeError(f"{name} must be a str{' or None' if optional else ''}, not {_kind(value)}")
     if not rubric.strip():
-        raise ValueError("rubric is empty: say in words what makes a solution good")
+        raise ValueError("rubric is empty: describe a good solution in words")
     if metadata is not None and not isinstance(metadata, Mapping):
         raise TypeError(f"metadata must be a dict or None, not {_kind(metadata)}")
     check_model_info(model_info)
@@ -210,7 +213,7 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
-# On the judges' own event loop from here on.
+# Everything below runs on the judges' own event loop.
 
 
 async def _judge(evaluation: _Evaluation, listeners: tuple[list[JudgeCall], ...]) -> RewardRubricRunResult:
@@ -270,7 +273,7 @@ async def _complete(evaluation: _Evaluation, messages: list[Message]) -> Complet
     if evaluation.reasoning_effort is not None:
         params["reasoning_effort"] = evaluation.reasoning_effort
         if evaluation.target.base_url is not None:
-            # LiteLLM doesn't know what a model takes that somebody else serves.
+            # LiteLLM doesn't know which parameters a model at this endpoint accepts.
             params["allowed_openai_params"] = ["reasoning_effort"]
     last: list[ModelError] = []
     policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, max_seconds=evaluation.timeout)

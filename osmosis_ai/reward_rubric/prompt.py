@@ -1,4 +1,4 @@
-"""What a judge is sent: the rules, and the texts it is to look at, each between delimiters that no text can hold."""
+"""Build a judge's prompt: the rules, and the texts to judge between delimiters that no text contains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESPONSE_FORMAT = {
         "strict": True,
         "schema": {
             "type": "object",
-            # In the order they are written: the score follows from the explanation.
+            # Models write fields in this order, so the score follows from the explanation.
             "properties": {"explanation": {"type": "string"}, "score": {"type": "number"}},
             "required": ["explanation", "score"],
             "additionalProperties": False,
@@ -44,7 +44,7 @@ _FORM = '{{"explanation": "<why, in one or two sentences>", "score": <a number f
 
 
 class Case(Record, frozen=True):
-    """One solution to be judged, with everything that the judge is told about it."""
+    """One solution to judge, with everything the judge is told about it."""
 
     rubric: str
     solution: str
@@ -57,7 +57,7 @@ class Case(Record, frozen=True):
 
 
 def judge_messages(case: Case) -> list[Message]:
-    """The conversation that asks a judge to score a solution. The same case always gives the same messages."""
+    """Return the messages that ask a judge to score a solution. Equal cases give equal messages."""
     metadata = json.dumps(case.metadata, ensure_ascii=False, indent=2, default=str) if case.metadata else None
     given = {
         "rubric": case.rubric,
@@ -78,7 +78,7 @@ def judge_messages(case: Case) -> list[Message]:
 
 
 def repair_messages(messages: list[Message], reply: str, problem: str, case: Case) -> list[Message]:
-    """The conversation that asks once more after a reply that can't be used, because of a problem."""
+    """Return the messages that ask again after an unusable reply, and name its problem."""
     form = _FORM.format(low=case.score_min, high=case.score_max)
     return [
         *messages,
@@ -89,7 +89,7 @@ def repair_messages(messages: list[Message], reply: str, problem: str, case: Cas
 
 
 def _mark(texts: Mapping[str, str]) -> str:
-    """A word that none of the texts holds, made from all of them so that it is the same in every run."""
+    """Return a word that none of the texts contains, derived from them so that it is the same in every run."""
     everything = json.dumps(list(texts.items())).encode()
     marks = (hashlib.sha256(b"%d " % number + everything).hexdigest()[:16] for number in itertools.count())
     return next(mark for mark in marks if not any(mark in text for text in texts.values()))

@@ -1,4 +1,4 @@
-"""What a judge's reply says: a score and an explanation, or what is wrong with it."""
+"""Parse a judge's reply into a score and an explanation."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ __all__ = ["Judgement", "UnusableReplyError", "finite_number", "parse_judgement"
 
 MAX_CHARACTERS = 200_000
 MAX_OBJECTS = 500
-# Some models write their thoughts in front of the reply proper.
+# Some models write their thoughts before the actual reply.
 THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 # float() would also take "nan", "infinity" and "1_0".
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 class Judgement(NamedTuple):
-    """What a judge decided; the score is finite, and not yet clamped."""
+    """A judge's decision; the score is finite and not yet clamped."""
 
     score: float
     explanation: str
 
 
 class UnusableReplyError(Exception):
-    """The reply holds no judgement; the message says why, in words for the judge."""
+    """The reply contains no judgement; the message tells the judge why."""
 
 
 def parse_judgement(reply: str) -> Judgement:
     """Read `{"score": number, "explanation": string}` from a judge's reply.
 
-    The object may stand in a code fence or in prose, and the number may be a string.
+    The object may be in a code fence or in prose, and the number may be a string.
 
     Raises:
-        UnusableReplyError: There is no such object, there are several that differ, or the score is no finite number.
+        UnusableReplyError: There is no such object, several differ, or the score isn't a finite number.
     """
     if thoughts := THOUGHTS.match(reply):
         reply = reply[thoughts.end() :]
@@ -60,7 +60,7 @@ def parse_judgement(reply: str) -> Judgement:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The outermost JSON objects that have a score."""
+    """Yield the outermost JSON objects that have a score."""
     decoder = json.JSONDecoder()
     position = 0
     for _ in range(MAX_OBJECTS):
@@ -80,7 +80,7 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def finite_number(value: Any) -> float | None:
-    """The value as a float; None when it is no number (a boolean isn't one), not finite, or too large for a float."""
+    """Return the value as a float; None if it isn't a number (or is a boolean), isn't finite, or overflows a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:

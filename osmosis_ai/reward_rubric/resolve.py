@@ -1,4 +1,4 @@
-"""Which rubrics `--rubric` stands for: decorated functions, and entries of rubric files."""
+"""Resolve `--rubric` values to decorated functions and entries of rubric files."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def resolve_rubrics(specs: list[str], repository: Repository, cwd: Path) -> list[FunctionRef]:
-    """Find the rubrics that `--rubric` values stand for.
+    """Find the rubrics that `--rubric` values name.
 
     `all` is every `@osmosis_rubric` function in `reward_rubric/` and every entry of the repository's
-    `rubric_configs.yaml`. `FILE#ID` is an entry of a rubric file and `FILE` all of its entries, looked for from the
-    working directory, then from the repository's root. Anything else is a function (its bare name or
+    `rubric_configs.yaml`. `FILE#ID` is an entry of a rubric file and `FILE` all of its entries; the file is looked up
+    in the working directory, then in the repository's root. Anything else is a function (its bare name or
     `MODULE:FUNCTION`), or the id of an entry of the repository's `rubric_configs.yaml`.
 
     Returns:
-        Each rubric once, in the order asked for. An entry of a file has no module, its id as the attribute, and its
-        file relative to its root.
+        Each rubric once, in the order given. An entry of a file has no module, its id as the attribute, and its file
+        relative to its root.
 
     Raises:
-        FunctionError: There is no such rubric, or a file can't be used; the message lists what there is.
+        FunctionError: There is no such rubric, or a file can't be used; the message lists the rubrics.
     """
     refs = [ref for spec in specs for ref in _resolve(spec.strip(), repository, cwd)]
     return list({ref.name: ref for ref in refs}.values())
 
 
 def rubric_files(specs: list[str], repository: Repository, cwd: Path) -> list[Path]:
-    """The rubric files that `--rubric` values lead to, whether or not they are there and can be used."""
+    """Return the rubric files that `--rubric` values refer to, even if they don't exist or can't be used."""
     files = [_named_file(spec.strip()) or str(repository.root / DEFAULT_FILE) for spec in specs]
     return list(dict.fromkeys(_find(file, repository, cwd) for file in files))
 
 
 def discovered_rubrics(repository: Repository) -> tuple[list[FunctionRef], list[Problem]]:
-    """The `@osmosis_rubric` functions of a repository, and what could not be read while looking for them."""
+    """Return a repository's `@osmosis_rubric` functions, and the files that could not be read."""
     components, problems = _components(repository)
     found = [resolve_function(f"{c.module}:{c.name}", components, repository.root, repository.root) for c in components]
     return found, problems
@@ -73,7 +73,7 @@ def _resolve(spec: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
     matching = [entry for entry in entries if entry.attribute == spec]
     if matching:
         return matching
-    # What could not be read may be just what was asked for.
+    # The rubric may be in a file that could not be read.
     if problems:
         raise FunctionError(str(problems[0]))
     hint = did_you_mean(spec, [component.name for component in components] + [entry.attribute for entry in entries])
@@ -96,7 +96,7 @@ def _of_file(spec: str, file: str, rubric_id: str, repository: Repository, cwd: 
 
 
 def _named_file(spec: str) -> str | None:
-    """The file of `FILE#ID` or `FILE`; None when the value names something else."""
+    """Return the file of `FILE#ID` or `FILE`; None if the value names something else."""
     file, mark, _ = spec.rpartition("#")
     if mark:
         return file
@@ -122,7 +122,7 @@ def _entries(path: Path, root: Path) -> list[FunctionRef]:
 
 def _ref(rubric: Rubric, path: Path, root: Path) -> FunctionRef:
     file = (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
-    # What makes scores differ: neither where it stands nor whose key is used.
+    # The hash covers what changes scores: neither the entry's line nor the key.
     model_info = {name: value for name, value in rubric.model_info.items() if name != "api_key"}
     said = msgspec.structs.replace(rubric, line=0, model_info=model_info)
     content = content_hash(msgspec.json.encode(said, order="deterministic"))

@@ -1,8 +1,8 @@
-"""Which judge a call goes to and with which key, and what a rubric function is told of it.
+"""Choose the judge and key of a call, and the `extra_info` that tells a rubric function about them.
 
-A redirect sends every judge call of a process elsewhere, whatever the rubrics name. It lives in environment variables,
-so that worker processes have it too: `OSMOSIS_JUDGE_MODEL`, `OSMOSIS_JUDGE_BASE_URL` and, for the key,
-`OSMOSIS_JUDGE_API_KEY`. With `OSMOSIS_JUDGE_PRICED` only judges whose price is known are asked.
+A redirect sends every judge call of a process elsewhere, whatever the rubrics name. Environment variables carry it to
+worker processes: `OSMOSIS_JUDGE_MODEL`, `OSMOSIS_JUDGE_BASE_URL` and, for the key, `OSMOSIS_JUDGE_API_KEY`. With
+`OSMOSIS_JUDGE_PRICED` only judges with a known price are called.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ DEFAULT_RUBRIC = (
 
 
 class Redirect(Record, frozen=True):
-    """Where judge calls go: to a model (`provider/model`), to an OpenAI-compatible endpoint, or to a model there."""
+    """The destination of judge calls: a model (`provider/model`), an OpenAI-compatible endpoint, or a model there."""
 
     model: str | None
     base_url: str | None
@@ -67,7 +67,7 @@ class Redirect(Record, frozen=True):
         return f"Redirect(model={self.model!r}, base_url={self.base_url!r})"
 
     def judge(self, model: str) -> tuple[str, str]:
-        """Provider and model for a call that names this model."""
+        """Return provider and model for a call that names this model."""
         if self.base_url is not None:
             return "openai", self.model or model
         before, slash, after = (self.model or "").partition("/")
@@ -75,17 +75,17 @@ class Redirect(Record, frozen=True):
 
 
 def judge_variables(model: str | None = None, base_url: str | None = None, *, priced: bool = False) -> dict[str, str]:
-    """The variables that send every judge call of a process elsewhere; what is None stays as its environment has it.
+    """Return the variables that redirect every judge call of a process; None leaves the environment's value.
 
-    The model is `provider/model` as LiteLLM knows it; a bare name is an OpenAI model. With a base URL, of an
-    OpenAI-compatible endpoint, it is the name as served there, and without one the name in `model_info` stays.
+    The model is `provider/model` as LiteLLM knows it; a bare name is an OpenAI model. With the base URL of an
+    OpenAI-compatible endpoint, it is the name served there; without a model, the name in `model_info` stays.
     """
     given = {JUDGE_MODEL: model, JUDGE_BASE_URL: base_url, JUDGE_PRICED: "1" if priced else None}
     return {name: value for name, value in given.items() if value}
 
 
 def current_redirect(environ: Mapping[str, str] = os.environ) -> Redirect | None:
-    """Where judge calls of a process with these variables are sent instead, if anywhere."""
+    """Return the redirect that these variables set, None if they set none."""
     model, base_url, api_key = (
         environ.get(name, "").strip() or None for name in (JUDGE_MODEL, JUDGE_BASE_URL, JUDGE_KEY)
     )
@@ -93,9 +93,9 @@ def current_redirect(environ: Mapping[str, str] = os.environ) -> Redirect | None
 
 
 class Target(Record, frozen=True):
-    """A judge: the provider, its name of the model, and the endpoint if it isn't the provider's own.
+    """A judge: the provider, its name for the model, and the endpoint unless it is the provider's own.
 
-    With `api_key` None the provider finds its credentials itself.
+    If `api_key` is None, LiteLLM finds the provider's credentials.
     """
 
     provider: str
@@ -105,8 +105,8 @@ class Target(Record, frozen=True):
 
     @property
     def name(self) -> str:
-        """As LiteLLM writes it."""
-        # At an endpoint of one's own a model is called what it is called there, slashes or not.
+        """The judge's name for LiteLLM."""
+        # At a user's own endpoint the model's name is used as it is, slashes included.
         if self.base_url is None and self.model.startswith(f"{self.provider}/"):
             return self.model
         return f"{self.provider}/{self.model}"
@@ -116,13 +116,13 @@ class Target(Record, frozen=True):
 
 
 def find_target(model_info: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Target:
-    """The judge that `model_info` names, or the one that all calls are redirected to.
+    """Return the judge that `model_info` names, or the one to which all calls are redirected.
 
-    A key that the environment holds for a provider is sent to that provider only: for an `api_base` the key must be
-    named (`api_key`, `api_key_env`), and without one the endpoint gets none. `model_info` is checked already.
+    A provider's key from the environment is sent to that provider only. An `api_base` gets only a key named for it
+    (`api_key`, `api_key_env`). `model_info` must be checked already.
 
     Raises:
-        MissingAPIKeyError: There is no key; the message says which variable to export.
+        MissingAPIKeyError: There is no key; the message names the variable to export.
     """
     redirect = current_redirect(environ)
     provider, model = model_info["provider"].strip(), model_info["model"].strip()
@@ -136,12 +136,12 @@ def find_target(model_info: Mapping[str, Any], environ: Mapping[str, str] = os.e
 
 
 def key_variable(provider: str) -> str:
-    """The environment variable that holds a provider's key."""
+    """Return the environment variable of a provider's key."""
     return KEY_VARIABLES.get(provider, f"{provider.upper().replace('-', '_')}_API_KEY")
 
 
 def missing_key(name: str, variable: str) -> MissingAPIKeyError:
-    """The error for a judge whose key's variable isn't set."""
+    """Return the error for a judge whose key variable isn't set."""
     return MissingAPIKeyError(
         f"there is no API key for the judge {name}: the environment variable {variable} is not set. Set it with\n"
         f"    export {variable}='...'\n"
@@ -154,7 +154,7 @@ def _key(target: Target, given: Mapping[str, Any], environ: Mapping[str, str]) -
         return str(key)
     variable = (given.get("api_key_env") or "").strip()
     if not variable and target.base_url is not None and http_url(target.base_url).host != OPENAI_HOST:
-        # A key of some kind, or LiteLLM would send the provider's to this endpoint.
+        # A dummy key: without one, LiteLLM would send the provider's key to this endpoint.
         return NO_KEY
     variable = variable or KEY_VARIABLES.get(target.provider)
     if variable and not (key := environ.get(variable, "").strip()):
@@ -169,18 +169,18 @@ def _base_url(text: str | None, where: str) -> str | None:
     try:
         http_url(text)
     except UrlError:
-        # The address isn't shown: it may hold a password.
+        # The address isn't shown, because it may contain a password.
         raise ValueError(f"{where} is not an address like http://localhost:8000/v1") from None
     return text.rstrip("/").removesuffix("/chat/completions")
 
 
 def rubric_extra_info(columns: Mapping[str, Any], original_input: str | None) -> dict[str, Any]:
-    """A row's columns, and beside them everything that rubric functions read.
+    """Return a row's columns together with everything else that rubric functions read.
 
     `provider`, `model`, `rubric`, `api_key_env`, `score_min`, `score_max`, `system_prompt`, `original_input` and
-    `metadata` are always there. They are the row's own where it has them in the right type (`provider` and `model` only
-    together), else: the judge that calls are redirected to, or openai/gpt-5-mini; the provider's key variable; a
-    general rubric; 0.0 and 1.0; None; the row's user prompt; and all of the row's columns.
+    `metadata` are always present. They come from the row if it has them in the right type (`provider` and `model` only
+    together). The defaults are, in this order: the redirected judge or openai/gpt-5-mini; a general rubric; the
+    provider's key variable; 0.0 and 1.0; None; the row's user prompt; and all of the row's columns.
     """
     redirect = current_redirect()
     provider, model = _text(columns, "provider"), _text(columns, "model")
@@ -216,7 +216,7 @@ def _number(columns: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def has_price(target: Target) -> bool:
-    """True if it's known what a judge costs; what an endpoint of one's own charges isn't, whatever the model's name."""
+    """Return True if a judge's price is known. It never is for a user's own endpoint, whatever the model's name."""
     from osmosis_ai.models.litellm import price_known
 
     return target.base_url is None and price_known(target.name)

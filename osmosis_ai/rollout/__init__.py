@@ -1,7 +1,7 @@
-"""Agent loops of one's own, and the server that offers them to a trainer: the remote rollout SDK.
+"""The remote rollout SDK: write your own agent loop and serve it to a trainer over HTTP.
 
-Agent loops in training repositories import every name from here, wherever it lives. Names are loaded when they are
-first used, so that a loop doesn't pay for a server it doesn't start.
+Agent loops in training repositories import every name from here. Each name is loaded on first use, so that a loop
+doesn't pay for a server it doesn't start.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ __all__ = [
 ]
 
 _HOMES = ("errors", "rollout.tools", "rollout.core.schemas", "rollout.core.base", "rollout.validator", "rollout.server")
-"""Where the names live: what loads little comes first, because a name's module is looked for in this order."""
+"""The modules that define the names. Names are looked up in this order, so modules that load little come first."""
 
 
 def __getattr__(name: str) -> object:

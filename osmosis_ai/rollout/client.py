@@ -1,4 +1,4 @@
-"""The trainer, as a loop and the server see it: model calls, and the delivery of results."""
+"""The client of a trainer: make model calls and deliver results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DEFAULTS = {
 
 
 def encode(value: object) -> bytes:
-    """`encode_json` for what goes over the wire; raises OsmosisRolloutError."""
+    """Encode a value as JSON for the wire; raises OsmosisRolloutError."""
     try:
         return encode_json(value)
     except ValueError as error:
@@ -40,13 +40,13 @@ def encode(value: object) -> bytes:
 
 
 def encode_messages(messages: Sequence[object], start: int = 0) -> bytes:
-    """Messages of a conversation, from place `start` on, as JSON; raises OsmosisRolloutError, for bytes in them too."""
+    """Encode messages as JSON; `start` is the first one's place. Raises OsmosisRolloutError, also for bytes in them."""
     refuse_bytes(messages, start)
     return encode(messages)
 
 
 class TrainerPool:
-    """The connections to trainers of one process; settings are from the environment when not given."""
+    """One process's connections to trainers. Settings default to the environment's."""
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
         self.settings = settings or client_settings()
@@ -68,8 +68,8 @@ class TrainerPool:
 class TrainerClient:
     """The trainer of one rollout.
 
-    Answers of 5xx, timeouts and transport errors are tried again, with exponential backoff and full jitter; answers of
-    4xx are not. The bearer key is never shown.
+    5xx answers, timeouts and transport errors are retried with exponential backoff and full jitter; 4xx answers aren't.
+    The bearer key is never shown.
     """
 
     def __init__(self, pool: TrainerPool, server_url: str, rollout_id: str, api_key: str | None = None) -> None:
@@ -86,7 +86,7 @@ class TrainerClient:
 
         Args:
             messages: The whole conversation so far.
-            params: Sampling parameters, over the protocol's defaults; None leaves one out.
+            params: Sampling parameters, which override the protocol's defaults; None removes one.
 
         Raises:
             OsmosisValidationError: The trainer refused (4xx).
@@ -107,7 +107,7 @@ class TrainerClient:
         """Deliver a finished rollout.
 
         Raises:
-            OsmosisRolloutError: The trainer didn't take it, in as many attempts as the settings allow.
+            OsmosisRolloutError: The trainer didn't accept it within the number of attempts in the settings.
         """
         retries = self._pool.settings.complete_rollout_retries
         await self._post(f"{self._base}/v1/rollout/completed", encode(response.model_dump()), retries)
@@ -134,7 +134,7 @@ class TrainerClient:
     def _translated(self, error: HttpError) -> OsmosisRolloutError:
         text = mask(str(error), self._api_key)
         if error.problem in ("unsendable", "too_long"):
-            # Asking again would only bring as much again.
+            # A retry would fail in the same way.
             return OsmosisValidationError(text, error.status or 400)
         return OsmosisTimeoutError(text) if error.problem == "timeout" else OsmosisTransportError(text)
 

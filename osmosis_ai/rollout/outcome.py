@@ -1,6 +1,6 @@
-"""Run an agent loop's code, and say what came of it: the one interpreter of what loops return and raise.
+"""Run an agent loop's code and interpret what it returns or raises.
 
-A worker makes a rollout's record of a `LoopOutcome`, a server the response that its trainer gets.
+A worker turns a `LoopOutcome` into a rollout's record, a server into the response to its trainer.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ CANCEL_GRACE = 5.0
 
 @dataclass(frozen=True)
 class LoopOutcome:
-    """What came of an agent loop's `run`.
+    """The outcome of an agent loop's `run`.
 
     Attributes:
-        kind: `completed`; `error`, which the loop reports itself; `wrong_type`, when the result can't be used; or
+        kind: `completed`; `error`, reported by the loop itself; `wrong_type`, if the result can't be used; or
             `exception`.
-        message: Why it failed, for users; None when it completed.
-        messages: The conversation it returned, as a copy that nobody else holds; None when there is none to use.
-        finish_reason: In the loop's own words.
+        message: The reason for a failure, for users; None if it completed.
+        messages: A private copy of the conversation it returned; None if there is no usable one.
+        finish_reason: The loop's own word for its end.
         reward: The loop's own score, if it gave a usable one.
-        reward_problem: What is wrong with the reward it gave: the kind of failure and a message.
-        metrics: What it measured, if it gave that.
+        reward_problem: The problem with an unusable reward: the kind of failure and a message.
+        metrics: The loop's own metrics, if it gave any.
         raised: The exception.
     """
 
@@ -76,16 +76,16 @@ async def outcome_of(
     held: Callable[[], None],
     cancel_grace: float = CANCEL_GRACE,
 ) -> LoopOutcome | None:
-    """Run a loop in a task of its own; only a cancellation from outside is raised here.
+    """Run a loop in its own task; only a cancellation from outside is raised here.
 
-    What it does to its task (swallowing a cancellation, ending the process with `sys.exit`) isn't done to the caller.
+    Its own task shields the caller if the loop swallows a cancellation or calls `sys.exit`.
 
     Args:
         loop: The agent loop.
         ctx: The rollout.
-        timeout: Seconds, None for no bound. When they are over the outcome is None.
-        held: Called when the loop goes on although it was cancelled.
-        cancel_grace: Seconds it has for its own clean-up then.
+        timeout: Seconds, None for no limit. After a timeout the outcome is None.
+        held: Called if the loop keeps running after it was cancelled.
+        cancel_grace: Seconds that a cancelled loop has for its own cleanup.
     """
     task = asyncio.ensure_future(_outcome(loop, ctx))
     try:
@@ -94,7 +94,7 @@ async def outcome_of(
         is_late = not task.done()
         if is_late:
             task.cancel()
-            # Shielded, because the rollout itself may be cancelled just now.
+            # Shielded, because this may run while the rollout itself is being cancelled.
             with anyio.CancelScope(shield=True):
                 await asyncio.wait({task}, timeout=cancel_grace)
             if not task.done():
@@ -117,17 +117,17 @@ async def _outcome(loop: RolloutAgentLoop, ctx: RolloutContext) -> LoopOutcome:
 
 
 def raised(error: BaseException) -> LoopOutcome:
-    """The outcome of a loop whose `run` raised."""
+    """Return the outcome of a loop whose `run` raised."""
     return LoopOutcome("exception", describe_raised(error), raised=error)
 
 
 def interpret(returned: object) -> LoopOutcome:
-    """The outcome of a loop whose `run` returned; everything in it is checked."""
+    """Check what a loop's `run` returned and return its outcome."""
     if not isinstance(returned, RolloutResult):
         hint = "write `return ctx.complete(messages)`, or `return ctx.error(message)`"
         return _unusable(f"run returned {_article(returned)}, not a RolloutResult; {hint}")
     if returned.status not in ("COMPLETED", "ERROR"):
-        return _unusable(f"run returned the status {returned.status!r}; there are COMPLETED and ERROR")
+        return _unusable(f"run returned the status {returned.status!r}; use COMPLETED or ERROR")
     given: object = returned.final_messages
     if not isinstance(given, (list, tuple)):
         return _unusable(f"final_messages is {_article(given)}, not a list of messages")
@@ -154,7 +154,7 @@ def _unusable(message: str) -> LoopOutcome:
 def _reward(given: object) -> tuple[float | None, tuple[FailureKind, str] | None]:
     if given is None:
         return None, None
-    # As for reward functions: any real number, NumPy's and bool too.
+    # As for reward functions, any real number will do, including NumPy's and bool.
     if not isinstance(given, numbers.Real):
         kind: FailureKind = "wrong_type"
         found = f"{_article(given)}, not a number"
@@ -171,7 +171,7 @@ def _reward(given: object) -> tuple[float | None, tuple[FailureKind, str] | None
 
 
 def plain_messages(messages: Sequence[object], start: int = 0) -> list[Message]:
-    """Copy messages of a conversation, from place `start` on, into the form that all who read trajectories rely on.
+    """Copy messages into the form that all readers of trajectories rely on; `start` is the first one's place.
 
     Raises:
         OsmosisRolloutError: They don't have that form, or can't be written as JSON.
@@ -190,9 +190,9 @@ def plain_messages(messages: Sequence[object], start: int = 0) -> list[Message]:
 
 
 def describe_raised(error: BaseException) -> str:
-    """What a loop has raised, in words, with what to write where an `await` is missing."""
+    """Describe a loop's exception, with a hint if an `await` is missing."""
     if isinstance(error, OsmosisRolloutError):
-        # Errors of this package are written for users: their class says nothing more.
+        # This package's error messages are written for users; the class adds nothing.
         return str(error)
     if isinstance(error, AttributeError) and inspect.iscoroutine(error.obj):
         called = "ctx.chat" if error.obj.__name__ == "chat" else error.obj.__name__
@@ -201,14 +201,14 @@ def describe_raised(error: BaseException) -> str:
 
 
 def say_raised(error: BaseException, request: RolloutRequest) -> str:
-    """What a loop has raised and where, without the trainer's key."""
+    """Describe a loop's exception and its place, without the trainer's key."""
     place = locate(error, Path.cwd())
     text = describe_raised(error)
     return mask(f"{text} ({place})" if place else text, request.api_key)
 
 
 def tools_of(loop: RolloutAgentLoop, request: RolloutRequest) -> list[OpenAIFunctionToolSchema | Tool]:
-    """What `get_tools` returns; raises OsmosisRolloutError when it raises, or returns anything but a list of tools."""
+    """Return the tools of `get_tools`; raises OsmosisRolloutError if it raises or doesn't return a list of tools."""
     try:
         tools: object = loop.get_tools(request)
     except (Exception, SystemExit) as error:
@@ -233,7 +233,7 @@ def tools_of(loop: RolloutAgentLoop, request: RolloutRequest) -> list[OpenAIFunc
 
 
 def tool_dicts(tools: Sequence[OpenAIFunctionToolSchema | Tool]) -> list[Tool]:
-    """Tools as plain dicts; what is one already stays as it is, whatever is in its schema."""
+    """Return tools as plain dicts; dicts stay unchanged, whatever their schema."""
     return [tool.model_dump() if isinstance(tool, BaseModel) else tool for tool in tools]
 
 

@@ -1,4 +1,4 @@
-"""Where a served agent loop runs: the server knows only `RolloutRunner`. `InProcessRunner` runs it right here."""
+"""The interface by which the server runs rollouts (`RolloutRunner`), and a runner in the server's own process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class RolloutRunner(Protocol):
-    """Runs the rollouts of one agent loop, in this process or in others."""
+    """A runner of one agent loop's rollouts, in this process or in others."""
 
     @property
     def name(self) -> str:
@@ -31,31 +31,31 @@ class RolloutRunner(Protocol):
         ...
 
     async def start(self) -> None:
-        """Get ready, before any rollout; raises StartError when the loop can't be loaded."""
+        """Prepare for rollouts; raises StartError if the loop can't be loaded."""
         ...
 
     async def aclose(self) -> None:
-        """Release what it holds; no rollout is running any more."""
+        """Release resources, once no rollout runs."""
         ...
 
     async def tools(self, request: RolloutRequest) -> list[Tool]:
-        """The tools of a rollout, in the OpenAI format, as the trainer gets them.
+        """Return the tools of a rollout for the trainer, in the OpenAI format.
 
-        Raises OsmosisError when the loop's `get_tools` fails or returns something else.
+        Raises OsmosisError if the loop's `get_tools` fails or returns something else.
         """
         ...
 
     async def run(self, request: RolloutRequest) -> RolloutResponse:
         """Run one rollout to its end.
 
-        Whatever the loop does (raise, hang, return the wrong thing, take its process down) becomes a response with
-        status ERROR that says so. Cancelling it stops the rollout.
+        Any failure of the loop (it raises, hangs, returns the wrong type, crashes its process) becomes a response with
+        status ERROR and a message. Cancelling the call stops the rollout.
         """
         ...
 
 
 class InProcessRunner:
-    """Runs an agent loop in this process and on this event loop: a loop that blocks, blocks the server with it."""
+    """A runner in this process and on this event loop: a loop that blocks also blocks the server."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class InProcessRunner:
         return str(getattr(self._loop, "name", type(self._loop).__name__))
 
     async def start(self) -> None:
-        """Nothing to do: the loop is there."""
+        """Do nothing: the loop is loaded already."""
 
     async def aclose(self) -> None:
         await self._pool.aclose()
@@ -88,7 +88,7 @@ class InProcessRunner:
 
 
 def as_instance(loop: RolloutAgentLoop | type[RolloutAgentLoop]) -> RolloutAgentLoop:
-    """An agent loop, made from its class if it is one."""
+    """Return an agent loop, creating it if a class is given."""
     return loop() if isinstance(loop, type) else loop
 
 
@@ -104,14 +104,14 @@ async def run_loop(
     held: Callable[[], None] | None = None,
     cancel_grace: float = CANCEL_GRACE,
 ) -> RolloutResponse:
-    """Run a loop once, and give its result or what went wrong as the response that the trainer gets.
+    """Run a loop once and return its result, or its failure, as the response to the trainer.
 
     Args:
         loop, request, llm: The agent loop, the rollout and the model.
-        timeout: Seconds, None for no bound.
-        debug_dir, allow_rewrites: As for `RolloutContext`, of which `make_context` makes one.
-        held: Called when the loop doesn't end although it was cancelled.
-        cancel_grace: Seconds a loop whose time is up has for its own clean-up.
+        timeout: Seconds, None for no limit.
+        debug_dir, allow_rewrites: As for `RolloutContext`, which `make_context` creates.
+        held: Called if the loop keeps running after it was cancelled.
+        cancel_grace: Seconds that a loop has for its own cleanup after a timeout.
     """
     try:
         tools = tools_of(loop, request)
@@ -131,7 +131,7 @@ async def run_loop(
 
 
 def to_response(context: RolloutContext, outcome: LoopOutcome) -> RolloutResponse:
-    """An outcome as the response that the trainer gets; an ERROR when it isn't a usable result."""
+    """Convert an outcome to the response to the trainer, with status ERROR if it isn't a usable result."""
     request = context.request
     if outcome.raised is not None:
         text = say_raised(outcome.raised, request)
@@ -153,9 +153,9 @@ def to_response(context: RolloutContext, outcome: LoopOutcome) -> RolloutRespons
 
 
 def error_response(request: RolloutRequest, message: str, context: RolloutContext | None = None) -> RolloutResponse:
-    """The response of a rollout that failed; the trainer's key in the message is masked.
+    """Return the response for a failed rollout; the trainer's key in the message is masked.
 
-    If the loop had begun, its context gives the conversation and the metrics as far as they came.
+    If the loop had started, the response contains its context's conversation and metrics so far.
     """
     return RolloutResponse(
         rollout_id=request.rollout_id,
@@ -171,6 +171,6 @@ def _sendable(messages: list[Message]) -> list[Message]:
     try:
         encode_messages(messages)
     except OsmosisRolloutError:
-        # The failure that is reported may be this very one.
+        # Messages that can't be encoded may be the failure being reported.
         return []
     return messages

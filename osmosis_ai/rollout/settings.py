@@ -1,4 +1,4 @@
-"""Settings of the rollout server and of its connections to the trainer, read from the environment."""
+"""Read the settings of the rollout server and of its trainer connections from the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ClientSettings", "ServerSettings", "client_settings", "server_settin
 CLIENT_PREFIX = "OSMOSIS_ROLLOUT_CLIENT_"
 SERVER_PREFIX = "OSMOSIS_ROLLOUT_SERVER_"
 
-# A timer of the event loop doesn't take more.
+# Far below the longest timer that an event loop accepts.
 _YEAR = 365 * 24 * 3600.0
 _Seconds = Annotated[float, Meta(gt=0, le=_YEAR)]
 _SecondsOrNone = Annotated[float, Meta(ge=0, le=_YEAR)]
@@ -25,15 +25,15 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 class ClientSettings(Record, frozen=True):
-    """How the trainer is talked to; each is the variable `OSMOSIS_ROLLOUT_CLIENT_<NAME>`.
+    """Settings of trainer connections, each read from the variable `OSMOSIS_ROLLOUT_CLIENT_<NAME>`.
 
     Attributes:
-        timeout_seconds: How long a request waits for the trainer's next byte.
-        max_retries: How often a model call is tried again.
-        complete_rollout_retries: How often the delivery of a result is tried again.
+        timeout_seconds: Time limit for the trainer's next byte.
+        max_retries: Number of retries of a model call.
+        complete_rollout_retries: Number of retries for delivering a result.
         retry_base_delay: Upper bound of the first wait, in seconds; it doubles with each retry.
         retry_max_delay: Upper bound of any wait, in seconds.
-        max_connections: The most connections at a time, 0 for no bound.
+        max_connections: Maximum number of concurrent connections, 0 for no limit.
     """
 
     timeout_seconds: _Seconds = 300.0
@@ -45,15 +45,15 @@ class ClientSettings(Record, frozen=True):
 
 
 class ServerSettings(Record, frozen=True):
-    """How rollouts are served; each is the variable `OSMOSIS_ROLLOUT_SERVER_<NAME>`.
+    """Settings of the rollout server, each read from the variable `OSMOSIS_ROLLOUT_SERVER_<NAME>`.
 
     Attributes:
-        max_concurrent_rollouts: How many rollouts run at a time; more wait.
-        max_open_rollouts: How many rollouts run, wait or are being delivered at most; more are refused.
-        record_ttl_seconds: How long a finished rollout is remembered, so that a repeated request starts nothing.
-        request_timeout_seconds: How long one rollout may run.
-        shutdown_grace_seconds: How long running rollouts may go on when the server is stopped.
-        delivery_grace_seconds: How long the last results then have to reach their trainers.
+        max_concurrent_rollouts: Maximum number of running rollouts; further ones wait.
+        max_open_rollouts: Maximum number of rollouts running, waiting or being delivered; further ones are refused.
+        record_ttl_seconds: Time for which a finished rollout is remembered, so that a repeated request starts nothing.
+        request_timeout_seconds: Time limit for one rollout.
+        shutdown_grace_seconds: Time that running rollouts have to finish when the server stops.
+        delivery_grace_seconds: Time that the last results then have to reach their trainers.
     """
 
     max_concurrent_rollouts: Annotated[int, Meta(ge=1)] = 100
@@ -65,19 +65,19 @@ class ServerSettings(Record, frozen=True):
 
 
 def client_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:
-    """The client's settings: the defaults, and what the environment says.
+    """Return the client's settings: the defaults, overridden by the environment.
 
     Raises:
-        UsageError: A variable's value can't be used.
+        UsageError: A variable has an invalid value.
     """
     return _read(ClientSettings, CLIENT_PREFIX, environ)
 
 
 def server_settings(environ: Mapping[str, str] = os.environ, **given: object) -> ServerSettings:
-    """The server's settings: the defaults, what the environment says, and over both what is given and not None.
+    """Return the server's settings: the defaults, overridden by the environment, then by each `given` that isn't None.
 
     Raises:
-        UsageError: A value can't be used.
+        UsageError: A value is invalid.
     """
     settings = _read(ServerSettings, SERVER_PREFIX, environ)
     chosen = {name: value for name, value in given.items() if value is not None}

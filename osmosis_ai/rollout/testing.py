@@ -77,14 +77,14 @@ _ACCEPTED = raw_json({"status": "ok"})
 
 
 def with_faults(script: Script | Sequence[Reply], rate: float, seed: int = 0) -> Script:
-    """A script some of whose requests fail: half of them with 503, half with a dropped connection.
+    """Make some of a script's requests fail: half with status 503, half with a dropped connection.
 
-    A request that fails takes no reply from the script, so that a client which asks again gets what it would have got.
+    A failing request consumes no reply of the script, so a client that retries gets the same reply.
 
     Args:
-        script: As for `TrainerDouble`; a sequence gets 400 beyond its end.
+        script: As for `TrainerDouble`; a sequence answers 400 after its end.
         rate: The share of requests that fail, from 0 to 1.
-        seed: Makes the choice the same every time, for the same order of requests.
+        seed: Makes the choice repeatable for the same order of requests.
     """
     rng = random.Random(seed)  # noqa: S311  a repeatable choice, not a secret
     play = as_script(script, lambda: status(400, body={"error": {"message": "the script has no reply left"}}))
@@ -98,19 +98,19 @@ def with_faults(script: Script | Sequence[Reply], rate: float, seed: int = 0) ->
 
 
 class TrainerDouble(ScriptedEndpoint):
-    """A trainer on 127.0.0.1: it plays scripted replies for model calls, and records the results it is sent.
+    """A trainer on 127.0.0.1 that plays scripted replies to model calls and records the delivered results.
 
     Args:
         script: The replies to model calls: consumed in order, or a function of the request. `by_turn` gives every
-            rollout the same ones, which is what concurrent rollouts need.
-        completed: Replies to deliveries of results, consumed in order and then 200; or a function of the request. Only
-            a delivery that is answered 200 in full is accepted.
-        api_key: The key that the server has to send; requests without it get a 401.
+            rollout the same replies, as concurrent rollouts need.
+        completed: Replies to deliveries of results: consumed in order and then 200, or a function of the request. A
+            delivery counts as accepted only if it is answered 200 in full.
+        api_key: The key that the server must send; requests without it get a 401.
 
     Attributes:
         requests: Every model call, in order of arrival.
         deliveries: Every attempt to deliver a result, accepted or not.
-        completions: The results that were accepted.
+        completions: The accepted results.
     """
 
     def __init__(
@@ -128,15 +128,15 @@ class TrainerDouble(ScriptedEndpoint):
 
     @property
     def server_url(self) -> str:
-        """What a RolloutRequest names as its `server_url`."""
+        """The `server_url` for a RolloutRequest."""
         return f"http://127.0.0.1:{self.port}"
 
     def request(self, messages: str | list[Message], **fields: Any) -> RolloutRequest:
-        """A request for a rollout against this trainer.
+        """Create a request for a rollout against this trainer.
 
         Args:
-            messages: The conversation to begin with, or just the user's message.
-            fields: Any other field of RolloutRequest; `rollout_id` is a new one unless given.
+            messages: The initial conversation, or only the user's message.
+            fields: Any other field of RolloutRequest; `rollout_id` defaults to a new one.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
@@ -157,10 +157,10 @@ class TrainerDouble(ScriptedEndpoint):
 
         Args:
             loop: The agent loop, or its class.
-            request: The rollout, or what `request` makes one of.
-            seconds: How long it may take.
+            request: The rollout, or the messages for `request`.
+            seconds: Time limit, None for none.
             debug_dir: The folder for the file of `ctx.log_event`.
-            allow_rewrites: Whether the loop may change messages it has sent.
+            allow_rewrites: True to let the loop change messages it has sent.
             fields: As for `request`.
 
         Returns:
@@ -182,7 +182,7 @@ class TrainerDouble(ScriptedEndpoint):
             api_key: The server's key.
 
         Raises:
-            OsmosisRolloutError: The server doesn't answer 202.
+            OsmosisRolloutError: The server didn't answer 202.
         """
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         async with (
@@ -195,11 +195,11 @@ class TrainerDouble(ScriptedEndpoint):
         return InitResponse.model_validate_json(raw)
 
     async def result(self, rollout_id: str, *, seconds: float = 30.0) -> RolloutResponse:
-        """Wait for a rollout's result; raises TimeoutError when it didn't come in time."""
+        """Wait for a rollout's result; raises TimeoutError if it doesn't arrive in time."""
         return await anyio.to_thread.run_sync(self.wait_for_completion, rollout_id, seconds)
 
     def wait_for_completion(self, rollout_id: str, timeout: float = 30.0) -> RolloutResponse:
-        """Block the calling thread until a rollout's result was accepted; TimeoutError after so many seconds."""
+        """Block the calling thread until a rollout's result is accepted; TimeoutError after `timeout` seconds."""
 
         def found() -> RolloutResponse | None:
             return next((done for done in self.completions if done.rollout_id == rollout_id), None)
@@ -211,15 +211,15 @@ class TrainerDouble(ScriptedEndpoint):
         return result
 
     def wait_for_completions(self, count: int, timeout: float = 30.0) -> None:
-        """Block the calling thread until `count` results were accepted; TimeoutError after so many seconds."""
+        """Block the calling thread until `count` results are accepted; TimeoutError after `timeout` seconds."""
         self._wait_for(self.completions, count, "results", timeout)
 
     def wait_for_deliveries(self, count: int, timeout: float = 30.0) -> None:
-        """As `wait_for_completions`, for attempts to deliver a result, accepted or not."""
+        """Do the same as `wait_for_completions` for attempts to deliver a result, accepted or not."""
         self._wait_for(self.deliveries, count, "deliveries", timeout)
 
     def reply_to(self, request: Request) -> Reply:
-        """What a request gets: deliveries are taken here, everything else by the script."""
+        """Return the reply to a request: deliveries are handled here, all others by the script."""
         if request.path.rstrip("/") != COMPLETED_PATH:
             return super().reply_to(request)
         if request.method != "POST":
@@ -235,16 +235,16 @@ class TrainerDouble(ScriptedEndpoint):
 
 @contextlib.contextmanager
 def serve_app(app: ASGIApp) -> Iterator[str]:
-    """Serve an ASGI application on a free port of 127.0.0.1, from a thread of its own; stops it gracefully.
+    """Serve an ASGI application on a free port of 127.0.0.1 from its own thread, and stop it gracefully.
 
     Args:
-        app: Such as what `create_app` returns.
+        app: The application, for example from `create_app`.
 
     Yields:
         Its address, `http://127.0.0.1:PORT`.
 
     Raises:
-        OSError: It could not start; why is in the log.
+        OSError: It could not start; the log says why.
     """
     import uvicorn
 
@@ -256,7 +256,7 @@ def serve_app(app: ASGIApp) -> Iterator[str]:
     thread = threading.Thread(target=server.run, args=([listener],), name="served-app", daemon=True)
     thread.start()
     try:
-        # The socket listens already, so that this waits until the application answers; any answer will do.
+        # The socket already listens, so this blocks until the application answers; any answer will do.
         with contextlib.suppress(urllib.error.HTTPError):
             urllib.request.urlopen(f"{url}/health", timeout=30.0).close()  # noqa: S310  our own address
         yield url

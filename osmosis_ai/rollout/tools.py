@@ -1,4 +1,4 @@
-"""Helpers for loops that run their own tools: reading tool calls, and writing results the model can read."""
+"""Helpers for loops that run their own tools: parse tool calls, and format results for the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
-    """The tool message that answers a tool call.
+    """Create the tool message that answers a tool call.
 
     Args:
         tool_call_id: The call's id.
@@ -31,14 +31,14 @@ def create_tool_result(tool_call_id: str, content: str) -> dict[str, str]:
 
 
 def create_tool_error_result(tool_call_id: str, error_message: str) -> dict[str, str]:
-    """The tool message that tells the model that a tool call failed: `Error: …`."""
+    """Create the tool message that tells the model that a tool call failed: `Error: …`."""
     return create_tool_result(tool_call_id, f"Error: {error_message}")
 
 
 def serialize_tool_result(result: object) -> str:
-    """A tool's return value as text: a str as it is, an int or float by `str`, anything else as JSON.
+    """Convert a tool's return value to text: a str unchanged, an int or float by `str`, anything else as JSON.
 
-    What JSON doesn't know (dates, objects) goes in as its `str`.
+    Values that JSON can't represent (dates, objects) are written as their `str`.
     """
     if isinstance(result, str):
         return result
@@ -48,13 +48,13 @@ def serialize_tool_result(result: object) -> str:
 
 
 def parse_tool_arguments(arguments: str | JsonObject | None) -> JsonObject:
-    """The arguments of a tool call as a dict; none at all is an empty one.
+    """Parse the arguments of a tool call into a dict; empty or missing arguments give an empty one.
 
     Args:
-        arguments: As in `tool_call["function"]["arguments"]`; a dict is given back as it is.
+        arguments: As in `tool_call["function"]["arguments"]`; a dict is returned unchanged.
 
     Raises:
-        ToolArgumentError: They are no JSON object.
+        ToolArgumentError: The arguments aren't a JSON object.
     """
     if isinstance(arguments, dict):
         return arguments
@@ -63,17 +63,17 @@ def parse_tool_arguments(arguments: str | JsonObject | None) -> JsonObject:
     try:
         parsed = json.loads(arguments)
     except (ValueError, RecursionError) as error:
-        raise ToolArgumentError(f"the arguments are no JSON: {error}") from error
+        raise ToolArgumentError(f"the arguments are not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise ToolArgumentError(f"the arguments must be a JSON object, not {type(parsed).__name__}")
     return parsed
 
 
 def get_tool_call_info(tool_call: JsonObject) -> tuple[str, str, JsonObject]:
-    """A tool call's id, the tool's name and the parsed arguments.
+    """Return a tool call's id, the tool's name and the parsed arguments.
 
     Raises:
-        ToolArgumentError: It names no tool, or its arguments are no JSON object; the error holds the id and the name.
+        ToolArgumentError: It names no tool, or its arguments aren't a JSON object; the error has the id and the name.
     """
     found = tool_call.get("id")
     call_id = "unknown" if found is None else str(found)
@@ -98,8 +98,8 @@ async def execute_tool_calls(
 
     Args:
         tool_calls: The calls, as in an assistant message.
-        executor: Runs one call and gives its tool message. An exception it lets through becomes that call's error
-            result, so that the other calls' results are kept.
+        executor: Runs one call and returns its tool message. If it raises, that call gets an error result, and the
+            other calls keep theirs.
 
     Returns:
         The tool messages, in call order.

@@ -1,4 +1,4 @@
-"""Whether an agent loop is fit to be served: `validate_agent_loop`, with a stable code for each problem."""
+"""Check that an agent loop can be served (`validate_agent_loop`), with a stable code for each problem."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from osmosis_ai.tracebacks import describe
 
 __all__ = ["ValidationIssue", "ValidationResult", "validate_agent_loop"]
 
-# What OpenAI takes as a function's name; a longer or other one is refused when the model is asked.
+# The function names that OpenAI accepts; a model call with any other fails.
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class ValidationIssue(Record, frozen=True):
     """One problem of an agent loop.
 
-    `code` stays the same from version to version; `subject` is the tool or attribute concerned.
+    `code` is stable across versions; `subject` is the tool or attribute concerned.
     """
 
     code: str
@@ -34,7 +34,7 @@ class ValidationIssue(Record, frozen=True):
 
 
 class ValidationResult(Record, frozen=True):
-    """What was found about an agent loop; it is valid when there are no errors."""
+    """The problems of an agent loop, which is valid if there are no errors."""
 
     errors: list[ValidationIssue] = []
     warnings: list[ValidationIssue] = []
@@ -43,14 +43,14 @@ class ValidationResult(Record, frozen=True):
 
     @property
     def valid(self) -> bool:
-        """Whether the loop can be served."""
+        """True if the loop can be served."""
         return not self.errors
 
     def raise_if_invalid(self) -> None:
-        """Do nothing for a valid loop.
+        """Raise if the loop isn't valid.
 
         Raises:
-            AgentLoopError: The loop isn't; the message lists every error.
+            AgentLoopError: The loop has errors; the message lists them all.
         """
         if self.errors:
             listed = "\n".join(f"  {error}" for error in self.errors)
@@ -60,9 +60,7 @@ class ValidationResult(Record, frozen=True):
 
 
 def validate_agent_loop(agent_loop: RolloutAgentLoop | type[RolloutAgentLoop]) -> ValidationResult:
-    """Check an agent loop's name, its `run`, and the tools it gives for a request about which nothing is known.
-
-    Nothing is run but `get_default_tools`.
+    """Check an agent loop's name, its `run`, and its default tools. Only `get_default_tools` is run.
 
     Args:
         agent_loop: The agent loop, or its class.
@@ -150,9 +148,7 @@ def _check_function(function: JsonObject, place: str, names: set[str]) -> Iterat
     if name is None:
         yield ValidationIssue("MISSING_FUNCTION_NAME", f"the function of {place} has no name", place)
     elif not isinstance(name, str) or not _NAME.fullmatch(name):
-        message = (
-            f"the function of {place} has the name {name!r}; models take letters, digits, _ and -, at most 64 of them"
-        )
+        message = f"the function of {place} has the name {name!r}; models accept at most 64 letters, digits, _ and -"
         yield ValidationIssue("INVALID_FUNCTION_NAME", message, place)
     else:
         place = name

@@ -148,7 +148,7 @@ def test_a_loops_own_reward_is_enough_for_eval(tmp_path: Path, endpoint: Scripte
     assert "nothing was scored" in done.stderr
     again = run_osmosis("runs", "rescore", cwd=root)
     assert again.code == 2
-    assert "rewards that the agent loop gave come with a new run only" in " ".join(again.stderr.split())
+    assert "an agent loop's own rewards need a new run" in " ".join(again.stderr.split())
 
 
 WRONGS = {

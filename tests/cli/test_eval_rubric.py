@@ -82,7 +82,7 @@ def test_the_result_has_the_documented_layout(osmosis: Osmosis, tmp_path: Path, 
     done = osmosis("eval-rubric", "--rubric", "followup", "-d", "data.jsonl", "-n", "2", "--output", "results")
     assert done.code == 0, done.stderr
     assert KEY not in done.stdout + done.stderr
-    assert "records for another rubric, skipped: 1" in done.stderr
+    assert "skipped records for other rubrics: 1" in done.stderr
     assert "average 0.4667" in done.stdout
     assert "6 of 6 runs succeeded" in done.stdout
     result = result_in(tmp_path / "results")
@@ -290,7 +290,7 @@ def test_what_can_not_start_says_why_before_any_call(
     )
     assert "no such file" in refused(osmosis("eval-rubric", "--rubric", "followup", "-d", "missing.jsonl"))
     assert "no record has this column; there are conversation_id, " in refused(osmosis(*base, "--against", "label"))
-    assert "--threshold goes with --against" in refused(osmosis(*base, "--threshold", "1"))
+    assert "--threshold needs --against" in refused(osmosis(*base, "--threshold", "1"))
     (tmp_path / "empty.json").write_text("{}", encoding="utf-8")
     assert "it has no overall_statistics.average" in refused(osmosis(*base, "--baseline", "empty.json"))
     assert "nope.yaml: no such file; a rubric file is YAML" in refused(osmosis(*base, "--config", "nope.yaml"))

@@ -429,7 +429,7 @@ def test_rescore_uses_the_code_as_it_is_now_and_no_model(
     assert (listed["functions"], listed["status"]) == ({EXACT: 0.5}, "finished")
     again = osmosis("runs", "rescore", cwd=repo)
     assert again.code == 0, again.stderr
-    assert "nothing to score again" in again.stdout
+    assert "nothing to rescore" in again.stdout
 
 
 def test_rescore_by_a_named_function(osmosis: Osmosis, repo: Path, scripted: Callable[..., str]) -> None:

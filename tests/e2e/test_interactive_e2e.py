@@ -193,7 +193,7 @@ def test_continue_goes_to_the_end_and_rows_can_be_run_again(repo: Path, osmosis:
         "── row 1",
     ]
     assert "no rollout is paused; r N starts row N" in done.stderr
-    assert "row 2 was left before its end and isn't recorded" in done.stderr
+    assert "row 2 was abandoned and isn't recorded" in done.stderr
     assert "there is no row 3; the rows are 0 to 2" in done.stderr
     assert "r takes a row's number, from 0 to 2" in done.stderr
     assert "there is no command 'frobnicate'; ? lists the commands" in done.stderr
@@ -233,7 +233,7 @@ def test_what_can_be_looked_at_between_the_steps(more: Path) -> None:
     assert json.loads((more / "trajectory-row-0-2.json").read_text(encoding="utf-8")) == saved
     assert (more / "there.json").exists()
     # The rollout never came to its end, so there is nothing to keep a run for.
-    assert "row 0 was left before its end" in done.stderr
+    assert "row 0 was abandoned" in done.stderr
     assert Queries(more / ".osmosis" / "runs.db").list_runs(10) == []
 
 
@@ -308,7 +308,7 @@ def test_an_edited_reply_is_what_goes_on(repo: Path, workers: str) -> None:
         )
         asked = endpoint.chats[-1].messages
     assert done.code == 0, done.stderr
-    assert "the record says that it was edited" in done.stderr
+    assert "the edit, which the record mentions" in done.stderr
     assert '── result of add {"a":40,"b":2}' in done.stdout
     assert re.search(r"── row 0 ended: stop, .*, edited by hand\n", done.stdout)
     (scored,) = recorded(repo)
@@ -398,7 +398,7 @@ def test_a_broken_edit_is_refused_and_can_be_mended(repo: Path) -> None:
     assert done.code == 0, done.stderr
     for why in [*broken.values(), "the results must keep"]:
         assert f"not changed: {why}" in done.stderr or f"{why}; e opens it again" in done.stderr, why
-    assert done.stderr.count("e opens it again as you left it") == len(broken) + 1
+    assert done.stderr.count("e reopens it as you left it") == len(broken) + 1
     seen = seen_by_editor(repo.parent)
     # What was refused comes back as it was left.
     assert seen[1] == '{"role": '
@@ -657,7 +657,7 @@ def test_ctrl_c_during_a_model_call_comes_back_to_the_prompt(repo: Path, workers
         screen.type("n\n")
         assert gate.reached.wait(PATIENCE)
         screen.type("\x03")
-        screen.wait_for(r"stopped; row 0 was left before its end and isn't recorded")
+        screen.wait_for(r"stopped; row 0 was abandoned and isn't recorded")
         screen.wait_for(r"row 0, ended> ")
         screen.press_ctrl_c(r"row 0, ended> ")
         screen.type("r 1\n")
@@ -682,7 +682,7 @@ def test_the_editor_gets_the_terminal(repo: Path) -> None:
         screen.type("e\n")
         screen.wait_for(r"your words: ")
         screen.type("3\n")
-        screen.wait_for(r"the record says that it was edited")
+        screen.wait_for(r"the edit, which the record mentions")
         screen.wait_for(r"row 0, reply 1> ")
         screen.type("n\n")
         assert f"{EXACT}: 1" in screen.wait_for(r"row 0, ended> ")

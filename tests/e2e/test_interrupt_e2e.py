@@ -39,7 +39,7 @@ def test_ctrl_c_lets_what_runs_finish_and_resume_does_the_rest(tmp_path: Path) -
             # Two are done and four are held.
             command.until(lambda: len(endpoint.chats) == 6)
             command.interrupt()
-            command.until(lambda: "stopping: what runs has 10 s to finish" in command.said())
+            command.until(lambda: "stopping: running rollouts have 10 s to finish" in command.said())
             gate.open()
             done = command.wait()
         assert done.code == 130

@@ -309,7 +309,7 @@ def test_registration_is_not_offered_yet_and_says_so(tmp_path: Path) -> None:
     with running("serve", "-m", "server:agent_loop", "-p", "0", "--api-key", KEY, cwd=root) as command:
         command.until(lambda: "serving at http" in command.said())
         said = command.said()
-    assert said.count("registration with the platform is not offered yet") == 1
+    assert said.count("platform registration isn't available yet") == 1
     assert KEY not in said
 
 
@@ -318,8 +318,8 @@ def test_registration_is_not_offered_yet_and_says_so(tmp_path: Path) -> None:
     [
         (("--local", "-H", "0.0.0.0"), "listens on loopback only"),
         (("--log-level", "loud"), "--log-level loud"),
-        (("--log", "server.py"), "--log server.py: can't be made a folder: File exists; name another one"),
-        (("--local", "--api-key", KEY), "--local asks for no key, and --api-key gives one: leave one of them out"),
+        (("--log", "server.py"), "--log server.py: can't create the folder: File exists; name another one"),
+        (("--local", "--api-key", KEY), "--local serves without a key, but --api-key sets one: remove one of them"),
         (("--mcp", "./mcp"), "-m and --mcp name an agent each"),
         (("-p", "{taken}"), "can't listen on port"),
     ],

@@ -288,7 +288,7 @@ def with_result(**fields: Any) -> Any:
             "run returned None, not a RolloutResult; write `return ctx.complete(messages)`, or `return ctx.error(",
         ),
         (lambda ctx: [{"role": "user"}], "run returned a list, not a RolloutResult"),
-        (with_result(status="DONE"), "the status 'DONE'; there are COMPLETED and ERROR"),
+        (with_result(status="DONE"), "the status 'DONE'; use COMPLETED or ERROR"),
         (with_result(final_messages=None), "final_messages is None, not a list of messages"),
         (with_result(final_messages=["hello"]), "final_messages can't be used: message 0 is a str, not a dict"),
         (
