@@ -40,7 +40,7 @@ class JudgeClient:
         from osmosis_ai.models.retry import AdaptiveLimiter
 
         if os.environ.get(JUDGE_PRICED) and not has_price(target):
-            unpriced = "no price is known for it, so --max-cost can't be kept; it wasn't called"
+            unpriced = "no price is known for it, so --max-cost can't be enforced; it wasn't called"
             raise ProviderRequestError(target.provider, target.model, unpriced)
         if target.api_key is None and not target.provider.startswith(OWN_CREDENTIALS):
             for variable in missing_keys(target.name):

@@ -1,1 +1,1 @@
-"""Running rollouts."""
+"""Run rollouts: the worker processes, the pool that feeds them, runs, and watch mode."""

@@ -1,4 +1,4 @@
-"""User code's output: into the run's log, each line with the row it came from, never onto the command's own streams."""
+"""Send user code's output to the run's log, each line labelled with its row, and never to the command's own streams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAIN_SECONDS = 0.5
 
 
 def new_log(folder: Path) -> Path:
-    """The path of a new log in a repository's `.osmosis` folder. Of older ones the latest are kept."""
+    """Return the path of a new log in a repository's `.osmosis` folder, and delete all but the latest older ones."""
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
     for old in sorted(logs.glob("*.log"))[: -KEPT_LOGS + 1]:
@@ -33,7 +33,7 @@ def new_log(folder: Path) -> Path:
 class LogWriter:
     """Appends labelled lines to a log file; several processes may append to one file.
 
-    Without a `path` nothing is kept. `live` is a file descriptor that gets a copy of every line, for `--debug`.
+    Without a `path` it keeps nothing. `live` is a file descriptor that gets a copy of every line, for `--debug`.
     """
 
     def __init__(self, path: Path | None, mask: Callable[[str], str], live: int | None = None) -> None:
@@ -43,7 +43,7 @@ class LogWriter:
         self._written: dict[str, int] = {}
 
     def write(self, label: str, stream: str, line: str, budget: int = JOB_BYTES) -> None:
-        """Append one line. Past the budget of its label nothing more is kept, and the log says so."""
+        """Append one line. Once a label exceeds its budget (bytes), drop its lines; the log says so."""
         size = self._written.get(label, 0)
         if size > budget:
             return
@@ -54,15 +54,16 @@ class LogWriter:
         data = f"[{label} {stream}] {self._mask(shown)}\n".encode("utf-8", "replace")
         for target in (self._file, self._live):
             if target is not None:
+                # One write per line: with O_APPEND, lines of several processes don't mix.
                 os.write(target, data)
 
     def forget(self, label: str) -> None:
-        """The label's job is over; its count is no longer needed."""
+        """Drop the count of a label, once its job is over."""
         self._written.pop(label, None)
 
 
 class _JobStream(io.TextIOBase):
-    """Stands in for sys.stdout or sys.stderr: splits what is written into lines per job."""
+    """A replacement for sys.stdout or sys.stderr that splits output into lines per job."""
 
     def __init__(self, writer: LogWriter, stream: str, label: Callable[[], str], descriptor: int) -> None:
         self._writer = writer
@@ -95,23 +96,23 @@ class _JobStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Unfinished lines stay until they end: several jobs share the stream."""
+        """Do nothing: unfinished lines wait for their end, because several jobs share the stream."""
 
     def finish(self, label: str) -> None:
-        """Write what a label has left unfinished."""
+        """Write a label's unfinished line."""
         with self._lock:
             rest = self._parts.pop(label, "")
             if rest:
                 self._writer.write(label, self._stream, rest)
 
     def finish_all(self) -> None:
-        """Write what every label has left unfinished."""
+        """Write every label's unfinished line."""
         for label in list(self._parts):
             self.finish(label)
 
 
 class Capture:
-    """This process's output on its way to a log. Made by `capture_output`."""
+    """The redirection of this process's output to a log. Made by `capture_output`."""
 
     def __init__(self, writer: LogWriter, streams: Sequence[_JobStream], drains: Sequence[threading.Thread]) -> None:
         self._writer = writer
@@ -119,30 +120,31 @@ class Capture:
         self._drains = drains
 
     def finish(self, label: str) -> None:
-        """A job is over: what it has left unfinished is logged."""
+        """Log the unfinished lines of a job that is over."""
         for stream in self._streams:
             stream.finish(label)
         self._writer.forget(label)
 
     def close(self) -> None:
-        """Log what is unfinished or still on its way; what children write from now on is lost."""
+        """Log all pending output; later output of child processes is lost."""
         for stream in self._streams:
             stream.finish_all()
         null = os.open(os.devnull, os.O_WRONLY)
+        # Replacing the pipes' write ends gives the drains their EOF.
         for descriptor in (1, 2):
             os.dup2(null, descriptor)
         os.close(null)
         deadline = time.monotonic() + DRAIN_SECONDS
         for thread in self._drains:
-            # A child that was left may hold the other end open.
+            # A child left behind may still hold the pipe open, so don't wait forever.
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def capture_output(writer: LogWriter, label: Callable[[], str]) -> Capture:
     """Send this process's output to a log for the rest of its life.
 
-    `sys.stdout` and `sys.stderr` are labelled by job: `label` names the one on whose behalf the calling code runs. What
-    bypasses them (C code, child processes) can't be told apart; it is labelled as the worker's.
+    Output to `sys.stdout` and `sys.stderr` is labelled by job; `label` names the job of the calling code. Output that
+    bypasses them (C code, child processes) has no known job and is labelled as the worker's.
     """
     drains = []
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
@@ -154,6 +156,7 @@ def capture_output(writer: LogWriter, label: Callable[[], str]) -> Capture:
         drains.append(drain)
     streams = (_JobStream(writer, "stdout", label, 1), _JobStream(writer, "stderr", label, 2))
     sys.stdout, sys.stderr = streams
+    # User code must not read the command's stdin.
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -162,7 +165,7 @@ def capture_output(writer: LogWriter, label: Callable[[], str]) -> Capture:
 
 @contextmanager
 def output_in_file(writer: LogWriter) -> Iterator[None]:
-    """Hold back what the process prints until the block ends, then log it; afterwards the process prints nowhere."""
+    """Hold back the process's output until the block ends, then log it; discard all later output."""
     with tempfile.TemporaryFile() as held:
         for descriptor in (1, 2):
             os.dup2(held.fileno(), descriptor)

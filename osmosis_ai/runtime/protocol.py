@@ -1,9 +1,9 @@
-"""What a run and its workers say to each other: jobs go down, events come up, each a frozen tagged record.
+"""The messages between a run and its workers: jobs go down, events come up, each a frozen tagged record.
 
-A trajectory travels as it grows (one event per turn and per tool call), so what a worker had done is known even when it
-dies; the run puts the pieces together (`trajectory.TrajectoryBuilder`).
+A worker sends a trajectory as it grows, one event per turn and per tool call, so the part before its death is known.
+The run assembles the parts (`trajectory.TrajectoryBuilder`).
 
-Between processes of one machine a record is a frame: a length of four bytes and JSON.
+Between processes of one machine, a frame carries a record: a length of four bytes, then JSON.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from osmosis_ai.records import (
 
 
 class WorkerSpec(Record, frozen=True):
-    """What a worker loads: the repository's tools (`mcp`) or its agent loop, its functions, or both; and the models it
-    may ask.
+    """What to load into a worker: the repository's tools (`mcp`) or its agent loop, its functions, or both; and the
+    models it may call.
 
-    `required` are the functions without which nothing may run; one of the others that can't be loaded is left out.
-    `store` is the run store's file, in which scorers find the rollouts that jobs name; None where nothing is scored.
-    `cache` is the file of stored model replies, None for none. With `allow_rewrites` an agent loop may change messages
-    that it has sent. `debug_dir` is where its `log_event` writes, None for nowhere.
+    Loading fails if a `required` function can't be loaded; any other is left out. `store` is the run store's file, from
+    which scorers read rollouts; None if nothing is scored. `cache` is the file of stored model replies, None for no
+    cache. With `allow_rewrites`, an agent loop may change messages it has already sent. Its `log_event` writes to
+    `debug_dir`, None for nowhere.
     """
 
     root: str
@@ -63,22 +63,22 @@ class WorkerSpec(Record, frozen=True):
 
 
 def agent_part(spec: WorkerSpec, batch_size: int) -> WorkerSpec:
-    """What a worker gets that runs rollouts: nothing of the functions, and no store with ground truths in it."""
+    """Return the spec of a worker that runs rollouts: no functions, and no store, because it holds ground truths."""
     return msgspec.structs.replace(spec, functions=[], required=frozenset(), store=None, batch_size=batch_size)
 
 
 def scorer_part(spec: WorkerSpec) -> WorkerSpec:
-    """What a worker gets that scores: no model and so no key, no cache of replies, and nothing of the agent."""
+    """Return the spec of a worker that scores: no model and so no key, no reply cache, and no agent."""
     return msgspec.structs.replace(
         spec, mcp=None, agent=None, allow_rewrites=False, policies={}, cache=None, debug_dir=None
     )
 
 
 class Places(Record, frozen=True):
-    """Where things are on a worker's machine, told by the backend that starts the worker there.
+    """Paths on a worker's machine, set by the backend that starts the worker there. None means that there is no file.
 
     `root` is the repository, `store` the run store's file, `cache` the file of stored model replies, `log` the run's
-    log, `debug_dir` where an agent loop's `log_event` writes; None where there is none.
+    log, `debug_dir` the folder for an agent loop's `log_event`.
     """
 
     root: str
@@ -89,10 +89,10 @@ class Places(Record, frozen=True):
 
 
 class Boot(Record, frozen=True):
-    """What a worker process is told before its first job: what to load, where that is, and how to run.
+    """The first record for a worker process: its spec, its paths and its environment.
 
-    `spec` has no path of the machine that made it, see `detach`. `keys` are values that the log must not show;
-    `environ` are variables to set, or to remove where the value is None.
+    `spec` holds no path of the machine that made it; see `detach`. The log must not show the values in `keys`.
+    `environ` holds variables to set, or, with a value of None, to remove.
     """
 
     spec: WorkerSpec
@@ -103,7 +103,7 @@ class Boot(Record, frozen=True):
 
 
 def detach(spec: WorkerSpec) -> tuple[WorkerSpec, Places]:
-    """Take the paths of this machine out of a spec: it has paths relative to the root, and the places stand apart."""
+    """Split a spec into one with paths relative to the root, and this machine's places."""
     root = os.path.normpath(Path(spec.root).absolute())
     places = Places(root, store=spec.store, cache=spec.cache, debug_dir=spec.debug_dir)
     named = _with_paths(spec, lambda path: os.path.relpath(path, root))
@@ -111,7 +111,7 @@ def detach(spec: WorkerSpec) -> tuple[WorkerSpec, Places]:
 
 
 def attach(spec: WorkerSpec, places: Places) -> WorkerSpec:
-    """Put the paths of the worker's machine into a spec that `detach` gave."""
+    """Fill the paths of the worker's machine into a spec from `detach`."""
     found = _with_paths(spec, lambda path: os.path.normpath(Path(places.root, path)))
     return msgspec.structs.replace(
         found, root=places.root, store=places.store, cache=places.cache, debug_dir=places.debug_dir
@@ -133,7 +133,7 @@ def _with_paths(spec: WorkerSpec, change: Callable[[str], str]) -> WorkerSpec:
 
 
 class RolloutJob(Record, frozen=True, tag=True):
-    """Run the agent over one row. `policy` names one of the spec's policies; a `stepping` one pauses at every step."""
+    """Run the agent on one row. `policy` names one of the spec's policies; if `stepping`, it pauses at every step."""
 
     id: str
     row: Row
@@ -145,7 +145,7 @@ class RolloutJob(Record, frozen=True, tag=True):
 class ScoreJob(Record, frozen=True, tag=True):
     """Score stored rollouts with the named functions, one after the other.
 
-    `keys` are the rollouts' keys in the run store; `rows` has the row index of each, for the log.
+    `keys` are the rollouts' keys in the run store; `rows` are their row indices, for the log.
     """
 
     id: str
@@ -155,7 +155,7 @@ class ScoreJob(Record, frozen=True, tag=True):
 
 
 class ProbeJob(Record, frozen=True, tag=True):
-    """Ask a policy's model for one small reply, to see that it answers; with `price`, also that its price is known."""
+    """Check that a policy's model answers a small request; with `price`, also that its price is known."""
 
     id: str
     policy: str
@@ -163,7 +163,7 @@ class ProbeJob(Record, frozen=True, tag=True):
 
 
 class TrainerReply(Record, frozen=True):
-    """What a trainer answered to a request. `asked` is a hash of that request, `reply` a CompletionsResult."""
+    """A trainer's reply. `asked` is the hash of the request, `reply` a CompletionsResult."""
 
     asked: str
     reply: JsonObject
@@ -172,8 +172,8 @@ class TrainerReply(Record, frozen=True):
 class ServeJob(Record, frozen=True, tag=True):
     """Run the agent loop for a trainer.
 
-    `request` is a RolloutRequest, JSON-able. `replies` is what the trainer has answered to an earlier attempt, whose
-    worker was lost: the rollout takes the same course again without asking again.
+    `request` is a JSON-able RolloutRequest. `replies` are the trainer's replies to an earlier attempt that lost its
+    worker; the rollout replays them instead of asking again.
     """
 
     id: str
@@ -195,16 +195,16 @@ class InspectJob(Record, frozen=True, tag=True):
 
 
 class Cancel(Record, frozen=True, tag=True):
-    """Stop a running job. Its last event still comes."""
+    """Stop a running job. Its last event may still arrive."""
 
     id: str
 
 
 class Resume(Record, frozen=True, tag=True):
-    """What a person decided while a rollout was paused.
+    """The user's decision about a paused rollout.
 
-    With `next` it goes on, and `replaced` takes the place of what it paused at: the conversation before a request, the
-    reply (a list of one), or the results. With `call` a tool is called in the rollout's session, and the pause goes on.
+    `next` continues it; `replaced`, if set, replaces what it paused at: the conversation before a request, the reply (a
+    list of one), or the results. `call` calls a tool in the rollout's session, and the rollout stays paused.
     """
 
     id: str
@@ -215,7 +215,7 @@ class Resume(Record, frozen=True, tag=True):
 
 
 class Stop(Record, frozen=True, tag=True):
-    """Close everything properly and end."""
+    """Shut down cleanly."""
 
 
 Job = RolloutJob | ScoreJob | ProbeJob | ServeJob | ToolsJob | InspectJob
@@ -226,10 +226,10 @@ Order = Job | Cancel | Resume | Stop
 
 
 class Ready(Record, frozen=True, tag=True):
-    """The worker has loaded everything.
+    """The worker has loaded the repository.
 
-    `problems` are functions that could not be loaded while others could. `tool_sources` and `function_sources` are the
-    repository's files that each side imported, with a hash of their content. `agent` is the name of the repository's
+    `problems` lists functions that could not be loaded while others could. `tool_sources` and `function_sources` map
+    the repository's files that each side imported to the hash of their content. `agent` is the name of the repository's
     own agent loop.
     """
 
@@ -249,7 +249,7 @@ class NotReady(Record, frozen=True, tag=True):
 
 
 class Imported(Record, frozen=True, tag=True):
-    """User code has imported more of the repository's files since: all of them now, with a hash of their content."""
+    """User code has imported more of the repository's files. `sources` maps all of them to hashes of their content."""
 
     sources: dict[str, str]
 
@@ -283,7 +283,7 @@ Stage: TypeAlias = Literal["request", "reply", "result"]
 class Paused(Record, frozen=True, tag=True):
     """A stepping rollout waits for a Resume: before a request, after its reply, or after that reply's tool calls.
 
-    `index` counts the turns from 0, `messages` is the conversation with what the stage is about at its end.
+    `index` counts the turns from 0. `messages` is the conversation up to and including the stage's own messages.
     """
 
     job: str
@@ -295,7 +295,7 @@ class Paused(Record, frozen=True, tag=True):
 
 
 class Called(Record, frozen=True, tag=True):
-    """What a tool called by hand came to; it is no part of the trajectory."""
+    """The result of a tool call by hand, which isn't part of the trajectory."""
 
     job: str
     text: str
@@ -304,22 +304,22 @@ class Called(Record, frozen=True, tag=True):
 
 
 class Reworded(Record, frozen=True, tag=True):
-    """A person changed the conversation before a request."""
+    """The user changed the conversation before a request."""
 
     job: str
     messages: list[Message]
 
 
 class Acting(Record, frozen=True, tag=True):
-    """Code of the repository's agent loop runs from now on."""
+    """From now on, code of the repository's agent loop runs."""
 
     job: str
 
 
 class Asked(Record, frozen=True, tag=True):
-    """The agent loop waits for the model: for the continuation of the first `kept` messages and these.
+    """The agent loop has sent a request: the first `kept` messages of the conversation, followed by `messages`.
 
-    `calls` are the tool calls whose results are among them.
+    `calls` are the tool calls that have their results in `messages`.
     """
 
     job: str
@@ -329,14 +329,14 @@ class Asked(Record, frozen=True, tag=True):
 
 
 class Replied(Record, frozen=True, tag=True):
-    """The trainer has answered."""
+    """The trainer has replied."""
 
     job: str
     reply: TrainerReply
 
 
 class RolloutDone(Record, frozen=True, tag=True):
-    """The rollout ended; its trajectory came with the events before, unless the agent loop gives another one here."""
+    """The rollout ended. Earlier events carried its trajectory; `messages`, if the agent loop set it, replaces that."""
 
     job: str
     finish_reason: FinishReason
@@ -354,7 +354,7 @@ class ServeDone(Record, frozen=True, tag=True):
 
 
 class ToolsDone(Record, frozen=True, tag=True):
-    """The tools for a request, or why the loop can't give them."""
+    """The tools for a request; `error` says why the loop failed to list them."""
 
     job: str
     tools: list[Tool] = []
@@ -362,7 +362,7 @@ class ToolsDone(Record, frozen=True, tag=True):
 
 
 class LoopFinding(Record, frozen=True):
-    """What validation says about an agent loop. `subject` is the tool or attribute concerned."""
+    """A finding about an agent loop. `subject` is the tool or attribute concerned."""
 
     code: str
     message: str
@@ -371,7 +371,7 @@ class LoopFinding(Record, frozen=True):
 
 
 class Inspected(Record, frozen=True, tag=True):
-    """What validation has found."""
+    """The result of an agent loop's validation."""
 
     job: str
     name: str | None
@@ -380,14 +380,14 @@ class Inspected(Record, frozen=True, tag=True):
 
 
 class ScoringStarted(Record, frozen=True, tag=True):
-    """User code of this function runs from now on."""
+    """From now on, user code of this function runs."""
 
     job: str
     function: str
 
 
 class ScoresDone(Record, frozen=True, tag=True):
-    """The scores of each of a ScoreJob's rollouts, in the order of its functions; or why they can't be read."""
+    """The scores of each rollout of a ScoreJob, in the order of its functions; `error` if the store can't be read."""
 
     job: str
     scores: list[list[Score]] = []
@@ -395,33 +395,33 @@ class ScoresDone(Record, frozen=True, tag=True):
 
 
 class Probed(Record, frozen=True, tag=True):
-    """The probe's answer: None, or why the model can't be used."""
+    """The result of a probe; `error` says why the model can't be used."""
 
     job: str
     error: str | None = None
 
 
 class Retiring(Record, frozen=True, tag=True):
-    """The worker holds something it can't let go of (a blocked thread); it should get no further jobs."""
+    """The worker has a blocked thread that it can't end; it should get no more jobs."""
 
     reason: str
 
 
 class Dying(Record, frozen=True, tag=True):
-    """The worker ends because of an exception that user code let out of the event loop."""
+    """The worker ends, because an exception in user code escaped the event loop."""
 
     reason: str
 
 
 class Stuck(Record, frozen=True, tag=True):
-    """The worker ends because a call has held its event loop for longer than its job may. `job` is to blame."""
+    """The worker ends, because `job` blocked its event loop past the job's deadline."""
 
     job: str | None
     seconds: float
 
 
 class Beat(Record, frozen=True, tag=True):
-    """The worker's watchdog thread still runs."""
+    """A sign of life from the worker's watchdog thread."""
 
 
 Progress = TurnDone | SampleDone | CallDone | ScoringStarted | Paused | Called | Reworded | Acting | Asked | Replied
@@ -438,14 +438,14 @@ decode_event = msgspec.json.Decoder(Event).decode
 
 
 class Forked(Record, frozen=True, tag=True):
-    """It has forked a child, or `error` says why it can't."""
+    """The process has forked a child; `error` says why it could not."""
 
     pid: int
     error: str | None = None
 
 
 class Exited(Record, frozen=True, tag=True):
-    """One of its children has ended; `code` is negative for the signal that ended it."""
+    """A child has ended. `code` is its exit code, or the negative number of the signal that killed it."""
 
     pid: int
     code: int
@@ -460,25 +460,26 @@ HEADER = struct.Struct(">I")
 
 
 def pack(record: Record) -> bytes:
-    """One frame."""
+    """Encode a record as a frame."""
     body = encode(record)
     return HEADER.pack(len(body)) + body
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The next frame's record, encoded; raises IncompleteReadError at the end."""
+    """Read the next frame's encoded record; raise IncompleteReadError at EOF."""
     (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
     return await reader.readexactly(size)
 
 
 def receive_frame(sock: socket.socket) -> bytes:
-    """The next frame's record, encoded, from a blocking socket; raises EOFError at the end."""
+    """Read the next frame's encoded record from a blocking socket; raise EOFError at EOF."""
     (size,) = HEADER.unpack(_exactly(sock, HEADER.size))
     return _exactly(sock, size)
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
     data = bytearray()
+    # `recv` may return less than asked for.
     while len(data) < size:
         more = sock.recv(size - len(data))
         if not more:

@@ -250,7 +250,7 @@ def test_runs_resume_and_replies_are_cached(tmp_path: Path, endpoint: ScriptedEn
     (root / "more.py").write_text("from calculator.agents import CalculatorAgent\n", encoding="utf-8")
     other = run("eval", root, endpoint, "-m", "more:CalculatorAgent", "--resume-run", "latest")
     assert other.code == 2
-    assert "this differs from it: agent" in other.stderr
+    assert "which differs in: agent" in other.stderr
     same = run("eval", root, endpoint, *CLASS, "--resume-run", "latest")
     assert same.code == 0, same.stderr
     assert len(endpoint.chats) == asked
@@ -300,7 +300,7 @@ REFUSED = {
     ("-m", "srver:agent_loop"): "there is no module srver in",
     ("-m", "server:agent_lop"): "there is no agent_lop in server.py; did you mean agent_loop?",
     ("-m", "server:ADD"): "server.py: `ADD` is of type OpenAIFunctionToolSchema, not an agent loop",
-    ("-m", "server:agent_loop", "--mcp", "."): "-m and --mcp name an agent each",
+    ("-m", "server:agent_loop", "--mcp", "."): "-m and --mcp each name an agent",
     ("-m", "unnamed:agent"): "unnamed.Unnamed is an agent loop without a name",
 }
 

@@ -163,5 +163,5 @@ def test_a_budget_needs_a_known_price_of_every_judge(rubric_repo: Path, osmosis)
         (rubric_repo / "reward_rubric" / "manners.py").write_text(source, encoding="utf-8")
         done = osmosis(*run, "--rubric", "polite", *at_endpoint, cwd=rubric_repo)
         error = done.json["results"][0]["scoring_errors"]["reward_rubric.manners:polite"]
-        assert "no price is known for it, so --max-cost can't be kept" in error
+        assert "no price is known for it, so --max-cost can't be enforced" in error
         assert endpoint.requests == []

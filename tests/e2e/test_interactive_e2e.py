@@ -289,7 +289,7 @@ def test_an_interactive_run_is_never_taken_up_by_another_one(more: Path, osmosis
         pipe_in(endpoint, more, "c")
         done = osmosis("test", "--base-url", endpoint.url, "--model", "scripted", "--retry-failed", cwd=more)
     assert done.code == 2
-    assert "this differs from it: interactive" in done.stderr
+    assert "which differs in: interactive" in done.stderr
 
 
 # Changing things
@@ -377,7 +377,7 @@ def test_a_broken_edit_is_refused_and_can_be_mended(repo: Path) -> None:
         "message = [1]": "it must be a message",
         "message = [{'role': 'assistant', 'content': 'x'}] * 2": "a reply is one message, and this has 2",
         "message = {'role': 'tool', 'content': 'x'}": "a reply's `role` is `assistant`",
-        "message = {'role': 'assistant'}": "a reply needs a text as its `content`, or `tool_calls`",
+        "message = {'role': 'assistant'}": "a reply needs a string as its `content`, or `tool_calls`",
         "message = {'role': 'assistant', 'tool_calls': 3}": "`tool_calls` must be a list",
         "message = {'role': 'assistant', 'tool_calls': ['x']}": "tool_calls[0] must look like",
         "message = {'role': 'assistant', 'tool_calls': [{'id': 'x', 'function': {'name': 'add'}}] * 2}": "own",

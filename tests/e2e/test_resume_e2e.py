@@ -163,7 +163,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 def test_another_run_is_refused_and_told_why(name: str, refused: Callable[[str], Refusal]) -> None:
     done, chats = refused(name)
     assert (done.code, done.stdout, chats) == (2, "", 0)
-    assert f"can't be continued, because this differs from it: {DIFFERENCES[name].named};" in done.stderr, done.stderr
+    assert f"which differs in: {DIFFERENCES[name].named};" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -320,7 +320,7 @@ def test_registration_is_not_offered_yet_and_says_so(tmp_path: Path) -> None:
         (("--log-level", "loud"), "--log-level loud"),
         (("--log", "server.py"), "--log server.py: can't create the folder: File exists; name another one"),
         (("--local", "--api-key", KEY), "--local serves without a key, but --api-key sets one: remove one of them"),
-        (("--mcp", "./mcp"), "-m and --mcp name an agent each"),
+        (("--mcp", "./mcp"), "-m and --mcp each name an agent"),
         (("-p", "{taken}"), "can't listen on port"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Outside a worker process: where workers run, who feeds them, and who is to blame when one is lost."""
+"""The pool: start worker processes, give them jobs, and find the job to blame when one is lost."""

@@ -1,4 +1,4 @@
-"""Where workers can run. Another place for them is one file and one line here."""
+"""The backends that run workers. To add one, write a file and add a line here."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["BACKENDS", "open_pool"]
 Opener = Callable[[WorkerSpec, PoolOptions], AbstractAsyncContextManager[WorkerPool]]
 
 BACKENDS: dict[str, Opener] = {"inline": open_inline, "local": open_local}
-"""Each loads a repository and gives its workers as a pool; raises StartError when something can't be loaded."""
+"""Each opener loads a repository into workers and yields them as a pool; it raises StartError if loading fails."""
 
 
 def open_pool(spec: WorkerSpec, options: PoolOptions) -> AbstractAsyncContextManager[WorkerPool]:
     """Load the repository into workers, or into this process.
 
-    Raises StartError when something can't be loaded; the message names the user's file and line.
+    Raises StartError if something can't be loaded; the message names the user's file and line.
     """
     return BACKENDS[options.backend](spec, options)

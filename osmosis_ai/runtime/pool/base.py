@@ -1,4 +1,4 @@
-"""What can be asked of workers, and what is needed of one, wherever they run: no socket, no process id, no path."""
+"""The interfaces of pools and workers, independent of where workers run: no socket, no process id, no path."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LOAD_SECONDS = 120.0
 
 
 class PoolOptions(Record, frozen=True):
-    """How workers run. `workers` 0 means inside this process; `worker_memory` is in bytes, None a fair share.
-    `load_seconds` is how long a worker may take to load the repository.
+    """Options of a pool. `workers` is 0 to run in this process; `worker_memory` is in bytes, None for a fair share. A
+    worker may take `load_seconds` to load the repository.
 
-    With `isolation` `session`, rollouts share a worker and have an MCP session each; with `rollout`, each has a process
-    of its own, forked from one that has loaded the repository.
+    With the `isolation` `session`, rollouts share workers, each with its own MCP session; with `rollout`, each rollout
+    has its own process, forked from one that has loaded the repository.
     """
 
     workers: int = 1
@@ -44,12 +44,12 @@ class PoolOptions(Record, frozen=True):
 
     @property
     def backend(self) -> str:
-        """The name of the backend that opens the pool."""
+        """Name of the backend that opens the pool."""
         return "local" if self.workers else "inline"
 
 
 class InFlight(Record, frozen=True):
-    """A rollout that runs: for how many seconds, and what it is waiting for."""
+    """A running rollout, its duration so far in seconds, and what it is waiting for."""
 
     row_index: int
     run_index: int
@@ -58,60 +58,60 @@ class InFlight(Record, frozen=True):
 
 
 class Pool(Protocol):
-    """Runs jobs in workers, whatever happens to a worker in between."""
+    """Runs jobs in workers, and survives the loss of a worker."""
 
     @property
     def loaded(self) -> Ready:
-        """What the workers found when they loaded the repository, and what it has imported since."""
+        """The tools, functions and sources that the workers loaded, with later imports."""
         ...
 
     @property
     def spent_usd(self) -> float:
-        """What model calls have cost so far, those of abandoned attempts included."""
+        """Cost of all model calls so far, in USD, including abandoned attempts."""
         ...
 
     @property
     def mixed(self) -> bool:
-        """True if workers have loaded different code, because it changed while they did."""
+        """True if workers have loaded different versions of the code, because it changed in the meantime."""
         ...
 
     async def probe(self, policy: str, *, price: bool) -> None:
-        """See that a policy's model answers, and that its price is known if it must be; raises ModelStartError."""
+        """Check that a policy's model answers, and, with `price`, that its price is known; raise ModelStartError."""
 
     async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
-        """Run one rollout to its record. Whatever goes wrong in it is in the record.
+        """Run one rollout and return its record, which includes any failure.
 
-        If the job is stepping, it pauses at each step until `resume` is called; `listen` hears of pauses too.
+        If stepping, it pauses at each step until `resume` is called; `listen` is called at pauses too.
         """
         ...
 
     def resume(self, order: Resume) -> None:
-        """Let a paused rollout go on, or have it call a tool. Without effect when the rollout has ended."""
+        """Continue a paused rollout, or have it call a tool. Has no effect after the rollout's end."""
 
     async def score(self, job: ScoreJob) -> list[list[Score]]:
-        """Score stored rollouts: the scores of each, in the order of the job's functions. Whatever goes wrong in a
-        function is in its score, also the loss of a worker. Raises StoreError when a worker can't read the rollouts.
+        """Score stored rollouts; return each one's scores in the order of the job's functions. A function's score
+        includes any failure, even the loss of a worker. Raises StoreError if a worker can't read the rollouts.
         """
         ...
 
     async def serve(self, request: JsonObject) -> JsonObject:
-        """Run a RolloutRequest to its RolloutResponse; raises JobFailedError when it takes the worker down."""
+        """Run a RolloutRequest and return its RolloutResponse; raise JobFailedError if it kills its worker."""
         ...
 
     async def tools(self, request: JsonObject) -> ToolsDone:
-        """Ask the agent loop for the tools of a request; raises JobFailedError when that takes its worker down."""
+        """Ask the agent loop for the tools of a request; raise JobFailedError if that kills its worker."""
         ...
 
     async def inspect(self) -> Inspected:
-        """Validate the agent loop; raises JobFailedError when that takes its worker down."""
+        """Validate the agent loop; raise JobFailedError if that kills its worker."""
         ...
 
     def oldest(self) -> InFlight | None:
-        """The rollout that has been running longest."""
+        """Return the rollout that has been running longest, if any."""
         ...
 
     def kill(self) -> None:
-        """End every worker at once."""
+        """Kill every worker now."""
 
 
 class Channel(Protocol):
@@ -119,23 +119,23 @@ class Channel(Protocol):
 
     @property
     def ending(self) -> str:
-        """How the worker ended, in words; known when `read` has returned."""
+        """How the worker ended, in words; known once `read` has returned."""
         ...
 
     async def read(self, take: Callable[[Event], None]) -> None:
-        """Hand over every event, in order, until the worker has ended and nothing that it started is left.
+        """Pass every event to `take`, in order, until the worker and everything it started has ended.
 
-        When cancelled, it ends the worker first.
+        If cancelled, it ends the worker first.
         """
 
     def send(self, order: Order) -> None:
-        """Send the worker a job, or an order about one; lost when the worker has ended."""
+        """Send the worker a job, or an order about one; dropped if the worker has ended."""
 
     def kill(self) -> None:
-        """End the worker and whatever it started, now. May be called from a signal handler."""
+        """Kill the worker and everything it started, now. May be called from a signal handler."""
 
     def memory(self) -> int:
-        """Bytes the worker holds; 0 if nobody knows."""
+        """Return the worker's memory in bytes; 0 if unknown."""
         ...
 
 
@@ -143,17 +143,18 @@ class Spawner(Protocol):
     """Starts workers of one kind."""
 
     async def spawn(self) -> Channel:
-        """Start one; raises OSError when it can't."""
+        """Start a worker; raise OSError if that fails."""
         ...
 
     def stop(self) -> None:
-        """Start no more, and give up a start that doesn't come to an end."""
+        """Start no more workers, and give up a start that hangs."""
 
     async def aclose(self) -> None:
-        """End what was needed for starting them."""
+        """End the processes that were needed to start workers."""
 
 
 def default_workers(batch_size: int) -> int:
-    """As many workers as CPUs may be used, but no more than rollouts run at a time."""
+    """Return the number of usable CPUs, but at most the number of concurrent rollouts."""
+    # The affinity mask respects `taskset` and cpusets; `cpu_count` doesn't.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(usable, batch_size)

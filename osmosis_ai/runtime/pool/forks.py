@@ -1,4 +1,4 @@
-"""Ask a process that forks others for children, and hear how they end."""
+"""Request child processes from a forking process, and learn how they end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ChildProcess", "ForkLine"]
 
 
 class ChildProcess:
-    """A process that was forked. `exit_code` is set once it has ended; negative for the signal that ended it."""
+    """A forked process. `exit_code` is set once it has ended; a negative one is the signal that killed it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -24,20 +24,21 @@ class ChildProcess:
         self.exited = anyio.Event()
 
     def end(self, exit_code: int | None) -> None:
-        """It has ended; None if nobody knows how."""
+        """Note that the process has ended, with an exit code of None if unknown."""
         self.exit_code = exit_code
         self.exited.set()
 
     def kill(self) -> None:
-        """End it, unless it has ended, and whatever it started."""
+        """Kill the process and everything it started, unless it has ended."""
+        # After its end, another process may have its pid.
         if not self.exited.is_set():
             end_processes(self.pid)
 
 
 class ForkLine:
-    """A line to a process that forks others: a socket for requests, one for reports. Made on its event loop.
+    """A line to a forking process: a socket for requests, and one for reports. Create it on its event loop.
 
-    `lost` is what an OSError says when that process is gone.
+    `lost` is the message of the OSError raised once that process is gone.
     """
 
     def __init__(self, requests: socket.socket, reports: socket.socket, lost: str) -> None:
@@ -49,9 +50,9 @@ class ForkLine:
         self._reading = asyncio.create_task(self._read(reports))
 
     async def fork(self, kind: bytes, first: socket.socket, second: socket.socket) -> ChildProcess:
-        """Fork a child and hand it two sockets, which may be closed afterwards; raises OSError when that can't be done.
+        """Fork a child and pass it two sockets, which may be closed afterwards; raise OSError if that fails.
 
-        `kind` is what it is to be, as in `worker.forking`.
+        `kind` is the kind of request, as in `worker.forking`.
         """
         if self._ended:
             raise OSError(self._lost)
@@ -64,7 +65,7 @@ class ForkLine:
         return await answer
 
     async def aclose(self) -> None:
-        """End the line, and with it the children that are left."""
+        """Close the line, which ends its remaining children."""
         self._requests.close()
         self._reading.cancel()
         await asyncio.wait([self._reading])
@@ -93,12 +94,13 @@ class ForkLine:
             self._children.clear()
 
     def _answer(self, answer: ChildProcess | OSError) -> None:
+        # The forking process answers requests in order.
         asked = self._asked.popleft()
         if isinstance(answer, OSError):
             if not asked.done():
                 asked.set_exception(answer)
         elif asked.done():
-            # Whoever asked has given up.
+            # The caller was cancelled, so the child has no owner.
             answer.kill()
         else:
             asked.set_result(answer)

@@ -1,7 +1,7 @@
-"""The fork server that worker processes come from: one for this process, whoever in it runs what, however often.
+"""Start the fork server, which forks all worker processes of this process.
 
-It takes a second to import what workers need, so it is started first of all. It is not `multiprocessing`'s, which a
-program may use for purposes of its own, and whose children import that program's main module again.
+Importing the workers' modules takes a second, so it starts before anything else. It isn't `multiprocessing`'s fork
+server, which programs may use for themselves, and whose children import the program's main module again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 
 __all__ = ["changed_environment", "open_line", "start"]
 
-# `python -c` puts the working directory first on the path, and PYTHONPATH may name it: what a repository has there
-# (`mcp/`, `types.py`) must not be imported in a library's place.
+# `python -c` puts the working directory first on the path, and PYTHONPATH may contain it. A repository's own files
+# (`mcp/`, `types.py`) must not shadow libraries, so the first goes away and the second goes last.
 PROGRAM = """
 import sys
 if sys.path[:1] == [""]:
@@ -36,7 +36,7 @@ PACKAGE = str(Path(__file__).parents[3])
 
 
 class _Server:
-    """A running fork server. It ends when this process does, or lets go of its ends of the two."""
+    """A running fork server. It ends when this process does, or closes its socket and its end of the pipe."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         self.environ = dict(os.environ)
@@ -44,12 +44,12 @@ class _Server:
         lifeline, self.lifeline = os.pipe()
         try:
             arguments = [str(line.fileno()), str(lifeline), PACKAGE, *preload]
-            process = subprocess.Popen(  # noqa: S603  nothing in it comes from elsewhere
+            process = subprocess.Popen(  # noqa: S603  all arguments are this module's own
                 [sys.executable, *_interpreter_flags(), "-c", PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(line.fileno(), lifeline),
-                # Ctrl-C is for this process to handle; a terminal sends it to the whole group.
+                # A terminal sends Ctrl-C to the whole process group, but only this process should handle it.
                 start_new_session=True,
             )
         except BaseException:
@@ -58,17 +58,17 @@ class _Server:
         finally:
             line.close()
             os.close(lifeline)
-        # Its end shows at the line. A Popen that believes it is running would complain at this process's own end.
+        # The line's EOF shows its end. A Popen without a return code would warn when this process exits.
         process.returncode = 0
         self._pid = process.pid
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close this process's ends, which ends the server."""
         self.line.close()
         os.close(self.lifeline)
 
     def reap(self) -> None:
-        """It has ended by itself."""
+        """Clean up after a server that has ended by itself."""
         self.close()
         with suppress(ChildProcessError):
             os.waitpid(self._pid, os.WNOHANG)
@@ -79,9 +79,9 @@ _server: _Server | None = None
 
 
 def start(preload: Sequence[str] = ()) -> None:
-    """Start the fork server, if it doesn't run already; returns at once while it goes on importing. Raises OSError.
+    """Start the fork server, unless it runs already; return at once, while it imports. Raise OSError.
 
-    `preload` are modules to import besides those that every worker needs; ignored when it runs already.
+    `preload` lists modules to import besides those that every worker needs; ignored if the server runs already.
     """
     global _server
     with _lock:
@@ -90,8 +90,8 @@ def start(preload: Sequence[str] = ()) -> None:
 
 
 def open_line() -> tuple[socket.socket, socket.socket]:
-    """A line of one's own to the fork server: a socket for requests and one for reports; raises OSError."""
-    # Not before the server has been started: this import waits for others.
+    """Open a line to the fork server: a socket for requests and one for reports; raise OSError."""
+    # Imported late, because this import is slow and must not delay the server's start.
     from osmosis_ai.runtime.worker.forking import LINE
 
     global _server
@@ -105,7 +105,7 @@ def open_line() -> tuple[socket.socket, socket.socket]:
             try:
                 socket.send_fds(_server.line, [LINE], ends)
             except OSError:
-                # It was killed.
+                # The server was killed.
                 _server.reap()
                 _server = None
                 _server = _Server(())
@@ -118,17 +118,18 @@ def open_line() -> tuple[socket.socket, socket.socket]:
 
 
 def changed_environment() -> dict[str, str | None]:
-    """The variables that are not as they were when the fork server started; None for those that are gone."""
+    """Return the environment variables changed since the fork server started; None for removed ones."""
     before = os.environ if _server is None else _server.environ
     changed = {
         name: os.environ.get(name) for name in {**before, **os.environ} if before.get(name) != os.environ.get(name)
     }
-    # Others than text can't be sent.
+    # Surrogates stand for bytes that aren't UTF-8; JSON can't carry them to the worker.
     return {name: value for name, value in changed.items() if _is_text(f"{name}{value}")}
 
 
 def _let_go() -> None:
-    """This process ends, or is a fork of the one with the fork server and must not keep that alive."""
+    """Close this process's ends at exit, and in a fork of this process, which must not keep the server alive."""
+    # A new lock, because another thread may have held the old one during the fork.
     global _lock, _server
     _lock = threading.Lock()
     if _server is not None:
@@ -145,7 +146,7 @@ def _is_text(value: str) -> bool:
 
 
 def _interpreter_flags() -> list[str]:
-    """The options of this interpreter that matter to another one."""
+    """Return this interpreter's command line options, for starting another one."""
     flags = sys.flags
     letters = "I" if flags.isolated else "E" * flags.ignore_environment + "s" * flags.no_user_site
     letters += "S" * flags.no_site + "B" * flags.dont_write_bytecode

@@ -1,7 +1,7 @@
-"""The workers of one role: started, fed, watched and replaced.
+"""A worker group: starts, feeds, watches and replaces the workers of one role.
 
-A job that loses its worker simply runs again, unless it is to blame: the job that held the event loop is, and so is a
-suspect (a job that was inside user code when the worker died) that takes down a worker of its own as well.
+A job that loses its worker runs again, unless it is to blame: a job that blocked the event loop is, and so is a suspect
+(a job inside user code when the worker died) that also kills a worker of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DoneT = TypeVar(
 
 
 class JobFailedError(OsmosisError):
-    """A job can't be finished, and `failure` says why."""
+    """A job can't be finished; `failure` says why."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -55,11 +55,11 @@ class WorkerGroup:
 
     Args:
         spawner: Starts the workers.
-        size: How many workers; where each job has its own, how many are started ahead of their jobs.
-        memory_limit: Bytes a worker may hold; one that holds more is killed.
-        freeze_limit: Seconds a worker may show no life, which user code that holds the interpreter brings about.
-        share: How many jobs a worker gets at most while others are being started.
-        alone: Give every job a worker of its own, so many at a time; 0 for workers that are shared.
+        size: Number of workers; if each job has its own, the number started ahead of jobs.
+        memory_limit: Bytes a worker may hold; a worker with more is killed.
+        freeze_limit: Seconds without a heartbeat before a worker is killed; user code can block the interpreter.
+        share: Maximum number of jobs for a worker while others are still starting.
+        alone: Give each job its own worker, with at most this many at a time; 0 for shared workers.
         load_limit: Seconds a worker may take to load the repository.
     """
 
@@ -96,7 +96,7 @@ class WorkerGroup:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Keep the workers alive during the block; afterwards none is left."""
+        """Keep the workers alive during the block, and end them all after it."""
         async with task_group() as group:
             self._group = group
             try:
@@ -113,7 +113,7 @@ class WorkerGroup:
                 group.cancel_scope.cancel()
 
     async def ready(self) -> None:
-        """Wait until a worker has loaded the repository; raises StartError when it can't be loaded."""
+        """Wait until a worker has loaded the repository; raise StartError if it can't be loaded."""
         await self._pick()
 
     async def run(
@@ -123,15 +123,15 @@ class WorkerGroup:
         listen: Callable[[Progress], None] = lambda event: None,
         restart: Callable[[], None] = lambda: None,
     ) -> DoneT:
-        """Run one job to its last event, which is a `kind`, in as many workers as it takes.
+        """Run one job to its last event, a `kind`, in as many workers as it takes.
 
-        `restart` is called when the job begins anew, because its worker was lost through no fault of its own. Raises
-        JobFailedError when the job is to blame for the loss of its worker, or none can be started.
+        `restart` is called before the job starts over, if its worker was lost through no fault of the job. Raises
+        JobFailedError if the job is to blame for the loss of its worker, or no worker can be started.
         """
         losses = failed_starts = 0
         alone = self._alone
         while True:
-            # Whether no other job has ever been in the worker, not even one whose thread may still run.
+            # True if no other job was ever in the worker: even a finished job may have left a running thread.
             unshared = alone
             try:
                 if alone:
@@ -152,24 +152,24 @@ class WorkerGroup:
             except WorkerLostError as lost:
                 losses += 1
                 to_blame = lost.culprit == job.id or (lost.suspects == {job.id} and unshared)
-                # What a person has done in it step by step can't be done again for them.
+                # The user's steps can't be replayed.
                 stepping = isinstance(job, protocol.RolloutJob) and job.stepping
                 to_blame = to_blame or (stepping and job.id in lost.suspects)
-                # Several rollouts are scored again, each on its own.
+                # The pool scores the rollouts of a batch again one by one.
                 to_blame = to_blame or (isinstance(job, protocol.ScoreJob) and len(job.keys) > 1)
                 if to_blame or (alone and losses >= MAX_LOSSES):
                     raise JobFailedError(lost.failure) from lost
-                # In a worker of its own nobody else's fault can hit it yet again.
+                # In a worker of its own, no other job can harm it again.
                 alone = self._alone or job.id in lost.suspects or losses >= MAX_SHARED_LOSSES
                 restart()
 
     def resume(self, order: protocol.Resume) -> None:
-        """Pass an order on to the worker that has the paused rollout; to none when that was lost."""
+        """Pass an order on to the worker of the paused rollout, unless it was lost."""
         for worker in self._workers:
             worker.resume(order)
 
     def kill(self) -> None:
-        """End every worker now."""
+        """Kill every worker now."""
         self._closing = True
         for worker in list(self._workers):
             worker.kill(died("stopped"))
@@ -177,7 +177,7 @@ class WorkerGroup:
     async def _run_alone(self, job: Job, listen: Callable[[Progress], None]) -> Done:
         async with self._alone_slots:
             worker = self._kept_ahead() or await self._start_worker()
-            # Nobody else's: it takes this one job.
+            # Reserved: it takes only this job.
             worker.leaving.set()
             try:
                 await worker.loaded(self._load_limit)
@@ -186,13 +186,13 @@ class WorkerGroup:
                 self._group.start_soon(worker.stop)
 
     def _kept_ahead(self) -> WorkerHandle | None:
-        """Of the workers that were started before there was a job for them, the one that is ready first."""
+        """Return the oldest of the workers started ahead of jobs, if any."""
         if not self._alone:
             return None
         return next((worker for worker in self._workers if not worker.leaving.is_set()), None)
 
     async def _start_worker(self) -> WorkerHandle:
-        # A worker that was started without anybody attending to it would outlive the run.
+        # Shielded: a worker started by a cancelled task would have no reader, and outlive the run.
         with anyio.CancelScope(shield=True):
             self._starting += 1
             try:
@@ -211,14 +211,14 @@ class WorkerGroup:
             least = min(free, key=lambda worker: worker.load, default=None)
             if least is None and self._start_error is not None:
                 raise self._start_error
-            # What is more than its share waits for a worker that is about to come.
+            # Jobs beyond a worker's share wait for a worker that is still starting.
             complete = len(free) >= self._size or self._start_error is not None
             if least is not None and (complete or least.load < self._share):
                 return least
             await self._changed.wait()
 
     async def _keep_one(self) -> None:
-        """Keep one worker alive: when it is lost or retires, start the next."""
+        """Keep one worker alive: start the next when it is lost or retires."""
         while not self._closing and self._start_error is None:
             try:
                 worker = await self._start_worker()
@@ -232,7 +232,7 @@ class WorkerGroup:
             await worker.leaving.wait()
 
     async def _start_failed(self, error: StartError) -> None:
-        """Give up when no worker could ever be started, or when several in a row can't any more."""
+        """Give up if all first starts failed, or if several later starts failed in a row."""
         self._failed_starts += 1
         self._first_starts_left -= 1
         hopeless = self._failed_starts >= MAX_FAILED_STARTS if self._was_ready else self._first_starts_left == 0
@@ -250,6 +250,7 @@ class WorkerGroup:
             self.loaded = self.loaded or found
         assert self.loaded is not None
         known = self.loaded.tool_sources | self.loaded.function_sources
+        # A file with two hashes changed between two workers' imports of it.
         self.mixed |= any(known.get(path, content) != content for path, content in (tools | functions).items())
         self.loaded = msgspec.structs.replace(
             self.loaded,
@@ -265,13 +266,13 @@ class WorkerGroup:
             self._notify()
 
     def _notify(self) -> None:
-        """Wake whoever waits for a worker to come, to go, or to have less to do."""
+        """Wake the tasks that wait for a change in the workers or their load."""
         if self._changed.statistics().tasks_waiting:
             self._changed.set()
             self._changed = anyio.Event()
 
     async def _watch(self) -> None:
-        """End workers that hold too much memory, that no longer show any life, or that retired and are empty."""
+        """End workers that hold too much memory, that send no heartbeat, or that retired and have no jobs left."""
         while True:
             await anyio.sleep(LOOK_SECONDS)
             for worker in list(self._workers):
@@ -288,6 +289,7 @@ class WorkerGroup:
                     worker.kill(blocked(f"user code held the interpreter for {self._freeze_limit:.0f} s"))
 
     async def _stop_all(self) -> None:
+        # A start in progress may still add a worker.
         while self._workers or self._starting:
             async with anyio.create_task_group() as group:
                 for worker in list(self._workers):

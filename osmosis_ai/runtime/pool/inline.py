@@ -1,4 +1,4 @@
-"""One worker in this process, on this event loop, for debugging: `breakpoint()` works in a tool."""
+"""The inline backend: one worker in this process, on this event loop, so that `breakpoint()` works in a tool."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["open_inline"]
 
 @asynccontextmanager
 async def open_inline(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[WorkerPool]:
-    """Load the repository into this process. What user code prints goes to stderr meanwhile."""
+    """Load the repository into this process. While it runs, user code's output goes to stderr."""
     os.environ.update(options.environ)
     group = WorkerGroup(_InlineSpawner(spec), 1, sys.maxsize, math.inf, spec.batch_size, load_limit=math.inf)
     async with open_groups(spec, group, group) as pool:
@@ -38,14 +38,14 @@ class _InlineSpawner:
         return _InlineChannel(self._spec)
 
     def stop(self) -> None:
-        """Nothing is being started."""
+        """Do nothing: no start takes time."""
 
     async def aclose(self) -> None:
-        """Nothing was needed."""
+        """Do nothing: there is no process to end."""
 
 
 class _InlineChannel:
-    """A worker that runs in the task which reads its events."""
+    """A worker that runs in the task that reads its events."""
 
     ending = "stopped"
 
@@ -57,7 +57,7 @@ class _InlineChannel:
 
     async def read(self, take: Callable[[Event], None]) -> None:
         def emit(event: Event) -> None:
-            # What holds a thread of this process holds it in any other worker here just as well.
+            # A new worker would be in this process too, along with the blocked thread.
             if not isinstance(event, Retiring):
                 take(event)
 
@@ -80,7 +80,7 @@ class _InlineChannel:
 
 @contextmanager
 def _output_to_stderr() -> Iterator[None]:
-    """User code's output must not mix with results on stdout, neither from Python nor from below."""
+    """Redirect stdout to stderr, so that user code, even C code, never writes between the results."""
     sys.stdout.flush()
     stdout, saved = sys.stdout, os.dup(1)
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Pools that are replaced while their owner goes on, because code has changed."""
+"""Pools that their owner can replace while it runs, because code has changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["KeptPool"]
 
 
 class KeptPool:
-    """A pool that lives in a task of its own until its owner releases it and no `with` block uses it any more."""
+    """A pool that lives in its own task until its owner has released it and the last `with` block has ended."""
 
     def __init__(self, group: TaskGroup, spec: WorkerSpec, options: PoolOptions) -> None:
         self.pool: WorkerPool
@@ -28,7 +28,7 @@ class KeptPool:
         group.start_soon(self._keep, options)
 
     async def opened(self) -> None:
-        """Wait until it has loaded the repository; raises StartError when it can't."""
+        """Wait until the pool has loaded the repository; raise StartError if it can't."""
         await self._opened.wait()
         if self._error is not None:
             raise self._error
@@ -41,13 +41,13 @@ class KeptPool:
         self.release()
 
     def release(self) -> None:
-        """It is no longer needed; its workers close in the background."""
+        """Give up the owner's hold; without other users, the workers close in the background."""
         self._users -= 1
         if not self._users:
             self._unused.set()
 
     def abandon(self) -> None:
-        """It isn't needed at all: stop loading."""
+        """Stop loading a pool that isn't needed any more."""
         self._scope.cancel()
 
     async def _keep(self, options: PoolOptions) -> None:

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine: forked from the fork server, or from a process that has loaded the repo."""
+"""The local backend: workers forked from the fork server, or from a process that has loaded the repository."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ EVENT_BUFFER = 1 << 20
 
 @asynccontextmanager
 async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[WorkerPool]:
-    """Load the repository into processes: some hold its tools or its agent loop, others its functions."""
+    """Load the repository into processes: its tools or agent loop into some, its functions into others."""
     alone = spec.batch_size if options.isolation == "rollout" else 0
-    # As many for the tools, as many for the functions.
+    # `workers` processes for the tools, and as many for the functions.
     memory = options.worker_memory or _fair_share(alone + 2 * options.workers)
 
     forkserver.start()
@@ -48,7 +48,7 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
 
     share = math.ceil(spec.batch_size / options.workers)
     tools, functions = protocol.agent_part(spec, share), protocol.scorer_part(spec)
-    # Of an agent loop's code all that is bounded is the whole rollout.
+    # Within an agent loop, only the whole rollout has a time limit.
     longest_call = spec.limits.timeout if spec.agent else min(spec.limits.tool_timeout, spec.limits.timeout)
     longest_call += FREEZE_GRACE_SECONDS
     longest_score = spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
@@ -69,7 +69,7 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
 
 
 class LocalChannel:
-    """A worker process and the two sockets that it has: for orders and for events. Made by `fork`."""
+    """A worker process and its two sockets, for orders and for events. Made by `fork`."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class LocalChannel:
 
     @classmethod
     async def fork(cls, line: ForkLine, boot: Boot | None) -> LocalChannel:
-        """Fork a worker; raises OSError. `boot` is None if the process that forks has been told it already."""
+        """Fork a worker; raise OSError. `boot` is None if the forking process already has it."""
         jobs, jobs_far = socket.socketpair()
         events, events_far = socket.socketpair()
         with ExitStack() as unused:
@@ -101,7 +101,7 @@ class LocalChannel:
     def ending(self) -> str:
         code = self._process.exit_code
         if code is None:
-            return "lost with the process that it was forked from"
+            return "lost with its parent process"
         if code < 0:
             return f"killed by {_signal_name(-code)}"
         return f"exited with code {code}"
@@ -116,7 +116,7 @@ class LocalChannel:
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                # It is ending as a rule, and may still say how.
+                # Usually it is already ending, and its exit code says how.
                 with anyio.move_on_after(DRAIN_SECONDS):
                     await self._process.exited.wait()
                 self._process.kill()
@@ -125,7 +125,7 @@ class LocalChannel:
                 self._events.close()
 
     async def _cut_off(self) -> None:
-        """Children that a dead worker left behind may hold its socket open; what it sent itself is there by now."""
+        """Stop reading soon after the worker's death: its children may hold the socket open, but won't send events."""
         await self._process.exited.wait()
         await anyio.sleep(DRAIN_SECONDS)
         with suppress(OSError):
@@ -158,7 +158,7 @@ class ForkServerSpawner:
         return await LocalChannel.fork(self._line, self._boot)
 
     def stop(self) -> None:
-        """A start takes no longer than the fork server's own imports."""
+        """Do nothing: a start waits only for the fork server's own imports."""
 
     async def aclose(self) -> None:
         if self._line is not None:
@@ -177,7 +177,7 @@ class TemplateSpawner:
     async def spawn(self) -> LocalChannel:
         async with self._lock:
             if self._stopped:
-                raise OSError("no more are started")
+                raise OSError("no more workers are started")
             if self._template is not None and self._template.process.exited.is_set():
                 await self._template.aclose()
                 self._template = None
@@ -186,7 +186,7 @@ class TemplateSpawner:
             return await self._template.fork()
 
     def stop(self) -> None:
-        """Give up a template that is still loading, which user code may hold up for good."""
+        """Kill a template that is still loading, because user code may hang in it."""
         self._stopped = True
         if self._template is not None and not self._template.loaded:
             self._template.process.kill()
@@ -197,7 +197,7 @@ class TemplateSpawner:
 
 
 class _Template:
-    """A process that has loaded the repository, or is about to, and forks workers. Made by `start`."""
+    """A process that loads the repository and then forks workers. Made by `start`."""
 
     def __init__(self, process: ChildProcess, server: ForkLine, line: ForkLine) -> None:
         self.process = process
@@ -215,11 +215,11 @@ class _Template:
         requests.setblocking(False)
         await asyncio.get_running_loop().sock_sendall(requests, pack(boot))
         requests.setblocking(True)
-        lost = "the process that has loaded the repository was lost; what it said stands in the run's log"
+        lost = "the process that loaded the repository was lost; its output is in the run's log"
         return cls(process, server, ForkLine(requests, reports, lost))
 
     async def fork(self) -> LocalChannel:
-        """Fork a worker; raises OSError when the template is lost or takes too long to load."""
+        """Fork a worker; raise OSError if the template is lost or takes too long to load."""
         with anyio.move_on_after(LOAD_SECONDS):
             channel = await LocalChannel.fork(self._line, None)
             self.loaded = True
@@ -228,7 +228,7 @@ class _Template:
         raise OSError(f"the repository did not load within {LOAD_SECONDS:.0f} s")
 
     async def aclose(self) -> None:
-        """End the process, and with it the workers that it has forked."""
+        """End the process and the workers it has forked."""
         self.process.kill()
         await self.process.exited.wait()
         await self._line.aclose()
@@ -236,7 +236,7 @@ class _Template:
 
 
 def _fair_share(workers: int) -> int:
-    """Bytes for each worker when all of them together may take four fifths of the memory that is free now."""
+    """Return the bytes per worker if all together may take four fifths of the free memory."""
     return int(psutil.virtual_memory().available * 0.8 / workers)
 
 
@@ -245,6 +245,6 @@ def _fork_server() -> ForkLine:
 
 
 def _signal_name(number: int) -> str:
-    # Real-time signals have no name of their own.
+    # Real-time signals have no names.
     names = {known.value: known.name for known in signal.Signals}
     return names.get(number, f"signal {number}")

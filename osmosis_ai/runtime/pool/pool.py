@@ -1,4 +1,4 @@
-"""A pool over groups of workers: jobs in, records out."""
+"""The pool over worker groups: it takes jobs and returns records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["WorkerPool", "open_groups"]
 
 
 class _Rollouts:
-    """The rollouts in flight, and what they have cost."""
+    """The rollouts in flight, and the total cost of all rollouts."""
 
     def __init__(self) -> None:
         self.spent_usd = 0.0
@@ -27,7 +27,7 @@ class _Rollouts:
         self._listeners: dict[str, Callable[[protocol.Progress], None]] = {}
 
     def add(self, event: protocol.Progress) -> None:
-        """Take in what a worker reports of a rollout."""
+        """Process a worker's event about a rollout."""
         self._builders[event.job].add(event)
         if isinstance(event, (protocol.TurnDone, protocol.SampleDone)) and not event.turn.cached:
             self.spent_usd += event.turn.cost_usd or 0.0
@@ -48,20 +48,20 @@ class _Rollouts:
             self._listeners.pop(job.id, None)
 
     def oldest(self) -> InFlight | None:
-        # Dicts keep the order of insertion, so the first one is the oldest.
+        # Dicts keep insertion order, so the first entry is the oldest.
         builder = next(iter(self._builders.values()), None)
         if builder is None:
             return None
         return InFlight(builder.job.row.index, builder.job.run_index, builder.elapsed_ms / 1000, builder.waiting_on)
 
     def resume(self, order: protocol.Resume) -> None:
-        """A person's order goes to a paused rollout."""
+        """Let the clock of a paused rollout run again."""
         if order.action == "next" and order.id in self._builders:
             self._builders[order.id].resume()
 
 
 class WorkerPool:
-    """Two groups of workers, or the same one twice: for the repository's tools or agent loop, and for its functions."""
+    """Two worker groups, which may be the same: for the repository's tools or agent loop, and for its functions."""
 
     def __init__(
         self, functions: Iterable[FunctionRef], agents: WorkerGroup | None, scorers: WorkerGroup | None
@@ -91,7 +91,7 @@ class WorkerPool:
         try:
             done = await self.agents.run(job, protocol.Probed)
         except JobFailedError as failed:
-            raise ModelStartError(f"the model could not be asked: {failed}") from failed
+            raise ModelStartError(f"the model could not be checked: {failed}") from failed
         if done.error is not None:
             raise ModelStartError(done.error)
 
@@ -118,7 +118,7 @@ class WorkerPool:
         try:
             return _scores(await self.scorers.run(job, protocol.ScoresDone))
         except JobFailedError:
-            # The function that has taken the worker down is found, and pays alone, when each is scored on its own.
+            # Scored one by one, only the function and the rollout that kill a worker lose their score.
             parts = zip(job.keys, job.rows, strict=True)
             return [
                 await self._score_one(protocol.ScoreJob(f"{job.id}.{number}", [key], [row], job.functions))
@@ -126,7 +126,7 @@ class WorkerPool:
             ]
 
     async def _score_one(self, job: protocol.ScoreJob) -> list[Score]:
-        """Score a single rollout, again without each function that takes a worker down."""
+        """Score a single rollout, and repeat without each function that kills its worker."""
         assert self.scorers is not None
         scores: dict[str, Score] = {}
         started: str | None = None
@@ -153,7 +153,7 @@ class WorkerPool:
         replies: list[protocol.TrainerReply] = []
 
         def listen(event: protocol.Progress) -> None:
-            # The job has this very list: in another worker it goes on from there.
+            # The job holds this same list, so a second attempt replays these replies.
             if isinstance(event, protocol.Replied):
                 replies.append(event.reply)
 
@@ -181,10 +181,11 @@ class WorkerPool:
 async def open_groups(
     spec: protocol.WorkerSpec, agents: WorkerGroup | None, scorers: WorkerGroup | None
 ) -> AsyncIterator[WorkerPool]:
-    """Start groups of workers, wait until they have loaded the repository, and give them as a pool.
+    """Start worker groups, wait until they have loaded the repository, and yield them as a pool.
 
-    The two groups may be the same. Raises StartError when something can't be loaded.
+    The two groups may be the same. Raises StartError if something can't be loaded.
     """
+    # A dict instead of a set keeps the order and drops a duplicate.
     groups = dict.fromkeys(group for group in (agents, scorers) if group is not None)
     async with AsyncExitStack() as stack:
         for group in groups:
@@ -208,5 +209,5 @@ def _while_running(failure: Failure, tools: list[str]) -> Failure:
 
 
 def _blame_function(ref: FunctionRef, failure: Failure) -> Failure:
-    """A function that takes its worker down has failed itself, whatever the worker's end looks like."""
+    """Turn a worker's failure into that of the function that caused it."""
     return Failure(ref.kind, failure.message, kind=failure.kind, file=ref.file, line=ref.line)

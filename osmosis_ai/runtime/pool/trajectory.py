@@ -1,4 +1,4 @@
-"""Puts a rollout together from the events of its worker, and knows what it is waiting for at any moment."""
+"""Assemble a rollout from its worker's events, and tell what it is waiting for at any moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["TrajectoryBuilder", "total_cost", "total_usage"]
 
 
 def total_usage(turns: list[Turn]) -> Usage:
-    """Tokens of all these model calls; a reply from the cache costs none."""
+    """Add up the tokens of these model calls; a cached reply costs none."""
     paid = [turn.usage for turn in turns if not turn.cached]
     return Usage(
         sum(usage.prompt_tokens for usage in paid),
@@ -35,7 +35,7 @@ def total_usage(turns: list[Turn]) -> Usage:
 
 
 def total_cost(turns: list[Turn]) -> float | None:
-    """USD of all these model calls, None when no price is known for any of them; a reply from the cache costs none."""
+    """Add up the cost of these model calls in USD, None if none has a known price; a cached reply costs nothing."""
     known = [0.0 if turn.cached else turn.cost_usd for turn in turns if turn.cost_usd is not None]
     return sum(known) if known else None
 
@@ -45,12 +45,12 @@ class TrajectoryBuilder:
 
     def __init__(self, job: protocol.RolloutJob) -> None:
         self.job = job
-        # Moved on by the time that a person thinks.
+        # `resume` moves it forward by the length of each pause.
         self._started = monotonic()
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was done: the rollout begins anew in another worker."""
+        """Forget all events, because the rollout starts over in another worker."""
         self._messages = opening_messages(self.job.row)
         self._results: dict[str, Message] = {}
         self._open_calls: dict[str, JsonObject] = {}
@@ -63,17 +63,17 @@ class TrajectoryBuilder:
 
     @property
     def open_tools(self) -> list[str]:
-        """Names of the tools that are running: while there are any, the rollout is inside user code."""
+        """Names of the running tools; while there are any, the rollout is inside user code."""
         return [call["function"]["name"] for call in self._open_calls.values()]
 
     @property
     def elapsed_ms(self) -> float:
-        """Milliseconds since it was started, without those that a person thought."""
+        """Milliseconds since the start, without pauses."""
         return ((self._paused or monotonic()) - self._started) * 1000
 
     @property
     def waiting_on(self) -> str:
-        """What the rollout is waiting for, in words."""
+        """The tool, loop or model call that the rollout is waiting for, in words."""
         if self._open_calls:
             return "tool " + ", ".join(sorted(set(self.open_tools)))
         if self._acting:
@@ -81,7 +81,7 @@ class TrajectoryBuilder:
         return f"the model (turn {len(self._turns) + 1})"
 
     def add(self, event: protocol.Progress) -> None:
-        """Take in what the worker reports."""
+        """Process an event."""
         if isinstance(event, protocol.TurnDone):
             self._flush_results()
             self._turns.append(event.turn)
@@ -90,6 +90,7 @@ class TrajectoryBuilder:
             self._open_calls = {call["id"]: call for call in event.message.get("tool_calls") or ()}
         elif isinstance(event, protocol.CallDone):
             self._open_calls.pop(event.call.id, None)
+            # An edited result replaces the call's first record.
             if event.call.edited:
                 edited = (event.call.turn, event.call.id)
                 self._calls = [call for call in self._calls if (call.turn, call.id) != edited]
@@ -111,18 +112,18 @@ class TrajectoryBuilder:
             self._paused = monotonic()
 
     def resume(self) -> None:
-        """A person lets it go on."""
+        """Continue after a pause."""
         if self._paused is not None:
             self._started += monotonic() - self._paused
             self._paused = None
 
     def finish(self, done: protocol.RolloutDone) -> Rollout:
-        """The finished rollout."""
+        """Return the finished rollout."""
         rollout = self._build(done.finish_reason, done.duration_ms, done.failure, done.agent)
         return rollout if done.messages is None else msgspec.structs.replace(rollout, messages=done.messages)
 
     def abandon(self, failure: Failure) -> Rollout:
-        """The rollout as far as it came, when its worker can't finish it."""
+        """Return the rollout so far, with a failure, if no worker can finish it."""
         finish_reason: FinishReason = "timeout" if failure.origin == "timeout" else "error"
         return self._build(finish_reason, self.elapsed_ms, failure)
 
@@ -152,7 +153,7 @@ class TrajectoryBuilder:
         )
 
     def _cut_off(self, failure: Failure | None) -> list[ToolCall]:
-        """The calls that were running when the rollout failed."""
+        """Return the calls that were running when the rollout failed."""
         if failure is None:
             return []
         took = elapsed_ms(self._asked)
@@ -163,8 +164,8 @@ class TrajectoryBuilder:
         ]
 
     def _flush_results(self) -> None:
-        """Append the last turn's results in the order of its calls, whatever order they came in."""
-        # An agent loop's own messages may have any form; it hands in its results with them.
+        """Append the last turn's results in the order of its calls, whatever order they arrived in."""
+        # Without results, don't look at the message: an agent loop's may have any form, and include its results.
         for call in self._messages[-1].get("tool_calls") or () if self._results else ():
             result = self._results.pop(call["id"], None)
             if result is not None:

@@ -1,4 +1,4 @@
-"""One worker, seen through its channel."""
+"""The pool's handle on one worker, over a channel."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ STOP_SECONDS = 5.0
 
 
 class WorkerLostError(WorkerError):
-    """A worker ended with jobs in it.
+    """A worker ended with unfinished jobs.
 
-    `failure` is recorded on the job to blame: on the `culprit`, which held the event loop, if that is why. `suspects`
-    are the jobs that were inside user code.
+    The job to blame gets `failure`. `culprit` is the job that blocked the event loop, if that ended the worker;
+    `suspects` are the jobs that were inside user code.
     """
 
     def __init__(self, failure: Failure, culprit: str | None, suspects: frozenset[str]) -> None:
@@ -35,7 +35,7 @@ class WorkerLostError(WorkerError):
 
 
 class _Assignment:
-    """A job in a worker: who hears its events, and whether user code runs on its behalf."""
+    """A worker's job with its listener; `inside` holds the user code that runs for it."""
 
     def __init__(self, job: Job, listen: Callable[[Progress], None]) -> None:
         self.job = job
@@ -45,9 +45,9 @@ class _Assignment:
 
 
 class WorkerHandle:
-    """One worker and the jobs that it has. `read` must run for anything to happen.
+    """One worker and its jobs. It makes progress only while `read` runs.
 
-    `found` takes what the worker has loaded, at the start and later.
+    `found` is called with what the worker loads, at the start and later.
     """
 
     def __init__(self, channel: Channel, found: Callable[[protocol.Ready | protocol.Imported], None]) -> None:
@@ -67,16 +67,16 @@ class WorkerHandle:
 
     @property
     def load(self) -> int:
-        """How many jobs it has."""
+        """Number of current jobs."""
         return len(self._jobs)
 
     @property
     def accepts(self) -> bool:
-        """True if it may get a job."""
+        """True if the worker takes new jobs."""
         return self.ready is not None and not self.leaving.is_set()
 
     async def loaded(self, seconds: float) -> None:
-        """Wait until it has loaded the repository; raises StartError when it can't within so many seconds."""
+        """Wait until the worker has loaded the repository; raise StartError if it fails, or exceeds `seconds`."""
         with anyio.move_on_after(seconds):
             await self.settled.wait()
         if self.ready is None:
@@ -86,7 +86,7 @@ class WorkerHandle:
             raise self._start_error()
 
     async def run(self, job: Job, listen: Callable[[Progress], None]) -> Done:
-        """Run one job to its last event; raises WorkerLostError when the worker ends first."""
+        """Run one job to its last event; raise WorkerLostError if the worker ends first."""
         if self.ended.is_set():
             raise WorkerLostError(self._how_it_ended(), None, frozenset())
         assignment = self._jobs[job.id] = _Assignment(job, listen)
@@ -102,19 +102,19 @@ class WorkerHandle:
             self._jobs.pop(job.id, None)
 
     def resume(self, order: protocol.Resume) -> None:
-        """Pass an order on to a paused rollout, if this worker has it."""
+        """Pass an order on to a paused rollout, if it is in this worker."""
         if order.id in self._jobs and not self.ended.is_set():
             self._channel.send(order)
 
     async def read(self) -> None:
-        """Take events until the worker ends; then every job that was left in it is lost."""
+        """Process events until the worker ends; then its remaining jobs are lost."""
         try:
             await self._channel.read(self._take)
         finally:
             self._lose_jobs()
 
     async def stop(self) -> None:
-        """Let the worker close its server properly; what takes longer is killed."""
+        """Let the worker close its server properly; kill it if that takes too long."""
         self.stopping = True
         if not self.ended.is_set() and self.ready is not None and not self._jobs:
             self._channel.send(protocol.Stop())
@@ -125,12 +125,13 @@ class WorkerHandle:
             await self.ended.wait()
 
     def kill(self, why: Failure) -> None:
-        """End the worker and whatever it started, now."""
+        """Kill the worker and everything it started, now."""
+        # The first reason counts: a kill may follow the worker's own report.
         self._end = self._end or why
         self._channel.kill()
 
     def memory(self) -> int:
-        """Bytes the worker holds."""
+        """Return the worker's memory in bytes."""
         return self._channel.memory()
 
     def _take(self, event: Event) -> None:
@@ -176,24 +177,24 @@ class WorkerHandle:
     def _start_error(self) -> StartError:
         if self._not_ready is None:
             how = self._how_it_ended().message
-            return StartError(f"the repository can't be loaded: the worker that tried was lost: {how}")
+            return StartError(f"the repository can't be loaded, because its worker was lost: {how}")
         kind = getattr(errors, self._not_ready.error, StartError)
         error: StartError = kind(self._not_ready.message)
         return error
 
 
 def died(how: str) -> Failure:
-    """A worker that ended by itself or had to be ended."""
+    """Make the failure for a worker that died or was killed."""
     return Failure("worker", how, kind="died")
 
 
 def blocked(how: str) -> Failure:
-    """A worker that had to be ended, because user code held it."""
+    """Make the failure for a worker that was ended because user code blocked it."""
     return Failure("timeout", how, kind="blocked")
 
 
 def _note_user_code(inside: set[str], event: Progress) -> None:
-    """Keep track of the tool calls, scores and loop's code that are running on a job's behalf."""
+    """Track the tool calls, scoring functions and loop code that run for a job."""
     if isinstance(event, protocol.Acting):
         inside.add("agent")
     elif isinstance(event, protocol.Asked):
@@ -206,5 +207,5 @@ def _note_user_code(inside: set[str], event: Progress) -> None:
     elif isinstance(event, protocol.ScoringStarted):
         inside.add(event.function)
     elif isinstance(event, protocol.Paused):
-        # From now on a person may call tools by hand in it.
+        # While paused, the user may call tools by hand.
         inside.add("paused")

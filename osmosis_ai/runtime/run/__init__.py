@@ -1,1 +1,1 @@
-"""One run, from what was asked for to its report."""
+"""One run, from its config to its report."""

@@ -1,6 +1,6 @@
-"""Stepping through rollouts: which one runs, where it pauses, what a person changes in it, and its record.
+"""Step through rollouts: start one, pause it at each step, let the user edit it, and record it.
 
-It is driven from a thread of its own, where a prompt may block; the workers' event loop runs in another one.
+The caller uses its own thread, where a prompt may block; the workers' event loop runs in another thread.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ __all__ = ["Debugger", "Ended", "RefusedError"]
 
 
 class RefusedError(OsmosisError):
-    """What the person asked for can't be done now; the message says why and what can."""
+    """The user's request can't be carried out now; the message says why, and what to do instead."""
 
 
 class Ended(Record, frozen=True):
-    """A rollout has ended and is recorded. `scores` is empty when it could not be scored, or there are no functions."""
+    """A rollout has ended and is recorded. `scores` is empty if it could not be scored, or there are no functions."""
 
     rollout: Rollout
     scores: list[Score]
 
 
 class Debugger:
-    """Runs one rollout at a time and stops it at every step. Its methods raise RefusedError for what can't be done now.
+    """Runs one rollout at a time, and pauses it at every step. Methods raise RefusedError if they can't be used now.
 
-    The run has begun; `portal` leads to the event loop of its workers.
+    `run` must have begun; `portal` leads to the event loop of its workers.
 
     Attributes:
-        rows: The rows that can be run, by their absolute index.
-        row: The row that is, or was last, stepped through.
-        paused: Where its rollout waits, as the worker told it; None when none does.
+        rows: The rows that can be run, by absolute index.
+        row: The current row, or else the last one.
+        paused: The current pause, as reported by the worker; None if no rollout is paused.
         ended: The last rollout, once it has ended.
-        edited: True if a person has changed something in the present rollout.
+        edited: True if the user has changed the current rollout.
     """
 
     def __init__(self, portal: anyio.from_thread.BlockingPortal, run: RunSession) -> None:
@@ -74,13 +74,13 @@ class Debugger:
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation so far, changes included."""
+        """The conversation so far, including the user's changes."""
         if self.paused is not None:
             return self.paused.messages
         return [] if self.ended is None else self.ended.rollout.messages
 
     def start(self, index: int) -> Paused | Ended:
-        """Begin the rollout of the row with this absolute index; one that is paused is left without a record."""
+        """Start the rollout of the row with this absolute index; drop a paused one without a record."""
         if index not in self.rows:
             raise RefusedError(f"there is no row {index}; the rows are {self.rows.start} to {self.rows.stop - 1}")
         limit = self.plan.config.limits.max_cost
@@ -98,7 +98,7 @@ class Debugger:
         return self._stop()
 
     def go_on(self) -> Paused | Ended:
-        """Let the paused rollout go on, with what was changed; gives where it stopped next."""
+        """Continue the paused rollout with the user's changes; return its next pause or its end."""
         paused = self._require()
         replaced, self._replaced = self._replaced, None
         self.paused = None
@@ -106,9 +106,9 @@ class Debugger:
         return self._stop()
 
     def call(self, tool: str, arguments: str) -> Called | Ended:
-        """Call a tool in the paused rollout's session with a JSON object, without making it part of the trajectory.
+        """Call a tool in the paused rollout's session with a JSON object, without adding the call to the trajectory.
 
-        Gives what it came to; or the rollout's end, when the tool took the worker down.
+        Returns the tool's result, or the rollout's end if the tool killed the worker.
         """
         paused = self._require()
         self._portal.call(self.pool.resume, Resume(paused.job, "call", tool=tool, arguments=arguments))
@@ -121,16 +121,16 @@ class Debugger:
         if self.row is None or not self.messages:
             raise RefusedError("there is no trajectory yet; r N starts row N")
         if not self.pool.loaded.functions:
-            raise RefusedError("there is nothing to score with: no reward function was found")
+            raise RefusedError("nothing to score with: no reward function was found")
         return self._portal.call(self._score, self.row, self.messages)
 
     def editable(self) -> list[Message]:
-        """What can be changed now: the new messages of a request, the reply, or the results."""
+        """Return the messages that can be changed now: a request's new messages, the reply, or the results."""
         paused = self._require()
         return paused.messages[_first_editable(paused) :]
 
     def edit(self, messages: Any) -> bool:
-        """Change what is `editable`, from when the rollout goes on; gives whether that differs from what was there."""
+        """Replace the `editable` messages when the rollout continues; return True if this changes them."""
         paused = self._require()
         first = _first_editable(paused)
         before = paused.messages[first:]
@@ -144,19 +144,20 @@ class Debugger:
         return True
 
     def leave(self) -> bool:
-        """Leave the present rollout; tells whether there was one, and it stays without a record."""
+        """Drop the current rollout; return True if there was one, and it has no record."""
         task, self._task = self._task, None
         self.paused = self._replaced = None
         if task is None:
             return False
         task.cancel()
+        # `_run` puts None last, once the rollout has really ended.
         while self._events.get() is not None:
             pass
         assert self._job is not None
         return self._recorded.get(self._job.row.index, 0) == self._job.run_index
 
     def trajectory(self) -> dict[str, Any]:
-        """The trajectory so far, JSON-able: the finished rollout's record, or what there is before."""
+        """Return the JSON-able trajectory so far: the finished rollout's record, or the conversation before its end."""
         if self.row is None or not self.messages:
             raise RefusedError("there is no trajectory yet; r N starts row N")
         about = {"model": self.plan.policies[POLICY].name, "ground_truth": self.row.ground_truth, "edited": self.edited}
@@ -202,7 +203,7 @@ class Debugger:
     def _next(self) -> Paused | Called | Ended:
         event = self._events.get()
         if event is None:
-            # It ended without a word, so it raised.
+            # No event came before the end, so the task raised; `result` raises it here.
             assert self._task is not None
             task, self._task, self.paused = self._task, None, None
             task.result()
@@ -220,7 +221,7 @@ class Debugger:
 
 
 def _first_editable(paused: Paused) -> int:
-    """Where what the pause is about begins in its messages."""
+    """Return the index of the first editable message."""
     if paused.stage == "reply":
         return len(paused.messages) - 1
     if paused.index == 0 and paused.stage == "request":
@@ -245,7 +246,7 @@ def _checked(paused: Paused, before: list[Message], after: Any) -> list[Message]
         raise RefusedError("a request needs at least one message")
     for message in after:
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), (str, list)):
-            raise RefusedError("every message needs a `role` and a `content`, both texts")
+            raise RefusedError("every message needs a `role` and a `content`, both strings")
     return after
 
 
@@ -260,7 +261,7 @@ def _checked_reply(reply: Message) -> Message:
         raise RefusedError("a reply's `role` is `assistant`")
     calls = reply.get("tool_calls") or []
     if not isinstance(reply.get("content"), (str, list)) and not (calls and reply.get("content") is None):
-        raise RefusedError("a reply needs a text as its `content`, or `tool_calls`")
+        raise RefusedError("a reply needs a string as its `content`, or `tool_calls`")
     if not isinstance(calls, list):
         raise RefusedError("`tool_calls` must be a list")
     reply = {name: value for name, value in reply.items() if name != "tool_calls"}
@@ -268,7 +269,7 @@ def _checked_reply(reply: Message) -> Message:
         return reply
     checked = [_checked_call(call, place) for place, call in enumerate(calls)]
     if len({call["id"] for call in checked}) < len(checked):
-        raise RefusedError("every one of the `tool_calls` needs an `id` of its own")
+        raise RefusedError("each of the `tool_calls` needs its own `id`")
     return {**reply, "tool_calls": checked}
 
 
@@ -278,7 +279,7 @@ def _checked_call(call: Any, place: int) -> dict[str, Any]:
         raise RefusedError(f'tool_calls[{place}] must look like {{"function": {{"name": …, "arguments": …}}}}')
     arguments = function.get("arguments", {})
     if not isinstance(arguments, str):
-        # Easier to write by hand than JSON within JSON.
+        # An object is easier to write by hand than JSON within JSON.
         arguments = json_text(arguments)
     call_id = call.get("id")
     return {

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, each a frozen record: the events that `async for event in run` gives."""
+"""The events of a run, each a frozen record, as yielded by `async for event in run`."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from osmosis_ai.records import Message, Record, Rollout, Score, Tool, ToolCall, 
 
 
 class Notice(Record, frozen=True):
-    """Something a user should know: a stand-in that is no model, a function that can't be loaded."""
+    """A message for the user, for example about an offline stand-in or a function that can't be loaded."""
 
     message: str
     severity: Literal["info", "warning"] = "info"
 
 
 class DatasetProgress(Record, frozen=True):
-    """The dataset is being checked: bytes read so far, and in total."""
+    """Progress of the dataset's check: bytes read so far, and in total."""
 
     read: int
     total: int
 
 
 class RunLoaded(Record, frozen=True):
-    """Workers have loaded the repository, and every row is checked.
+    """Workers have loaded the repository, and every row has passed its check.
 
     Attributes:
-        models: The model, and the baseline's if one is compared.
-        dataset: The dataset's file.
+        models: Name of the model, then of the baseline model, if any.
+        dataset: Path of the dataset.
         total_rows: Rows to run.
         attempts: Attempts per row.
-        tools: The tools the model sees.
-        functions: The functions that score.
-        agent: The repository's own agent loop, as it was asked for and by its own name; None for the built-in one.
+        tools: The tools that the model sees.
+        functions: Names of the scoring functions.
+        agent: The repository's own agent loop, as named by the config and by itself; None for the built-in one.
     """
 
     models: list[str]
@@ -44,7 +44,7 @@ class RunLoaded(Record, frozen=True):
 
 
 class RunStarted(Record, frozen=True):
-    """The run has its record in the store. `recorded` counts the rollouts that an earlier time has left in it."""
+    """The run has a record in the store. If resumed, `recorded` counts its existing rollouts."""
 
     run_id: str
     total_rollouts: int
@@ -52,7 +52,7 @@ class RunStarted(Record, frozen=True):
 
 
 class RolloutStarted(Record, frozen=True):
-    """A worker gets a rollout."""
+    """A rollout starts in a worker."""
 
     rollout_id: str
     row_index: int
@@ -77,13 +77,13 @@ class ToolCallDone(Record, frozen=True):
 
 
 class RolloutDone(Record, frozen=True):
-    """A rollout is recorded, whether or not it failed."""
+    """A rollout, failed or not, is recorded."""
 
     rollout: Rollout
 
 
 class RolloutScored(Record, frozen=True):
-    """A rollout's scores are recorded; none when it could not be scored."""
+    """A rollout's scores are recorded; `scores` is empty if it could not be scored."""
 
     row_index: int
     run_index: int
@@ -92,7 +92,7 @@ class RolloutScored(Record, frozen=True):
 
 
 class LimitReached(Record, frozen=True):
-    """A bound of the whole run ends it before its last rollout."""
+    """A limit of the whole run ended it before its last rollout."""
 
     limit: Literal["max_cost"]
     message: str

@@ -1,4 +1,4 @@
-"""What a run does, once everything that was asked for is found and checked."""
+"""The plan of a run: a config with all its names resolved and checked."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BASELINE = "baseline"
 
 
 class RunPlan(Record, frozen=True):
-    """A config with everything it names resolved.
+    """A config with all its names resolved.
 
-    `root` is the repository's folder, `dataset` the file; `policies` are the models, by `policy`, and `baseline` when
-    one is compared; `total_rows` is 0 until the dataset has been counted. `agent` is the repository's own agent loop as
-    it was asked for, None for the built-in one; `agent_dir` the folder of the tools' or the loop's code, if it has one.
+    `root` is the repository's folder, `dataset` the file. `policies` maps `policy`, and `baseline` if there is one, to
+    models. `total_rows` is 0 until the dataset is counted. `agent` is the repository's own agent loop as named by the
+    config, None for the built-in one; `agent_dir` is the folder of the tools' or the loop's code, if any.
     """
 
     config: RunConfig
@@ -33,12 +33,12 @@ class RunPlan(Record, frozen=True):
     agent_dir: str | None = None
 
     def with_dataset(self, summary: DatasetSummary) -> RunPlan:
-        """The plan, once its dataset is known: the number of rows, and which stand-in they let run."""
+        """Fill in the dataset's row count, and the stand-in that its rows allow."""
         references = summary.with_ground_truth + summary.with_solution > 0
         policies = {policy: named_by_rows(spec, references=references) for policy, spec in self.policies.items()}
         return msgspec.structs.replace(self, total_rows=summary.count, policies=policies)
 
     @property
     def total_rollouts(self) -> int:
-        """The number of rollouts to run."""
+        """Number of rollouts to run."""
         return self.total_rows * self.config.scoring.n * len(self.policies)

@@ -1,4 +1,4 @@
-"""From a config to a plan that can run: every input is checked here, before any model is asked."""
+"""Turn a config into a plan that can run, and check every input before any model call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Prepared(Record, frozen=True):
-    """A run that can start: what it does, what its workers load, and what there is to say about it."""
+    """A run that can start: its plan, its workers' spec, and the problems found on the way."""
 
     plan: RunPlan
     worker: WorkerSpec
@@ -47,15 +47,15 @@ class Prepared(Record, frozen=True):
 def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepared:
     """Resolve a config: the repository, its functions, the dataset's file and the models.
 
-    Nothing is imported, no row is read and no connection is opened. `environ` has the variables of `.env` too. Raises
-    StartError when something asked for doesn't exist or can't be used.
+    Imports no user code, reads no row and opens no connection. `environ` includes the variables of `.env`. Raises
+    StartError if something named by the config doesn't exist or can't be used.
     """
     agent, repository = find_agent(config.agent, cwd)
     own = agent if isinstance(agent, AgentSource) else None
     dataset = find_dataset(config.data.dataset, repository, cwd)
     functions, problems = find_functions(config.scoring.eval_fn, repository, cwd)
     functions = [*functions, *resolve_rubrics(config.scoring.rubric, repository, cwd)]
-    # An agent loop may give its rollouts rewards of its own.
+    # An agent loop may set its rollouts' rewards itself.
     if config.command == "eval" and not functions and own is None:
         for problem in problems:
             raise FunctionError(str(problem))
@@ -82,7 +82,7 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         debug_dir=environ.get("ROLLOUT_DEBUG_DIR") or None,
         policies=plan.policies,
         functions=functions,
-        # Rubrics score only when they are asked for.
+        # Rubrics score only on request, so a requested one must load.
         required=frozenset(ref.name for ref in functions if config.scoring.eval_fn or ref.kind == "rubric"),
         store=str(database_path(repository.root)),
         cache=_find_cache(repository) if config.model.cache else None,
@@ -93,31 +93,31 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
 def scorer_spec(
     root: Path, functions: list[FunctionRef], limits: LimitsConfig, *, store: Path, required: bool
 ) -> WorkerSpec:
-    """What a worker loads that only scores, from the database `store`; `reward_timeout` bounds each score.
+    """Make the spec of a worker that only scores, from the database `store`; `limits.reward_timeout` bounds each score.
 
-    If `required`, nothing runs without every one of the functions; else one that can't be loaded is left out.
+    With `required`, loading fails if any function can't be loaded; otherwise such functions are left out.
     """
     names = frozenset(ref.name for ref in functions) if required else frozenset[str]()
     return WorkerSpec(root=str(root), limits=limits, functions=functions, required=names, store=str(store))
 
 
 def find_root(mcp: str | None, module: str | None, cwd: Path) -> Path:
-    """The root of the repository that the agent asked for belongs to; raises UsageError when there is no such agent."""
+    """Return the root of the agent's repository; raise UsageError if the agent doesn't exist."""
     return find_repository(None if module is not None else mcp, cwd).root
 
 
 def find_agent(config: AgentConfig, cwd: Path) -> tuple[McpSource | AgentSource, Repository]:
-    """The agent loop or the MCP source asked for, `./mcp` by default, and the repository it belongs to.
+    """Return the config's agent loop or MCP source, `./mcp` by default, and its repository.
 
-    A loop's repository is the working directory, and its `mcp_dir` the folder of the loop's package, if it has one.
+    A loop's repository is the working directory, and its `mcp_dir` is the folder of the loop's package, if any.
     """
     mcp, module = config.mcp, config.module
     if module is not None:
         if mcp is not None:
-            raise UsageError("-m and --mcp name an agent each: an agent loop brings its own tools; give one of them")
+            raise UsageError("-m and --mcp each name an agent, and an agent loop brings its own tools; use one of them")
         repository = find_repository(None, cwd)
         source = resolve_agent(module, repository.root)
-        # The tools in mcp/, if there are any, are no part of this agent.
+        # Tools in mcp/, if any, don't belong to this agent.
         folder = None if source.folder is None else repository.root / source.folder
         return source, dataclasses.replace(repository, mcp_dir=folder)
     if mcp is None and not (cwd / "mcp").is_dir():
@@ -130,7 +130,7 @@ def find_agent(config: AgentConfig, cwd: Path) -> tuple[McpSource | AgentSource,
 
 
 def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset:
-    """The dataset asked for, else `test_data.jsonl` in the working directory or the repository."""
+    """Open the named dataset, else `test_data.jsonl` in the working directory or the repository."""
     if path is not None:
         return open_dataset(cwd / Path(path).expanduser())
     for folder in (cwd, repository.root):
@@ -140,7 +140,7 @@ def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset
 
 
 def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple[list[FunctionRef], list[Problem]]:
-    """The functions named, else every discovered reward function; and what could not be read while looking."""
+    """Return the named functions, else every discovered reward function; and the files that could not be read."""
     discovered, problems = discovered_refs(repository)
     if not specs:
         return discovered, problems
@@ -152,13 +152,13 @@ def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple
     except FunctionError as error:
         if not problems:
             raise
-        # What could not be read may be just what was asked for.
+        # The function may be in a file that could not be read, so report that too.
         raise FunctionError(f"{problems[0]}\n{error}") from error
     return list({ref.name: ref for ref in refs}.values()), problems
 
 
 def check_output(path: str | None, cwd: Path) -> Path | None:
-    """The results file, known to be writable, so that no run ends without a place for it; raises UsageError."""
+    """Check that the results file is writable, before the run rather than after it; raise UsageError."""
     if path is None:
         return None
     file = cwd / Path(path).expanduser()
@@ -168,7 +168,7 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
         raise UsageError(f"-o {path}: the folder {file.parent} doesn't exist; create it first")
     existed = file.exists()
     try:
-        # Opening it is the only sure test: permissions say nothing about a read-only or special file system.
+        # Only opening it is a sure test: permissions say nothing about a read-only or special file system.
         with file.open("ab"):
             pass
         if not existed:
@@ -179,11 +179,11 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
 
 
 def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *, priced: bool) -> None:
-    """See that the judges that are known have their keys, and prices if they must. Connects to nothing.
+    """Check that all known judges have keys and, with `priced`, known prices; raise ModelStartError.
 
-    Which judge an `@osmosis_rubric` function asks is known only where all judge calls are redirected to one model; an
-    unpriced one is refused when the function asks it (`target.JUDGE_PRICED`). With `priced` this imports LiteLLM.
-    Raises ModelStartError.
+    It opens no connection; with `priced`, it imports LiteLLM. The judge of an `@osmosis_rubric` function is known only
+    if all judge calls are redirected to one model; otherwise, the call itself refuses an unpriced judge
+    (`target.JUDGE_PRICED`).
     """
     from osmosis_ai.reward_rubric.target import has_price
 
@@ -199,14 +199,14 @@ def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *
             raise ModelStartError(f"rubric {ref.name}: {error}") from None
         if priced and not has_price(judge):
             raise ModelStartError(
-                f"no price is known for the judge {judge.name} of {ref.name}, so --max-cost can't be kept; "
+                f"no price is known for the judge {judge.name} of {ref.name}, so --max-cost can't be enforced; "
                 "leave the option out"
             )
 
 
 def _model_info(ref: FunctionRef) -> dict[str, Any]:
     if ref.module:
-        # Whatever it is: the calls are redirected.
+        # Any will do, because the calls are redirected.
         return {"provider": DEFAULT_PROVIDER, "model": DEFAULT_MODEL}
     try:
         return load_rubric(Path(ref.root, ref.file or ""), ref.attribute).model_info
@@ -236,5 +236,5 @@ def _choose_models(config: RunConfig, environ: Mapping[str, str]) -> dict[str, M
     if baseline.model is not None:
         choices[BASELINE] = choose(baseline.model, baseline.base_url, baseline.api_key)
     elif baseline.base_url or baseline.api_key:
-        raise UsageError("--baseline-base-url and --baseline-api-key go with --baseline-model; name the model too")
+        raise UsageError("--baseline-base-url and --baseline-api-key need --baseline-model; name the model too")
     return choices

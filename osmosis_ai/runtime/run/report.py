@@ -1,4 +1,4 @@
-"""The report of a finished run: statistics, tools, failures by cause; and the documented results made from it."""
+"""The report of a finished run: statistics, tools, failures by cause; and its conversion to the documented results."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["Baseline", "Policy", "Report", "build_report", "run_summary", "score
 
 
 class Policy(Record, frozen=True):
-    """A model, and what its rollouts came to. Tokens and cost are those of rollouts only."""
+    """A model and the totals of its rollouts. Tokens and cost don't include judges."""
 
     model: str
     """Name of the model."""
     base_url: str | None
-    """Endpoint of the model, None for the provider's own."""
+    """Endpoint of the model, None for the provider's default."""
     stand_in: bool
     """True for an offline model: the scores say nothing about a model."""
     params: JsonObject
@@ -50,7 +50,7 @@ class Policy(Record, frozen=True):
 
     @property
     def missing(self) -> int:
-        """Rollouts that were planned and have no record."""
+        """Planned rollouts without a record."""
         return max(self.planned - self.rollouts, 0)
 
     @property
@@ -60,17 +60,22 @@ class Policy(Record, frozen=True):
 
 
 class Baseline(Policy, frozen=True):
-    """The model compared with, on the same rows."""
+    """The baseline model on the same rows."""
 
     comparison: dict[str, PairedComparison]
-    """The policy against the baseline, by function: a win is a row where the policy is better."""
+    """Policy against baseline, by function: a win is a row where the policy is better."""
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """The report of a run. It holds summaries only: rollouts and results are read from the run store when asked for."""
+    """The report of a run. It holds only summaries; `outcomes` and `results` read the run store.
+
+    Example:
+        >>> report = osmosis_ai.run(RunConfig.of(mcp="./mcp", dataset="data.jsonl"))
+        >>> print(report.whole, {name: one.mean for name, one in report.functions.items()})
+    """
 
     command: Literal["test", "eval"]
-    """The kind of run, which decides the shape of its results."""
+    """Kind of run, which decides the form of its results."""
     run_id: str
     """Id of the run in the run store."""
     store: str
@@ -78,29 +83,29 @@ class Report(Record, frozen=True, kw_only=True):
     dataset: str
     """Path of the dataset."""
     agent: str | None
-    """The agent loop that was named, None for the built-in one."""
+    """Agent loop named by the config, None for the built-in one."""
     rows: int
-    """Rows of the dataset that were asked for."""
+    """Selected rows of the dataset."""
     n: int
     """Attempts per row."""
     pass_threshold: float
-    """Score from which on an attempt passes."""
+    """Lowest score with which an attempt passes."""
     policy: Policy
     """The model and its rollouts."""
     baseline: Baseline | None
-    """The baseline model and its rollouts, None without one."""
+    """The baseline model and its rollouts, None if there is none."""
     scoring_errors: int
-    """Scores that could not be computed, those of the baseline's rollouts included."""
+    """Scores that could not be computed, including the baseline's."""
     tools: dict[str, objects.ToolStatistics]
     """Statistics of each tool that the policy called."""
     failures: list[objects.Cause]
-    """Failures by cause, most frequent first, those of the baseline included."""
+    """Failures by cause, most frequent first, including the baseline's."""
     judges: objects.JudgeTotals
     """Requests of rubrics to their judges."""
     wall_ms: float
-    """Time from the first rollout to the last record in milliseconds."""
+    """Time from the first rollout to the last record, in milliseconds."""
     interactive: bool = False
-    """True if the run was stepped through by hand."""
+    """True if the user stepped through the run."""
 
     @property
     def functions(self) -> dict[str, FunctionStatistics]:
@@ -119,12 +124,12 @@ class Report(Record, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> bool:
-        """True if everything ran without error and everything was scored."""
+        """True if every rollout ran without error and was scored."""
         everyone = [self.policy] if self.baseline is None else [self.policy, self.baseline]
         return self.scoring_errors == 0 and not any(policy.failed or policy.missing for policy in everyone)
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Stream every rollout, without its trajectory but with its scores, in the order of the dataset.
+        """Stream every rollout with its scores but without its trajectory, in the order of the dataset.
 
         Raises:
             StoreError: The run store can't be read.
@@ -132,7 +137,7 @@ class Report(Record, frozen=True, kw_only=True):
         return Queries(Path(self.store)).outcomes(self.run_id)
 
     def results(self) -> objects.TestResults | objects.EvalResults:
-        """The documented results with all their rows, as records.
+        """Return the documented results with all rows, as records.
 
         Raises:
             StoreError: The run store can't be read.
@@ -147,11 +152,11 @@ class Report(Record, frozen=True, kw_only=True):
         *,
         iteration: objects.WatchIteration | None = None,
     ) -> bytes:
-        """The documented results as JSON; only the encoded rows are held in memory.
+        """Return the documented results as JSON; only the encoded rows are held in memory.
 
         Args:
-            outcomes: Gives the rollouts in the order of the dataset; by default, those of the run store.
-            iteration: The iteration of watch mode that ended.
+            outcomes: Returns the rollouts in the order of the dataset; by default, those of the run store.
+            iteration: The iteration of watch mode that has ended.
 
         Raises:
             StoreError: The run store can't be read.
@@ -177,9 +182,9 @@ def build_report(
     wall_ms: float,
     interactive: bool = False,
 ) -> Report:
-    """Summarize a run in one pass; a few numbers are kept per rollout.
+    """Summarize a run in one pass, with a few numbers per rollout in memory.
 
-    `functions` are the names of the functions that score, `outcomes` every stored rollout; `wall_ms` counts from the
+    `functions` are the names of the scoring functions, `outcomes` all stored rollouts; `wall_ms` is the time from the
     first rollout to the last record.
     """
     grid = _ScoreGrid(functions)
@@ -231,13 +236,13 @@ def build_report(
 
 
 def score_names(loaded: Ready, scored: Iterable[str]) -> list[str]:
-    """Names under which scores are reported: the functions, and the agent loop if it is among those with scores."""
+    """List the names under which scores are reported: the functions, and the agent loop if it gave scores."""
     own = [name for name in scored if name == loaded.agent and name not in loaded.functions]
     return [*own, *loaded.functions]
 
 
 def run_summary(report: Report) -> JsonObject:
-    """The few figures of a run that lists of runs show."""
+    """Return the few figures that lists of runs show."""
     return {
         "functions": {name: statistics.mean for name, statistics in report.functions.items()},
         "planned": report.policy.planned + (report.baseline.planned if report.baseline else 0),
@@ -284,7 +289,7 @@ class _PolicyTally:
 
 
 class _ToolTally:
-    """Durations as plain doubles: a run of a hundred thousand calls keeps less than a megabyte."""
+    """Totals of one tool. Durations are plain doubles, so a hundred thousand calls take less than a megabyte."""
 
     def __init__(self) -> None:
         self._durations = array("d")
@@ -306,7 +311,7 @@ class _ToolTally:
 
 
 class _ScoreGrid:
-    """Scores by function, policy and row. A rollout that failed has None: it counts as 0 and is no scoring error."""
+    """Scores by function, policy and row. A failed rollout has None, which counts as 0 but isn't a scoring error."""
 
     def __init__(self, functions: list[str]) -> None:
         self._functions = functions
@@ -335,7 +340,7 @@ class _ScoreGrid:
 
 
 class _FailureTally:
-    """Counts failures by cause, and keeps the first of each."""
+    """Counts failures by cause, and keeps each cause's first one."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[Origin, str, str | None, int | None, str | None], objects.Cause] = {}
@@ -358,7 +363,7 @@ class _FailureTally:
             )
 
     def causes(self) -> list[objects.Cause]:
-        """The causes, most frequent first."""
+        """Return the causes, most frequent first."""
         return [msgspec.structs.replace(self._first[key], count=count) for key, count in self._counts.most_common()]
 
 
@@ -370,7 +375,7 @@ def _with_judges(judges: objects.JudgeTotals, score: Score) -> objects.JudgeTota
 
 
 def _quantile(ordered: list[float], fraction: float) -> float:
-    """The nearest-rank quantile of sorted values."""
+    """Return the nearest-rank quantile of sorted values."""
     return ordered[min(int(fraction * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
@@ -444,13 +449,13 @@ def _baseline_object(baseline: Baseline, outcomes: Iterable[Outcome]) -> objects
 
 
 def _encoded(rows: Iterable[Record]) -> msgspec.Raw:
-    """Rows as one JSON array, which takes less memory than rows as records."""
+    """Encode rows as one JSON array, which takes less memory than the records."""
     encoder = msgspec.json.Encoder()
     text = bytearray(b"[")
     for row in rows:
         if len(text) > 1:
             text += b","
-        # Not `encode_into`, which leaves half as much again allocated behind the text.
+        # Not `encode_into`, which over-allocates the buffer by half.
         text += encoder.encode(row)
     text += b"]"
     return msgspec.Raw(text)
@@ -498,7 +503,7 @@ def _eval_run(outcome: Outcome, functions: Iterable[str]) -> objects.EvalRun:
 
 
 def _values(outcome: Outcome, functions: Iterable[str]) -> dict[str, float | None]:
-    """Scores in the order of the functions, as everywhere else."""
+    """Return the scores in the order of the functions, as everywhere else."""
     return {name: outcome.scores[name].value for name in functions if name in outcome.scores}
 
 

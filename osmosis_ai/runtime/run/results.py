@@ -1,6 +1,6 @@
-"""The documented results of `osmosis test` and `osmosis eval`: the one object that `-o` and `--json` write.
+"""The documented results of `osmosis test` and `osmosis eval`: the object that `-o` and `--json` write.
 
-A field without a default is always there; one that has a default is left out while it holds it.
+A field without a default is always present; a field at its default is left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Rows = TypeVar("Rows")
 
 
 class ToolStatistics(Record, frozen=True):
-    """All calls of one tool by the model; a baseline's calls are not among them."""
+    """All calls of one tool by the model, not counting a baseline's."""
 
     calls: int
     """Number of calls."""
@@ -28,10 +28,10 @@ class ToolStatistics(Record, frozen=True):
 
 
 class Cause(Record, frozen=True):
-    """Failures that share origin, kind and place; message, row and attempt are those of the first one."""
+    """Failures with the same origin, kind and location; message, row and attempt are the first one's."""
 
     origin: Origin
-    """Where the failures come from."""
+    """The part at fault."""
     kind: str
     """Short name of the cause, such as `exception` or `refused`."""
     count: int
@@ -43,7 +43,7 @@ class Cause(Record, frozen=True):
     run_index: int
     """Attempt of the first failure, from 0."""
     file: str | None
-    """The user's file that failed, null if none did."""
+    """The user's file at fault, null if none or unknown."""
     line: int | None
     """Line in that file, from 1."""
     function: str | None
@@ -51,7 +51,7 @@ class Cause(Record, frozen=True):
 
 
 class JudgeTotals(Record, frozen=True):
-    """Requests of rubrics to their judges, which no rollout's tokens and cost contain."""
+    """Requests of rubrics to their judges, not included in the rollouts' tokens and cost."""
 
     calls: int
     """Number of requests."""
@@ -62,12 +62,12 @@ class JudgeTotals(Record, frozen=True):
 
 
 class TestConfig(Record, frozen=True, kw_only=True):
-    """How the run was configured."""
+    """Configuration of the run."""
 
     model: str
     """Name of the model."""
     base_url: str | None
-    """Endpoint of the model, null for the provider's own."""
+    """Endpoint of the model, null for the provider's default."""
     stand_in: bool
     """True for an offline model: the scores say nothing about a model."""
     params: JsonObject
@@ -79,24 +79,24 @@ class TestConfig(Record, frozen=True, kw_only=True):
     agent: str | None = None
     """The agent loop named with `-m`, absent for the built-in one."""
     interactive: bool = False
-    """True if the run was stepped through with `-i`."""
+    """True if the user stepped through the run with `-i`."""
 
 
 class EvalConfig(TestConfig, frozen=True, kw_only=True):
-    """How the run was configured."""
+    """Configuration of the run."""
 
     n_runs: int
     """Attempts per row."""
     pass_threshold: float
-    """Score from which on an attempt passes."""
+    """Lowest score with which an attempt passes."""
     eval_fns: list[str]
-    """Names of the functions that score."""
+    """Names of the scoring functions."""
     baseline_model: str | None = None
-    """Name of the baseline model, absent without one."""
+    """Name of the baseline model, absent if there is none."""
 
 
 class RunTotals(Record, frozen=True, kw_only=True):
-    """Totals of the rollouts. Being keyword-only, they follow the fields that a subclass begins with."""
+    """Totals of the rollouts. They are keyword-only, so a subclass's fields come first in the JSON."""
 
     passed: int
     """Rollouts that ended without error, whatever their score."""
@@ -111,19 +111,19 @@ class RunTotals(Record, frozen=True, kw_only=True):
     cost_usd: float | None
     """Cost of all rollouts in US dollars, null if no price is known."""
     wall_ms: float
-    """Time from the first rollout to the last record in milliseconds."""
+    """Time from the first rollout to the last record, in milliseconds."""
     scoring_errors: int
-    """Scores that could not be computed, those of a baseline's rollouts included."""
+    """Scores that could not be computed, including a baseline's."""
     judges: JudgeTotals
     """Requests to judges."""
     tools: dict[str, ToolStatistics]
     """Statistics of each tool."""
     failures: list[Cause]
-    """Failures by cause, most frequent first, those of a baseline included."""
+    """Failures by cause, most frequent first, including a baseline's."""
 
 
 class PlannedTotals(RunTotals, frozen=True):
-    """Totals of the rollouts planned."""
+    """Totals of the planned rollouts."""
 
     total: int
     """Rollouts planned."""
@@ -140,9 +140,9 @@ class EvalSummary(RunTotals, frozen=True):
     """Totals of the rollouts, and statistics of the functions."""
 
     total_rows: int
-    """Rows of the dataset that were asked for."""
+    """Selected rows of the dataset."""
     total_runs: int
-    """Rollouts planned, a baseline's not included."""
+    """Rollouts planned, not counting a baseline's."""
     eval_fns: dict[str, FunctionStatistics]
     """Statistics of each function."""
 
@@ -159,9 +159,9 @@ class TestRow(Record, frozen=True):
     duration_ms: float
     """Duration in milliseconds."""
     token_usage: TokenUsage
-    """Tokens of all its model calls."""
+    """Tokens of all model calls."""
     reward: float | None
-    """The only function's score, else the mean of the scores; null if one is missing."""
+    """Mean of the functions' scores, null if one is missing."""
     finish_reason: FinishReason
     """Why the rollout ended."""
     scores: dict[str, float | None]
@@ -179,7 +179,7 @@ class TestRow(Record, frozen=True):
 
 
 class EvalRun(Record, frozen=True):
-    """One attempt of a row."""
+    """One attempt at a row."""
 
     run_index: int
     """Number of the attempt, from 0."""
@@ -190,7 +190,7 @@ class EvalRun(Record, frozen=True):
     duration_ms: float
     """Duration in milliseconds."""
     tokens: int
-    """Tokens of all its model calls."""
+    """Tokens of all model calls."""
     error: str | None
     """The failure, after its origin: `model: …`, `timeout: …`, `worker: …`."""
     scoring_errors: dict[str, str]
@@ -215,7 +215,7 @@ class EvalRow(Record, frozen=True):
 
 
 class Flip(Record, frozen=True):
-    """An attempt that passes now and did not in the last iteration, or the reverse."""
+    """An attempt that passes now but failed in the last iteration, or the reverse."""
 
     row_index: int
     """Position of the row in the dataset, from 0."""
@@ -224,7 +224,7 @@ class Flip(Record, frozen=True):
     run_index: int
     """Number of the attempt, from 0."""
     prompt: str
-    """Beginning of the user prompt."""
+    """Start of the user prompt."""
     before: float | None
     """Reward in the last iteration, null if a score was missing."""
     after: float | None
@@ -232,7 +232,7 @@ class Flip(Record, frozen=True):
 
 
 class Redone(Record, frozen=True):
-    """What an iteration ran again."""
+    """Counts of an iteration's work."""
 
     rollouts: int
     """Rollouts."""
@@ -243,16 +243,16 @@ class Redone(Record, frozen=True):
 
 
 class Flipped(Record, frozen=True):
-    """Attempts whose result changed."""
+    """Attempts with a changed result."""
 
     passed: list[Flip]
-    """Those that pass now."""
+    """Attempts that pass now."""
     failed: list[Flip]
-    """Those that fail now."""
+    """Attempts that fail now."""
 
 
 class ToolChanges(Record, frozen=True):
-    """Names of tools whose schema differs from the last iteration's."""
+    """Names of tools added, removed or changed since the last iteration."""
 
     added: list[str]
     removed: list[str]
@@ -265,17 +265,17 @@ class WatchIteration(Record, frozen=True):
     number: int
     """Number of the iteration, from 1."""
     trigger: list[str]
-    """The files whose change started it, or `start`, or the key pressed."""
+    """The changed files that started the iteration, or `start`, or the key pressed."""
     redone: Redone
-    """What was run again."""
+    """Counts of the iteration's work."""
     flipped: Flipped
-    """Attempts whose result changed."""
+    """Attempts with a changed result."""
     tools: ToolChanges
     """Tools that changed."""
     took_ms: float
     """Duration in milliseconds."""
     out_of_budget: bool
-    """True if something was not run or scored because `--max-cost` is spent."""
+    """True if something was not run or scored because the `--max-cost` budget is spent."""
 
 
 class TestObject(Record, Generic[Rows], frozen=True):

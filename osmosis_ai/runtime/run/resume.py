@@ -1,4 +1,4 @@
-"""What makes two runs the same, and which stored run is continued."""
+"""Identify runs, and find the stored run to resume."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ RECENT_RUNS = 200
 
 
 def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str]) -> dict[str, Any]:
-    """Everything that must be equal for a run to be continued; its keys are named to the user when one differs.
+    """Return everything that must be equal to resume a run; messages name the keys that differ.
 
-    An option is compared if its declaration names what it decides. `tool_sources` are the repository's files that tools
-    are made of, with a hash of their content.
+    Options with an `identity` are compared. `tool_sources` maps the tools' files in the repository to the hash of their
+    content.
     """
     policy, baseline = plan.policies[POLICY], plan.policies.get(BASELINE)
-    # What an option came to, where that is more than its value.
+    # Resolved values, for options that depend on more than their own value.
     resolved: dict[str, Any] = {
         "dataset": dataset_sha256,
         "module": plan.agent,
@@ -46,14 +46,14 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
 
 
 def _all_tool_sources(plan: RunPlan, imported: dict[str, str]) -> dict[str, str]:
-    """What was imported, and every module in the agent's folder: an import inside a function comes later."""
+    """Return the imported files, and every module in the agent's folder, because a function may import one later."""
     if plan.agent_dir is None:
         return imported
     return imported | python_files(Path(plan.agent_dir), Path(plan.root))
 
 
 def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
-    """What else is worth knowing about a run: what lists, exports and comparisons show."""
+    """Return the data of a run that lists, exports and comparisons show."""
     policy = plan.policies[POLICY]
     return {
         "dataset": plan.dataset,
@@ -76,9 +76,9 @@ def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
 def find_resumable(
     store: RunStore, command: str, identity: Mapping[str, Any], name: str | None, *, finished: bool
 ) -> str:
-    """The run to continue: the one with this name, or the latest; with `finished` also one that reached its end.
+    """Find the run to resume: the named one, or the latest; with `finished`, it may be a finished run.
 
-    Raises StartError when there is none, or what it ran differs from `identity`; the message says in what.
+    Raises StartError if there is none, or its identity differs; the message names the differences.
     """
     try:
         if name is not None:
@@ -92,6 +92,7 @@ def find_resumable(
             candidates = store.unfinished_runs(command)
     except StoreError as error:
         raise StartError(str(error)) from error
+    # The latest run that matches, even if a newer one doesn't.
     for run in candidates:
         if not store.differences(run, identity):
             return run.id
@@ -100,6 +101,6 @@ def find_resumable(
         raise StartError(f"there is no {kind}run of `osmosis {command}` to continue; start a new one")
     differing = ", ".join(store.differences(candidates[0], identity))
     raise StartError(
-        f"run {candidates[0].id} can't be continued, because this differs from it: {differing}; "
-        "use what it used, or start a new run"
+        f"can't resume run {candidates[0].id}, which differs in: {differing}; "
+        "use the same as that run, or start a new one"
     )

@@ -1,4 +1,4 @@
-"""A repository's own @osmosis_rubric function as the judge of records; like all user code it runs in workers."""
+"""Judge records with a repository's own @osmosis_rubric function, which, like all user code, runs in workers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from osmosis_ai.store.scratch import ScratchStore
 
 __all__ = ["function_judge"]
 
-# Columns that reach a function in other ways than as a column of `extra_info`.
+# Columns passed to a function as arguments of their own, not in `extra_info`.
 _OWN = frozenset({"solution_str", "ground_truth", "rubric_id", "extra_info"})
 
 
 @asynccontextmanager
 async def function_judge(ref: FunctionRef, limits: LimitsConfig, options: PoolOptions) -> AsyncIterator[Judge]:
-    """Load a rubric function into workers, and judge records with it; raises StartError when it can't be loaded."""
+    """Load a rubric function into workers, and yield a judge that calls it; raise StartError if it can't be loaded."""
     async with (
         ScratchStore.open(Masker.from_environment(os.environ, options.keys)) as scratch,
         open_pool(scorer_spec(Path(ref.root), [ref], limits, store=scratch.path, required=True), options) as pool,
@@ -59,6 +59,6 @@ def _conversation(record: RubricRecord) -> list[dict[str, str]]:
 
 def _failed(failure: Failure | None) -> ScoreError:
     if failure is None:
-        return ScoreError("the function gave no score")
+        return ScoreError("the function returned no score")
     place = f"{failure.file}:{failure.line}: " if failure.file and failure.line else ""
     return ScoreError(f"{place}{failure.message}")

@@ -1,4 +1,4 @@
-"""A run: plan → jobs → records. Slots each take the next row; a record is durable before it counts."""
+"""Execute a run: plan → jobs → records. Each slot takes the next job; a record counts only once it is durable."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ __all__ = ["Run", "RunListener"]
 
 
 class RunListener(ScoringListener, Protocol):
-    """Hears of every rollout's start, and of every record after it is durable."""
+    """Notified of every rollout's start, and of every record once it is durable."""
 
     def rollout_started(self, job: RolloutJob) -> Callable[[Progress], None] | None:
-        """A worker is about to get a rollout; gives who hears of its turns, None for nobody."""
+        """Called before a rollout starts; returns the listener for its turns, if any."""
 
     def rollout_done(self, rollout: Rollout) -> None:
-        """A rollout is recorded."""
+        """Called once a rollout is recorded."""
 
 
 class Run:
-    """Runs a plan's rollouts in a pool and stores what comes out.
+    """Runs a plan's rollouts in a pool, and stores and scores them.
 
-    `completed` is what is recorded already, of a run that is resumed; `spent_usd` what counts as spent already, against
-    `--max-cost`; None is what the run's records have cost.
+    `completed` holds the existing records of a resumed run. `spent_usd` is the cost that already counts towards
+    `--max-cost`; None stands for the cost of the run's records.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Run:
             plan.functions,
             Path(plan.root),
             partial=plan.config.scoring.score_partial,
-            # A judge's cost is known only once it has scored: no further rollouts run ahead of it.
+            # A judge's cost is known only once it has scored, so with a budget rollouts must not run ahead of scoring.
             room=0 if plan.config.limits.max_cost is not None else max(plan.config.workers.batch_size * 4, MAX_BATCH),
         )
         self._judged = {ref.name for ref in plan.functions if ref.kind == "rubric"}
@@ -77,21 +77,21 @@ class Run:
 
     @property
     def spent_usd(self) -> float:
-        """What rollouts and judges have cost, with what was spent before."""
+        """Cost of rollouts and judges in USD, including the cost before this run."""
         here = self._pool.spent_usd - self._pool_before + self._scoring.spent_usd
         return (self._spent_before or 0.0) + here
 
     def stop(self) -> None:
-        """Start no further rollouts; those that run go on."""
+        """Start no more rollouts; let running ones finish."""
         self.stopping = True
 
     def cancel(self) -> None:
-        """Cancel the rollouts that are running. They leave no record, as if they had never been started."""
+        """Cancel the running rollouts, which leave no record, as if they had never started."""
         self.stopping = True
         self._scope.cancel()
 
     async def execute(self) -> None:
-        """Run and score what isn't yet; returns when every record is durable, or when the run was cancelled."""
+        """Run and score the missing rollouts; return once every record is durable, or after a cancellation."""
         plan = self.plan
         if plan.config.limits.max_cost is not None and self._spent_before is None:
             self._spent_before = sum(map(_cost, self._store.outcomes(self.id)))
@@ -108,7 +108,7 @@ class Run:
                     self._scoring.complete()
 
     def _waiting(self) -> Iterator[Unscored]:
-        """The rollouts of an earlier time that are still to be scored."""
+        """Yield existing rollouts that lack scores."""
         for unscored in self._scoring.stored():
             if self._over_budget() and self._judged.intersection(unscored.functions):
                 self.out_of_budget = True
@@ -136,7 +136,7 @@ class Run:
                         self.stopping = True
                     if self.stopping:
                         return
-                    # The row's id too: in a dataset that was edited another row may have had this index.
+                    # Includes the row's id, because in an edited dataset another row may have had this index.
                     job = f"{self.id}.{policy[0]}{row.index}.{run_index}.{row.id}"
                     yield RolloutJob(job, row, run_index, policy)
 

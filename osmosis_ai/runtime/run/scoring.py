@@ -1,4 +1,4 @@
-"""Scoring: durable rollouts go to the scorers by their keys in the store, and their scores to the store."""
+"""Score durable rollouts, by their keys in the store, and store the scores."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from osmosis_ai.tasks import task_group
 __all__ = ["Scored", "Scoring", "ScoringListener", "judges_usd", "rescore", "score_conversations", "to_be_scored"]
 
 BATCH_SECONDS = 0.1
-"""How long a batch may take to be scored; functions that are slower get one rollout at a time."""
+"""Target duration of a batch; slower functions get one rollout at a time."""
 
 MAX_BATCH = 256
 GATHER_SECONDS = 0.03
-"""How long a batch waits for more rollouts to end, when functions are so quick that several fit."""
+"""How long a batch waits for more rollouts, if the functions are fast enough for several."""
 
 RESCORING_SLOTS = 4
 
 
 class Scored(NamedTuple):
-    """A rollout whose scores are durable; none when it could not be scored."""
+    """A rollout with durable scores; none if it could not be scored."""
 
     rollout: Unscored
     scores: list[Score]
 
 
 class ScoringListener(Protocol):
-    """Hears of scores, after they are durable."""
+    """Notified of scores once they are durable."""
 
     def scores_done(self, scored: list[Scored]) -> None:
-        """These rollouts are scored."""
+        """Called once these rollouts are scored."""
 
 
 class Scoring:
-    """Scores a run's rollouts, those that are added and stored ones, in batches that take `BATCH_SECONDS`.
+    """Scores a run's rollouts, added and stored ones, in batches of about `BATCH_SECONDS`.
 
-    Its pool's workers have loaded the functions, and read from the store by themselves; `root` is the repository, for
-    the hashes of the functions' code. With `partial` rollouts that ran out of time are scored too. When more than
-    `room` added rollouts wait, `add` waits. `spent_usd` is what judges have cost.
+    The pool's workers have loaded the functions, and read the store themselves; `root` is the repository, for the
+    hashes of the functions' code. With `partial`, rollouts that ran out of time are scored too. `add` waits while more
+    than `room` added rollouts are pending. `spent_usd` is the judges' cost.
     """
 
     def __init__(
@@ -83,22 +83,22 @@ class Scoring:
         self._seconds_each = math.inf
 
     def stored(self) -> Iterator[Unscored]:
-        """Stored rollouts that these functions, as their code is now, have not scored."""
+        """Return the stored rollouts not yet scored by the functions' current code."""
         return self._store.unscored(self._run_id, self._code, partial=self._partial) if self._code else iter(())
 
     async def add(self, key: int, rollout: Rollout) -> None:
-        """Have a rollout scored, by its key in the store; one that failed is passed on to the listener as it is."""
+        """Queue a rollout for scoring, by its key in the store; a failed one goes straight to the listener."""
         place = RolloutKey(rollout.policy, rollout.row_id, rollout.run_index)
         functions = self._functions if to_be_scored(rollout, partial=self._partial) else []
         await self._send.send(Unscored(key, place, rollout.row_index, functions))
 
     def complete(self) -> None:
-        """No more rollouts will be added: what is here need not wait for any."""
+        """Note that no more rollouts will be added, so that batches stop waiting for them."""
         self._send.close()
         self._complete.set()
 
     async def run(self, stored: Iterator[Unscored], slots: int) -> None:
-        """Score, `slots` batches at a time, until all that is stored is scored and `complete` was called."""
+        """Score, `slots` batches at a time, until all stored rollouts are scored and `complete` was called."""
         with self._receive:
             async with task_group() as group:
                 for _ in range(slots):
@@ -107,14 +107,14 @@ class Scoring:
     async def _slot(self, stored: Iterator[Unscored]) -> None:
         while batch := await self._next_batch(stored):
             started = monotonic()
-            # Most often all of them are scored by the same functions.
+            # One group as a rule; only resumed rollouts may lack different functions.
             for functions, alike in groupby(batch, key=lambda unscored: unscored.functions):
                 await self._score(functions, list(alike))
-            # Any slot's last batch tells how long the next ones will take.
+            # Any slot's last batch predicts the duration of the next ones.
             self._seconds_each = (monotonic() - started) / len(batch)
 
     async def _next_batch(self, stored: Iterator[Unscored]) -> list[Unscored]:
-        # One slot at a time, or all of them would wait with a rollout each.
+        # One slot at a time; otherwise all slots would wait with one rollout each.
         async with self._gathering:
             size = min(MAX_BATCH, max(1, int(BATCH_SECONDS / self._seconds_each)))
             batch = self._added(size)
@@ -152,7 +152,7 @@ async def rescore(
 ) -> None:
     """Score a stored run's trajectories with the pool's functions, without any model call.
 
-    Rollouts that these functions, as their code is now, have scored already are left alone.
+    Skips rollouts already scored by the functions' current code.
     """
     scoring = Scoring(run_id, pool, store, listener, functions, root)
     scoring.complete()
@@ -167,9 +167,9 @@ async def score_conversations(
     *,
     times: int = 1,
 ) -> list[list[Score]]:
-    """Score conversations, each with its row, that are part of no run: the scores of each, in the functions' order.
+    """Score conversations outside a run, each with its row; return each one's scores in the functions' order.
 
-    The pool's workers read from the scratch store. With `times` each is scored so often at once, and has so many lists.
+    The pool's workers read from the scratch store. Each conversation is scored `times` times, and has as many lists.
     """
     keys = [key for key in await scratch.save(conversations) for _ in range(times)]
     rows = [row.index for row, _ in conversations for _ in range(times)]
@@ -177,11 +177,11 @@ async def score_conversations(
 
 
 def to_be_scored(rollout: Rollout, *, partial: bool) -> bool:
-    """True unless the rollout failed; with `partial` also for one that ran out of time."""
+    """Return True unless the rollout failed; with `partial`, also if it ran out of time."""
     failure = rollout.failure
     return failure is None or (partial and failure.origin == "timeout")
 
 
 def judges_usd(scores: Iterable[Score]) -> float:
-    """What the judge calls of scores have cost, as far as it is known."""
+    """Return the known cost of the scores' judge calls, in USD."""
     return sum(call.cost_usd or 0.0 for score in scores for call in score.judge_calls)

@@ -1,8 +1,7 @@
 """`RunSession`: one run, from a config to its report.
 
-It opens the store, loads the repository into workers, checks every row meanwhile, asks each model whether it answers,
-runs and scores every rollout, and tells what happens as events. It handles no signals and prints nothing: those who
-call it do.
+It opens the store, loads the repository into workers and checks every row at the same time, probes each model, runs and
+scores every rollout, and reports events. It handles no signals and prints nothing; its callers do.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ __all__ = ["Listener", "RunSession", "open_run", "open_store", "pool_options", "
 Listener = Callable[[RunEvent], None]
 
 COUNTING_SECONDS = 0.2
-"""How long the number of rows is waited for; the imports that workers are forked from take longer anyway."""
+"""How long to wait for the number of rows, which limits the workers; the fork server's imports take longer anyway."""
 
 
 @asynccontextmanager
@@ -63,20 +62,20 @@ async def open_run(
     environ: Mapping[str, str] | None = None,
     listener: Listener | None = None,
 ) -> AsyncIterator[RunSession]:
-    """Open a run: check the config, load the repository into workers, and see that every model answers.
+    """Open a run: check the config, load the repository into workers, and check that every model answers.
 
     Args:
-        config: What to run.
+        config: The configuration of the run.
         directory: The folder that relative paths in `config` start from.
-        environ: Environment variables; those of `.env` files in the directory and the repository's root are added, and
-            workers get them all. None for this process's.
-        listener: Called with every event, those of opening included, from this event loop. It must not block.
+        environ: Environment variables, None for this process's. Variables from `.env` files in the directory and in the
+            repository's root are added. Workers get all of them.
+        listener: Called with every event, also while opening, on this event loop. It must not block.
 
     Yields:
-        The run, with its record in the store. Leaving the block before its end leaves it interrupted, and resumable.
+        The run, with a record in the store. A run left before its end is marked as interrupted, and can be resumed.
 
     Raises:
-        StartError: Something asked for doesn't exist or can't be used; the message says what, where, what to do.
+        StartError: Something in `config` doesn't exist or can't be used. The message says what, where, and what to do.
 
     Example:
         >>> async with open_run(RunConfig.of(mcp="./mcp", dataset="data.jsonl")) as run:
@@ -96,19 +95,20 @@ def run(
     environ: Mapping[str, str] | None = None,
     listener: Listener | None = None,
 ) -> Report:
-    """Run a config to its report. Works in scripts, in threads, and where an event loop already runs.
+    """Run a config and return its report. Works in scripts, in threads, and even where an event loop already runs.
 
     Args:
-        config: What to run.
+        config: The configuration of the run.
         directory: The folder that relative paths in `config` start from.
-        environ: Environment variables, see `open_run`; None for this process's.
+        environ: Environment variables, None for this process's; see `open_run`.
         listener: Called with every event.
 
     Returns:
         The report. `report.whole` is False if a rollout failed or a score is missing.
 
     Raises:
-        StartError: Something asked for doesn't exist or can't be used.
+        StartError: Something in `config` doesn't exist or can't be used.
+        StoreError: The run store can't be read or written.
 
     Example:
         >>> report = osmosis_ai.run(RunConfig.of(mcp="./mcp", dataset="data.jsonl", model="offline/oracle"))
@@ -124,15 +124,15 @@ def run(
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(whole())
-    # A notebook's loop waits for this very call, so the run needs a loop of its own.
+    # This call blocks the running loop (a notebook's, for example), so the run needs its own loop in a thread.
     with anyio.from_thread.start_blocking_portal() as portal:
         return portal.call(whole)
 
 
 def run_environment(config: RunConfig, cwd: Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a run's workers: variables (None for this process's), `.env` files, and where judge calls go.
+    """Return the environment of a run's workers: `environ` (None for this process's), `.env` files, judge redirects.
 
-    Raises UsageError when a `.env` can't be read, or the agent asked for doesn't exist.
+    Raises UsageError if a `.env` can't be read, or the agent doesn't exist.
     """
     known = environment_of(os.environ if environ is None else environ, cwd)
     known = environment_of(known, find_root(config.agent.mcp, config.agent.module, cwd))
@@ -142,18 +142,19 @@ def run_environment(config: RunConfig, cwd: Path, environ: Mapping[str, str] | N
 
 
 class RunSession:
-    """A run whose repository is loaded. Made by `open_run`; the commands that add to it use `RunSession.open`.
+    """A run with a loaded repository. Made by `open_run`; commands that add to it use `RunSession.open`.
 
-    Iterating it runs it, and gives its events. `report` runs what isn't run yet.
+    `async for event in session` runs it and yields its events. `report` runs the rest, and returns the report. See
+    `open_run` for an example.
 
     Attributes:
-        plan: What the run does.
+        plan: The resolved config.
         pool: The workers.
-        store: Where its records are.
-        scratch: Where conversations that are no records are scored from, in an interactive run.
-        masker: Knows the key values that nothing may show.
+        store: The run store, with the run's records.
+        scratch: The temporary store for scoring unrecorded conversations, in an interactive run only.
+        masker: Masks the run's keys.
         id: The run's id in the store; empty before `begin`.
-        interrupted: True once somebody has stopped it.
+        interrupted: True after `stop` or `cancel`.
     """
 
     def __init__(
@@ -200,10 +201,10 @@ class RunSession:
         *,
         interactive: bool = False,
     ) -> AsyncIterator[RunSession]:
-        """Load what a config names and see that its models answer; nothing is recorded yet. Raises StartError.
+        """Load a config's repository and check that its models answer, without recording anything; raise StartError.
 
-        `interactive`: a person steps through it. Conversations are scored before they have ended, from `scratch`; the
-        run is never continued, and which rows it has is decided on the way.
+        `interactive` means that the user steps through the run: unfinished conversations are scored from `scratch`, the
+        user picks the rows, and the run can't be resumed.
         """
         cwd = Path.cwd() / cwd
         variables = run_environment(config, cwd, environ)
@@ -226,7 +227,7 @@ class RunSession:
                         await session._close()
 
     async def begin(self) -> None:
-        """Create the run's record, or find the one to continue; raises StartError when there is none, or it differs."""
+        """Create the run's record, or find the one to resume; raise StartError if there is none, or it differs."""
         plan, resume = self.plan, self.plan.config.resume
         identity = run_identity(plan, self._summary.sha256, self.pool.loaded.tool_sources)
         if resume.wanted:
@@ -247,13 +248,13 @@ class RunSession:
 
     @property
     def rows(self) -> range:
-        """The rows that can be run, by their absolute index."""
+        """The rows of the run, by absolute index."""
         offset = self.plan.config.data.offset
         return range(offset, offset + self.plan.total_rows)
 
     @property
     def done_before(self) -> int:
-        """Rollouts of an earlier time that aren't run again."""
+        """Number of existing rollouts that aren't run again."""
         if self._recorded is None:
             return 0
         again = len(self._recorded.failed) if self.plan.config.resume.retry_failed else 0
@@ -274,7 +275,11 @@ class RunSession:
         return self._queue.popleft()
 
     async def report(self) -> Report:
-        """Run what isn't run yet, and sum up every record of the run; raises StoreError when one can't be written."""
+        """Run the remaining rollouts, and summarize all records of the run.
+
+        Raises:
+            StoreError: A record can't be written.
+        """
         self._start()
         await self._ended.wait()
         self._raise()
@@ -282,17 +287,17 @@ class RunSession:
         return self._report
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Every recorded rollout without its trajectory, in the order of the rows."""
+        """Stream all recorded rollouts without trajectories, in the order of the rows."""
         return self.store.outcomes(self.id)
 
     def stop(self) -> None:
-        """Start no further rollouts; those under way come to their end."""
+        """Start no more rollouts; let running ones finish."""
         self.interrupted = True
         if self._run is not None:
             self._run.stop()
 
     def cancel(self) -> None:
-        """End the rollouts under way too. They leave no record, as if they had never been started."""
+        """Cancel running rollouts too. They leave no record, as if they had never started."""
         self.interrupted = True
         if self._run is not None:
             self._run.cancel()
@@ -311,7 +316,7 @@ class RunSession:
                 options = msgspec.structs.replace(options, workers=min(options.workers, rollouts))
             self.pool = await stack.enter_async_context(open_pool(self._prepared.worker, options))
         finally:
-            # Raises what is wrong with the dataset first, whatever is wrong with the repository.
+            # A dataset error is raised here first, even if the repository can't be loaded either.
             self._summary = await counted
         self.plan = plan = plan.with_dataset(self._summary)
         for banner in dict.fromkeys(map(banner_of, plan.policies.values())):
@@ -337,7 +342,7 @@ class RunSession:
             await self.pool.probe(policy, price=priced)
 
     async def _check_dataset(self, counted: asyncio.Future[DatasetSummary]) -> None:
-        """Check every row while the workers load the repository."""
+        """Check every row in a thread, while the workers load the repository."""
         data = self.plan.config.data
         loop = asyncio.get_running_loop()
 
@@ -383,7 +388,7 @@ class RunSession:
         return await self._concluded(wall_ms, unfinished=self.interrupted or self._run.out_of_budget)
 
     async def conclude(self) -> Report:
-        """End a run that was driven from outside, a rollout at a time, with what it has; without any it leaves none."""
+        """End an interactive run with the rollouts it has; delete it if it has none."""
         outcomes = sum(1 for _ in self.outcomes())
         self.plan = msgspec.structs.replace(self.plan, total_rows=outcomes)
         self._report = await self._concluded((monotonic() - self._began) * 1000, unfinished=self.interrupted)
@@ -407,7 +412,7 @@ class RunSession:
         return report
 
     async def _close(self) -> None:
-        """Leave the run as what it is: one that was broken off can be resumed."""
+        """Mark an unfinished run as interrupted, so it can be resumed."""
         if self._started:
             if not self._ended.is_set():
                 self.cancel()
@@ -422,26 +427,26 @@ class RunSession:
     def _tell(self, event: RunEvent) -> None:
         if self._listener is not None:
             self._listener(event)
-        # What was told before anybody could iterate is little; a run that nobody iterates keeps nothing else.
+        # Events before the start are few, so keep them for a later iteration. Without one, keep no others.
         if self._iterated or not self._started:
             self._queue.append(event)
             self._news.set()
 
-    # The run tells of its records.
+    # RunListener
 
     def rollout_started(self, job: RolloutJob) -> Callable[[Progress], None] | None:
-        """A worker gets a rollout; gives who hears of its turns."""
+        """Report that a rollout starts; return the listener for its turns, if needed."""
         if self._listener is None and not self._iterated:
             return None
         self._tell(events.RolloutStarted(job.id, job.row.index, job.run_index, job.policy))
         return self._progress
 
     def rollout_done(self, rollout: Rollout) -> None:
-        """A rollout is recorded."""
+        """Report a recorded rollout."""
         self._tell(events.RolloutDone(rollout))
 
     def scores_done(self, scored: list[Scored]) -> None:
-        """Scores of rollouts are recorded."""
+        """Report recorded scores."""
         for stored, scores in scored:
             key = stored.rollout
             self._tell(events.RolloutScored(stored.row_index, key.run_index, key.policy, scores))
@@ -454,7 +459,7 @@ class RunSession:
 
 
 def pool_options(config: RunConfig, store: RunStore, environ: Mapping[str, str]) -> PoolOptions:
-    """How the workers of a run run. The run's log lies beside the store."""
+    """Return the pool options of a run, with a new log beside the store."""
     workers = config.workers
     return PoolOptions(
         workers=default_workers(workers.batch_size) if workers.workers is None else workers.workers,
@@ -468,7 +473,7 @@ def pool_options(config: RunConfig, store: RunStore, environ: Mapping[str, str])
 
 
 def open_store(root: str, masker: Masker) -> RunStore:
-    """The run store of a repository; raises StartError when it can't be used."""
+    """Open the run store of a repository; raise StartError if it can't be used."""
     try:
         return RunStore.open(Path(root), masker=masker)
     except StoreError as error:

@@ -1,1 +1,1 @@
-"""Runs that follow a repository: what a save makes stale is done again."""
+"""Watch mode: re-run what each save makes stale."""

@@ -1,4 +1,4 @@
-"""File changes: which count, and what they make stale. Pure functions over paths."""
+"""Decide which file changes count, and what they make stale."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ IGNORED_FOLDERS = {".osmosis", ".git", ".hg", "__pycache__", "node_modules", ".v
 }
 IGNORED_SUFFIXES = (".pyc", ".pyo", ".swp", ".swo", ".swx", ".tmp", ".bak", "~")
 NO_RULES = pathspec.GitIgnoreSpec.from_lines([])
-IGNORED_NAMES = {"4913", ".DS_Store"}  # the former is the name of vim's test for a writable folder
+IGNORED_NAMES = {"4913", ".DS_Store"}  # vim creates a file 4913 to test whether the folder is writable
 
 
 class Watched(Record, frozen=True):
-    """What a repository's results depend on. Paths are relative to the root, with forward slashes.
+    """The files that results depend on. Paths are relative to the root, with forward slashes.
 
-    `rubric_files` are those that were asked for, whether or not they are there.
+    `rubric_files` are the requested ones, whether or not they exist.
     """
 
     dataset: str
@@ -37,7 +37,7 @@ class Watched(Record, frozen=True):
 
 
 class Stale(Record, frozen=True):
-    """What has to be loaded anew. Whether results depend on it is seen once it is loaded."""
+    """The parts to reload. Only reloading shows whether results change."""
 
     tools: bool = False
     functions: bool = False
@@ -52,7 +52,7 @@ class Stale(Record, frozen=True):
 
 
 def counts(path: str, ignored: GitIgnore) -> bool:
-    """True if a change of this file can matter: not of what git ignores, tools write, or editors leave for a moment.
+    """Return True if a change of this file can matter; not for files that git ignores, or that tools and editors leave.
 
     The path is relative to the repository's root, with forward slashes.
     """
@@ -62,12 +62,12 @@ def counts(path: str, ignored: GitIgnore) -> bool:
         return False
     if name.startswith((".#", "#")) or (name.startswith(".") and name != ".env"):
         return False
-    # .env is ignored by git in most repositories, and is exactly what a run depends on.
+    # Most repositories have git ignore .env, yet runs depend on it.
     return name == ".env" or not ignored.ignores(path)
 
 
 def classify(path: str, watched: Watched) -> Stale:
-    """What a change of this file makes stale. The path is relative to the repository's root, with forward slashes."""
+    """Return what a change of this file makes stale. The path is relative to the root, with forward slashes."""
     folder = path.partition("/")[0]
     if path.rpartition("/")[2] == ".env" or folder == "configs" or path == "pyproject.toml":
         return Stale(everything=True)
@@ -77,14 +77,14 @@ def classify(path: str, watched: Watched) -> Stale:
 
 
 class GitIgnore:
-    """The rules of the .gitignore files of a repository, each for its own folder, as they are now."""
+    """The current rules of a repository's .gitignore files, each for its own folder."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._rules: dict[str, tuple[tuple[int, int], pathspec.GitIgnoreSpec]] = {}
 
     def ignores(self, path: str) -> bool:
-        """True if the rules leave out a file, named relative to the root; those of the folder nearest to it decide."""
+        """Return True if the rules ignore a file, given relative to the root; the folder nearest to it decides."""
         for folder in PurePosixPath(path).parents:
             decided = self._of(folder).check_file(PurePosixPath(path).relative_to(folder)).include
             if decided is not None:
@@ -105,9 +105,10 @@ class GitIgnore:
 
 
 def repository_files(root: Path, folder: str) -> Iterator[str]:
-    """The files of a folder of the repository that count, wherever in it they are; the folder needn't exist."""
+    """Yield the files that count, anywhere below a folder of the repository; the folder needn't exist."""
     ignored = GitIgnore(root)
     for place, folders, files in os.walk(root / folder):
+        # In place, so that os.walk doesn't enter the ignored ones.
         folders[:] = [name for name in folders if not _is_ignored_folder(Path(place, name))]
         for name in files:
             path = from_root(root, f"{place}{os.sep}{name}")
@@ -120,5 +121,5 @@ def _is_ignored_folder(folder: Path) -> bool:
 
 
 def from_root(root: Path, path: str | Path) -> str:
-    """A path relative to the repository's root, with forward slashes; it may lead out of it."""
+    """Return a path relative to the repository's root, with forward slashes; it may lead out of the repository."""
     return Path(os.path.relpath(path, root)).as_posix()

@@ -1,4 +1,4 @@
-"""Follows the files that results depend on, for a watch session and for a server that reloads."""
+"""Follow the files that results depend on, for a watch session and for a server that reloads."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from osmosis_ai.runtime.watch.changes import GitIgnore, Stale, Watched, classify
 __all__ = ["FileHashes", "Follower", "Save", "watch_files"]
 
 QUIET_MS = 50
-"""Changes that follow each other within this time are one save."""
+"""Changes closer together than this, in milliseconds, count as one save."""
 LONGEST_BURST_MS = 1600
 CLOCK_SECONDS = 0.1
-"""A file system's times may be this much behind the clock."""
+"""A file system's timestamps may lag this many seconds behind the clock."""
 
 
 class Save(Record, frozen=True):
-    """Files whose content changed, and what has to be loaded anew because of them."""
+    """The files with changed content, and the parts to reload because of them."""
 
     paths: list[str]
     stale: Stale
 
 
 class Follower:
-    """Tells what each save makes stale. A save that changes nothing is none.
+    """Reports what each save makes stale. It ignores a save that changes no content.
 
-    `watched` gives what results depend on, as far as is known at the moment; `outside` are files elsewhere that they
-    depend on, by their path from the root.
+    `watched` returns the files that results are known to depend on at the moment; `outside` maps paths from the root to
+    further such files outside the repository.
     """
 
     def __init__(self, root: Path, watched: Callable[[], Watched], outside: Mapping[str, Path] | None = None) -> None:
@@ -45,7 +45,7 @@ class Follower:
         self._hashes = FileHashes(root)
 
     def learn(self) -> None:
-        """Remember the content of every file that results may depend on: a save without a change is none."""
+        """Record the content of every file that results may depend on, to recognize a save without a change."""
         watched = self._watched()
         for folder in ("reward_fn", "reward_rubric", "configs", watched.agent_dir):
             if folder is not None:
@@ -60,8 +60,8 @@ class Follower:
         *,
         task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Send every save that makes something stale, until soon after `stop` is set: threads that wait can't be
-        cancelled. Started once no save can be missed.
+        """Send every save that makes something stale, until shortly after `stop` is set: the watching threads can't be
+        cancelled. `task_status` reports the start once no save can be missed.
         """
         ignored = GitIgnore(self._root)
 
@@ -84,7 +84,7 @@ class Follower:
 
 
 class FileHashes:
-    """What every file held when it was last looked at: a save without a change is none."""
+    """The hash of every file's content at the last look, to recognize a save without a change."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -92,9 +92,9 @@ class FileHashes:
         self._learned = math.inf
 
     def learn(self, paths: Iterable[str]) -> None:
-        """Look at files whose first change is to be told from a save without one.
+        """Record the content of files that aren't known yet.
 
-        A file that was saved since the last call is left out: what was loaded in between may be its earlier content.
+        A file saved since the last call is left out, because its earlier content may have been loaded in between.
         """
         since, self._learned = self._learned, time.time() - CLOCK_SECONDS
         for path in paths:
@@ -102,9 +102,9 @@ class FileHashes:
                 self._known[path] = file_hash(self._root / path)
 
     def changed(self, paths: Iterable[str]) -> list[str]:
-        """Those of these files that hold something else than when they were last looked at.
+        """Return those of these files that changed since the last look.
 
-        A folder stands for the files in it: of one that is renamed nothing else is reported.
+        A folder stands for its files: if it is renamed, the watcher reports only the folder.
         """
         found = []
         candidates = set(paths)
@@ -120,7 +120,7 @@ class FileHashes:
 
 
 def _saved_at(file: Path) -> float:
-    """Seconds since the epoch; minus infinity if the file does not exist."""
+    """Return the modification time in seconds since the epoch; minus infinity if the file doesn't exist."""
     try:
         return file.stat().st_mtime
     except OSError:
@@ -135,7 +135,7 @@ async def watch_files(
     stop: anyio.Event,
     recursive: bool = True,
 ) -> None:
-    """Tell which paths change, relative to `root`, once no other has for `QUIET_MS`, until soon after `stop` is set."""
+    """Report changed paths, relative to `root`, once `QUIET_MS` pass without a change, until shortly after `stop`."""
     import watchfiles
 
     def accept(change: watchfiles.Change, path: str) -> bool:

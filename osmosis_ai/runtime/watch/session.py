@@ -1,8 +1,8 @@
-"""A watch session: brings a run up to date with the files, iteration by iteration, redoing only what is stale.
+"""A watch session: each iteration brings the run up to date with the files, and redoes only what is stale.
 
-An iteration doesn't reason about what a change may affect. It loads anew what is stale, and then runs the rollouts that
-this code, model and dataset have no record of, and computes the scores that these functions have not given. So it makes
-no difference how far an earlier iteration came before the next save cancelled it.
+An iteration doesn't reason about the effects of a change. It reloads what is stale, runs the rollouts without a record
+for this code, model and dataset, and computes the scores missing for the functions' code. So it doesn't matter how far
+an earlier iteration got before the next save cancelled it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ PROMPT_CHARACTERS = 60
 
 
 class Rerun(Record, frozen=True):
-    """What the user asked to run again, whatever the files say."""
+    """The user's request to run rollouts again, whether or not files changed."""
 
     everything: bool = False
     failed: bool = False
 
 
 class Iteration(Record, frozen=True):
-    """One finished iteration; `before` is the last one's report."""
+    """One finished iteration; `before` is the previous one's report."""
 
     done: WatchIteration
     run_id: str
@@ -62,21 +62,21 @@ class Iteration(Record, frozen=True):
 
 
 class _Verdict(NamedTuple):
-    """Whether a rollout passed, for comparison with the next iteration."""
+    """A rollout's result, for comparison with the next iteration."""
 
     passed: bool
     reward: float | None
 
 
 class _Place(NamedTuple):
-    """A row's index in the dataset, and the beginning of its prompt."""
+    """A row's index in the dataset, and the start of its prompt."""
 
     row_index: int
     prompt: str
 
 
 class _Last(NamedTuple):
-    """What an iteration leaves for the next one to be compared with."""
+    """An iteration's results, for comparison with the next one."""
 
     number: int = 0
     report: Report | None = None
@@ -85,8 +85,8 @@ class _Last(NamedTuple):
 
 
 class _Side(KeptPool):
-    """The workers that hold the tools, or the functions. `late` are files that code imports only as it runs, known from
-    the workers before, with a hash of their content."""
+    """The workers for the tools, or for the functions. `late` maps files that code imports only as it runs, known from
+    the previous workers, to the hash of their content."""
 
     def __init__(self, group: TaskGroup, spec: WorkerSpec, options: PoolOptions, late: Mapping[str, str]) -> None:
         super().__init__(group, spec, options)
@@ -98,16 +98,16 @@ class _Side(KeptPool):
         self._at_start = _sources(self.pool)
 
     def sources(self) -> dict[str, str]:
-        """The files that its code is made of, whether or not they are imported yet."""
+        """The files that the code depends on, imported or not."""
         return {**self._late, **_sources(self.pool)}
 
     def late(self) -> set[str]:
-        """Those of them that were not imported when the code was loaded."""
+        """Those of the files that were not imported when the code was loaded."""
         return self.sources().keys() - self._at_start.keys()
 
 
 class _BothSides(WorkerPool):
-    """The workers of a session as one pool, whose sides are replaced on their own. `data` are files beside modules."""
+    """A session's workers as one pool; each side is replaced by itself. `data` maps files beside modules to hashes."""
 
     def __init__(self, agents: _Side, scorers: _Side | None, data: Mapping[str, str]) -> None:
         self._sides = agents, scorers
@@ -125,7 +125,7 @@ class _BothSides(WorkerPool):
 
 
 class _Tally:
-    """Counts what an iteration redoes, and passes everything on."""
+    """A listener that counts what an iteration redoes, and passes everything on."""
 
     def __init__(self, listener: RunListener) -> None:
         self.rollouts = self.scores = self.cached_turns = 0
@@ -145,10 +145,10 @@ class _Tally:
 
 
 class WatchSession:
-    """Holds what is loaded between iterations.
+    """The loaded workers, dataset and results between iterations.
 
-    The dataset may lie inside of what is watched or elsewhere; `group`, in which workers are kept, must outlive the
-    session. With a `predecessor`, the first iteration is compared with its last results.
+    The dataset may be inside the watched folder or outside. Workers live in tasks of `group`, which must outlive the
+    session. With a `predecessor`, the first iteration is compared with that session's last results.
     """
 
     def __init__(
@@ -195,11 +195,11 @@ class WatchSession:
         self._mixed = False
 
     def pool(self) -> Pool | None:
-        """The workers that are loaded now."""
+        """Return the loaded workers, if any."""
         return self._pool
 
     def watched(self) -> Watched:
-        """What results depend on, as far as is known now."""
+        """Return the files that results are known to depend on."""
         loaded = Ready() if self._pool is None else self._pool.loaded
         return Watched(
             dataset=self._dataset,
@@ -210,21 +210,22 @@ class WatchSession:
         )
 
     def mark_stale(self, stale: Stale) -> None:
-        """Something has to be loaded anew in the next iteration."""
+        """Have the next iteration reload these parts."""
         self._stale |= stale
 
     async def iterate(
         self, trigger: list[str], listener: Callable[[RunPlan, int], RunListener], again: Rerun
     ) -> Iteration | None:
-        """Bring the run up to date; None when the change turned out to make no difference.
+        """Bring the run up to date; return None if the change made no difference.
 
-        `trigger` are the files that changed, or the key that was pressed; `listener` makes the listener of this
-        iteration's records, from the plan and how many are there already. Raises StartError when the code, the dataset
-        or the model can't be used; what was loaded before stays.
+        `trigger` lists the changed files, or the key that was pressed. `listener` makes this iteration's listener from
+        the plan and the number of existing records. Raises StartError if the code, the dataset or the model can't be
+        used; the previous state then stays loaded.
         """
         started = monotonic()
         try:
             await self._load()
+            # Which files matter is known only after loading; one may have been saved in the meantime.
             if self._outdated():
                 await self._load()
             pool, plan = self._loaded()
@@ -256,29 +257,31 @@ class WatchSession:
             self._mixed = pool.mixed
             self._spent_usd = run.spent_usd
         if self._mixed:
+            # Workers loaded different versions of the code, so reload all of it and run again.
             self.mark_stale(Stale(tools=True, functions=True))
             return await self.iterate(trigger, listener, again)
         iteration = await self._conclude(plan, pool.loaded, tally, trigger, started, out_of_budget=run.out_of_budget)
+        # Taken again, because running may have imported further files.
         self._finished_key = (key[0], key[1], self._code(plan, pool))
         return iteration
 
     def outcomes(self) -> Iterator[Outcome]:
-        """The rollouts of the last iteration, in the order of the rows."""
+        """Return the rollouts of the last iteration, in the order of the rows."""
         return iter(self._outcomes)
 
     def close(self) -> None:
-        """Let go of the workers."""
+        """Release the workers."""
         for kept in (self._agents, self._scorers):
             if kept is not None:
                 kept.release()
 
     async def finish(self, *, interrupted: bool) -> None:
-        """Mark the run as what it is: whole, or broken off."""
+        """Mark the run as finished or interrupted."""
         if self._run_id is not None:
             await self.store.mark(self._run_id, "interrupted" if interrupted else "finished")
 
     async def _load(self) -> None:
-        """Load what is stale; nothing of the session changes unless all of it succeeds."""
+        """Reload what is stale; the session changes only if all of it succeeds."""
         stale, self._stale = self._stale, Stale()
         try:
             await self._load_stale(stale)
@@ -325,7 +328,7 @@ class WatchSession:
         self._prepared, self._summary, self._rows = prepared, summary, rows
 
     def _outdated(self) -> bool:
-        """See whether a file was saved while it was being loaded, before anybody knew that it matters."""
+        """Mark and report files that were saved while they were being loaded, before they were known to matter."""
         for kept, stale in ((self._agents, Stale(tools=True)), (self._scorers, Stale(functions=True))):
             if kept is not None and any(file_hash(self.root / path) != was for path, was in kept.sources().items()):
                 self.mark_stale(stale)
@@ -342,7 +345,7 @@ class WatchSession:
         return {name: code[name] for name in pool.loaded.functions}
 
     def _data_files(self, *folders: str) -> dict[str, str]:
-        """Files beside the modules, which code may read."""
+        """Hash the files beside the modules, which code may read."""
         found = (path for folder in folders for path in repository_files(self.root, folder))
         return {path: file_hash(self.root / path) for path in found if not path.endswith(".py")}
 
@@ -351,7 +354,7 @@ class WatchSession:
         return _Side(self._group, spec, self._options, late)
 
     async def _begin(self, plan: RunPlan, pool: Pool, again: Rerun) -> Completed | None:
-        """Choose the run that this code and model belong to; a new one when they changed."""
+        """Choose the run for this code and model: the current one, or a new one if they changed."""
         check_judges(plan.functions, self._environ, priced=plan.config.limits.max_cost is not None)
         if self._probed != plan.policies:
             for policy in plan.policies:
@@ -361,7 +364,7 @@ class WatchSession:
         identity = run_identity(plan, self._summary.sha256, pool.loaded.tool_sources)
         key = {name: value for name, value in identity.items() if name not in {"dataset", "rows", "tool code"}}
         key["tools"] = self._tool_content(pool.loaded)
-        # A row stays the row it is when its solution changes, but a stand-in plays another part.
+        # A changed solution doesn't change the row's id, but a stand-in plays the solution.
         if any(spec.stand_in for spec in plan.policies.values()):
             key["solutions"] = self._summary.solutions
         if self._run_id is None or key != self._run_key or again.everything or self._mixed:
@@ -385,7 +388,7 @@ class WatchSession:
         self, plan: RunPlan, loaded: Ready, tally: _Tally, trigger: list[str], started: float, *, out_of_budget: bool
     ) -> Iteration:
         assert self._run_id is not None
-        # What was imported only as the code ran is part of it from now on.
+        # Files imported only while the code ran are part of it from now on.
         self._run_key["tools"] = self._tool_content(loaded)
         names = score_names(loaded, {total.function for total in self.store.function_totals(self._run_id)})
         self._outcomes = self._present(self.store.outcomes(self._run_id), names)
@@ -424,7 +427,7 @@ class WatchSession:
         return iteration
 
     def _present(self, outcomes: Iterable[Outcome], functions: list[str]) -> list[Outcome]:
-        """The rollouts of the rows that are in the dataset now, at their present places, scored as they are now."""
+        """Keep the rollouts of rows still in the dataset, with the rows' current indices and the current functions."""
         here = (
             msgspec.structs.replace(
                 outcome,
@@ -454,7 +457,7 @@ def _excerpt(prompt: str) -> str:
 
 
 def _refuse_broken(problems: Iterable[Problem], functions: Ready) -> None:
-    """What loads, but not as a whole, is a mistake in the making: the last good code stays."""
+    """Raise FunctionError if only a part of the functions loads: the user is mid-edit, so keep the last good code."""
     for problem in problems:
         raise FunctionError(str(problem))
     for failure in functions.problems:

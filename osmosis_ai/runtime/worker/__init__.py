@@ -1,1 +1,1 @@
-"""Inside a worker process: the only place that imports user code."""
+"""The inside of a worker process, the only place that imports user code."""

@@ -1,8 +1,8 @@
-"""Lets the built-in loop's rollouts use a worker's event loop one after the other, first come, first served.
+"""Admit the built-in loop's rollouts to a worker's event loop one after the other, first come, first served.
 
-Rollouts that ask a model at the same moment are answered at the same moment, and would then share the loop: each is
-done only when all are, their next requests leave together, and in between the loop has nothing to do. One after the
-other, the first is on its way again while the last still waits, and the replies come back spread out.
+Rollouts that call a model at the same moment get their replies at the same moment. If they then shared the loop, each
+would finish only when all do, their next requests would leave together, and the loop would idle in between. Admitted
+one by one, the first sends its next request while the last still waits, and the replies arrive spread out.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from collections import deque
 __all__ = ["Admission"]
 
 AT_ONCE = 2
-"""How many may be inside: with one, the loop would stand idle while a tool's thread works."""
+"""How many rollouts are admitted at once. With one, the loop would idle while a tool's thread works."""
 PATIENCE_SECONDS = 0.008
-"""How long one that is inside holds up others. That is longer than most need; a tool that takes longer most often waits
-for something itself. So from the second time on there is room for twice as many each time, until one is done in
-less."""
+"""How long an admitted rollout holds up the others. Most need less; a slower tool usually waits for something itself.
+From the second such case in a row, the room doubles each time, until a rollout leaves in time."""
 
 
 class Admission:
-    """Who may use the loop now, and who comes next. Whoever is in or waits has a name that no other has."""
+    """The admitted rollouts and the queue of waiting ones, each under a unique name."""
 
     def __init__(self) -> None:
         self._room = AT_ONCE
@@ -31,7 +30,7 @@ class Admission:
         self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self, name: str) -> None:
-        """Wait for one's turn."""
+        """Wait until a rollout is admitted."""
         loop = asyncio.get_running_loop()
         if len(self._inside) < self._room:
             self._inside[name] = loop.time()
@@ -42,12 +41,12 @@ class Admission:
         try:
             await place
         except asyncio.CancelledError:
-            # It may have been let in at the same moment.
+            # It may have been admitted at the same moment.
             self.leave(name)
             raise
 
     def leave(self, name: str) -> None:
-        """Let the next one in; may be called by one that isn't inside any more."""
+        """Leave, and admit the next rollout; has no effect if the rollout isn't admitted any more."""
         if self._inside.pop(name, None) is not None:
             self._room = AT_ONCE
             self._one_is_done = True
@@ -64,7 +63,7 @@ class Admission:
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._waiting and self._timer is None:
-            # Dicts keep the order of insertion, so the first one has been inside for the longest time.
+            # Dicts keep insertion order, so the first entry has been inside the longest.
             self._timer = loop.call_at(next(iter(self._inside.values())) + PATIENCE_SECONDS, self._lose_patience)
 
     def _lose_patience(self) -> None:

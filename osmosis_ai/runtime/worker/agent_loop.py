@@ -1,6 +1,6 @@
-"""The built-in agent loop, model ⇄ tools until it stops, and the context it runs in.
+"""The built-in agent loop, model ⇄ tools until it stops, and its context.
 
-It is a `RolloutAgentLoop` like those that repositories bring along. Imports pydantic: for workers only.
+It is a `RolloutAgentLoop`, like the loops of repositories. For workers only, because it imports pydantic.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["McpAgentLoop", "McpContext", "SteppedContext", "SteppedMcpContext", 
 class McpContext(RolloutContext):
     """A context that also runs the repository's tools.
 
-    `call_tool` runs one tool call (as the model wrote it) and gives the tool message; it never raises for what the tool
-    does. `counted` is which of a reply's tokens count: `total_tokens`, or `completion_tokens` as the rollout protocol
-    has it.
+    `call_tool` runs one tool call, as the model wrote it, and returns the tool message; a failing tool doesn't make it
+    raise. `counted` names the tokens that count towards the limit: `total_tokens`, or `completion_tokens` as in the
+    rollout protocol.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class McpContext(RolloutContext):
         debug_dir: Path | str | None = None,
         allow_rewrites: bool = True,
     ) -> None:
-        # Whatever is asked for: the loop below only ever appends, so nobody has to see to it.
+        # Ignores `allow_rewrites`: the loop below only appends, so the check would never fail.
         super().__init__(request, tools, llm, debug_dir=debug_dir, allow_rewrites=True)
         self.call_tool = call_tool
         self.max_tokens_total = max_tokens_total
         self.counted = counted
 
     async def call_tools(self, calls: list[JsonObject]) -> list[Message]:
-        """Run one turn's tool calls concurrently and give their messages in call order."""
+        """Run one turn's tool calls concurrently, and return their messages in call order."""
         if len(calls) == 1:
             return [await self._measured(calls[0])]
         results: list[Message] = [{} for _ in calls]
@@ -74,8 +74,8 @@ class McpContext(RolloutContext):
 def row_request(
     job: RolloutJob, limits: LimitsConfig, *, params: JsonObject | None = None, metadata: JsonObject | None = None
 ) -> RolloutRequest:
-    """What a trainer would ask for a dataset's row, with the run's sampling parameters and what is known of the row."""
-    # Not validated: what a row holds may be more than the protocol lets through.
+    """Make the request that a trainer would send for a dataset row, with sampling parameters and the row's metadata."""
+    # Not validated: a row may hold more than the protocol allows.
     request = RolloutRequest.model_construct(
         rollout_id=job.id,
         server_url="http://localhost",
@@ -90,7 +90,7 @@ def row_request(
 
 
 def result_of(completion: Completion) -> CompletionsResult:
-    """A model's reply as a loop gets it."""
+    """Convert a model's reply to the form that loops receive."""
     usage = completion.usage
     return CompletionsResult(
         completion.message,
@@ -114,14 +114,14 @@ class SteppedContext(RolloutContext):
         self._requests = 0
 
     async def chat(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
-        # Before anything else: what a person changes, they change in the loop's own list.
+        # First of all, because the user's edits change the loop's own list in place.
         await self._stepper.before_request(self._requests, messages)
         self._requests += 1
         return await super().chat(messages, **params)
 
 
 class SteppedMcpContext(SteppedContext, McpContext):
-    """An `McpContext` that also pauses, before each request and after each turn's tool calls."""
+    """An `McpContext` that pauses before each request and after each turn's tool calls."""
 
     async def call_tools(self, calls: list[JsonObject]) -> list[Message]:
         return await self._stepper.after_results(await super().call_tools(calls))
@@ -139,9 +139,9 @@ class McpAgentLoop(RolloutAgentLoop):
         return [OpenAIFunctionToolSchema.model_validate(tool) for tool in self._tools]
 
     async def run(self, ctx: RolloutContext) -> RolloutResult:
-        """Ask the model, run the tool calls of its reply, append the results, until a reply has none.
+        """Call the model, run its tool calls and append the results, until a reply has no tool calls.
 
-        It ends with `stop` or `length` as the model ended its last message, `max_turns`, or `max_tokens_total`.
+        The finish reason is the model's own `stop` or `length`, or else `max_turns` or `max_tokens_total`.
         """
         assert isinstance(ctx, McpContext)
         messages = list(ctx.request.messages)

@@ -1,6 +1,6 @@
-"""A repository's own agent loop in a worker: loaded, run over a row with the run's model, or for a trainer with its.
+"""Load a repository's own agent loop in a worker, and run it on a row with the run's model, or for a trainer.
 
-Imports pydantic: for workers only.
+For workers only, because it imports pydantic.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _REASONS = frozenset(get_args(FinishReason)) - {"timeout", "error"}
 
 @dataclass(frozen=True)
 class LoadedAgent:
-    """A repository's agent loop, imported. `name` is its own, or what it was asked for by when it has none."""
+    """An imported agent loop. `name` is the loop's own, or, if it has none, its name on the command line."""
 
     loop: RolloutAgentLoop
     name: str
@@ -70,10 +70,10 @@ class LoadedAgent:
 
 
 def load_agent(source: AgentSource) -> LoadedAgent:
-    """Import an agent loop into this process, with its root first on `sys.path`; a class is made without arguments.
+    """Import an agent loop into this process, with its root first on `sys.path`; create a class without arguments.
 
-    Raises RepositoryError, with the user's file and line, when it can't be imported, there is no such attribute, or
-    that is no agent loop.
+    Raises RepositoryError, with the user's file and line, if the import fails, or the attribute doesn't exist or isn't
+    an agent loop.
     """
     root = Path(source.root)
     sys.path[:] = [source.root, *(entry for entry in sys.path if entry not in ("", source.root))]
@@ -81,10 +81,10 @@ def load_agent(source: AgentSource) -> LoadedAgent:
     shown = source.file or source.module
     try:
         module = importlib.import_module(source.module)
-    except BaseException as error:  # whatever the user's code raises, SystemExit too, is the repository's failure
+    except BaseException as error:  # any exception of user code, even SystemExit, is the repository's failure
         raise errors.RepositoryError(import_failure(error, root / shown, root, shown)) from error
     if not hasattr(module, source.attribute):
-        raise errors.RepositoryError(f"{shown}: has no `{source.attribute}`, which -m {source.name} asks for")
+        raise errors.RepositoryError(f"{shown}: has no `{source.attribute}`, which -m {source.name} names")
     found = getattr(module, source.attribute)
     if isinstance(found, type) and issubclass(found, RolloutAgentLoop):
         try:
@@ -106,7 +106,7 @@ def load_agent(source: AgentSource) -> LoadedAgent:
 
 
 def inspect_agent(agent: LoadedAgent, job: str) -> protocol.Inspected:
-    """Validate an agent loop on behalf of a job."""
+    """Validate an agent loop for a job."""
     found = validate_agent_loop(agent.loop)
     issues = [(issue, False) for issue in found.errors] + [(issue, True) for issue in found.warnings]
     findings = [protocol.LoopFinding(issue.code, issue.message, issue.subject, minor) for issue, minor in issues]
@@ -114,15 +114,15 @@ def inspect_agent(agent: LoadedAgent, job: str) -> protocol.Inspected:
 
 
 def _default_tools(loop: RolloutAgentLoop) -> list[Tool]:
-    """The tools as far as they can be shown before there is a row."""
+    """Return the tools that can be listed without a row."""
     try:
         return tool_dicts(list(loop.get_default_tools()))
-    except Exception:  # noqa: BLE001 - tools may depend on the row; what is wrong with them then is the rollout's failure
+    except Exception:  # noqa: BLE001 - tools may depend on the row; if they fail then, the rollout fails
         return []
 
 
 class Ending(NamedTuple):
-    """How a loop's rollout ended. `messages` is the conversation the loop gave, None when it gave none."""
+    """The end of a loop's rollout. `messages` is the conversation that the loop returned, None if it returned none."""
 
     finish_reason: FinishReason
     failure: Failure | None = None
@@ -131,7 +131,7 @@ class Ending(NamedTuple):
 
 
 def finished(outcome: LoopOutcome, agent: LoadedAgent, root: Path) -> Ending:
-    """How a rollout ended, from what came of its loop."""
+    """Convert a loop's outcome to the end of its rollout."""
     run = agent.loop.run
     if outcome.raised is not None:
         return Ending("error", _raised(outcome.raised, root, run))
@@ -151,7 +151,7 @@ def finished(outcome: LoopOutcome, agent: LoadedAgent, root: Path) -> Ending:
 
 
 def _blamed(message: str, kind: FailureKind, function: Callable[..., object], root: Path) -> Failure:
-    """A failure that no line has raised, with the place of the function that is to blame."""
+    """Make a failure without a traceback, located at the function's definition."""
     place = tracebacks.locate_function(function, root)
     if place is None:
         return Failure("agent", message, kind=kind)
@@ -159,9 +159,10 @@ def _blamed(message: str, kind: FailureKind, function: Callable[..., object], ro
 
 
 def _raised(error: BaseException, root: Path, function: Callable[..., object]) -> Failure:
-    """The failure of what a method of the loop has raised, or was found to do wrong."""
+    """Make a failure from an exception of a loop's method. A ModelError among the causes makes it the model's."""
     cause: BaseException | None = error
     seen = 0
+    # Bounded, because user code can chain exceptions in a circle.
     while cause is not None and seen < 10:
         if isinstance(cause, errors.ModelError):
             return Failure("model", str(cause), kind=cause.kind)
@@ -178,7 +179,7 @@ def _raised(error: BaseException, root: Path, function: Callable[..., object]) -
 
 
 class LimitReachedError(errors.OsmosisRolloutError):
-    """The rollout may ask the model no more. `reason` is the finish reason it ends with."""
+    """The rollout has reached a limit and can't call the model again. `reason` is its finish reason."""
 
     def __init__(self, message: str, reason: FinishReason) -> None:
         super().__init__(message)
@@ -186,10 +187,10 @@ class LimitReachedError(errors.OsmosisRolloutError):
 
 
 class AgentRollout:
-    """One rollout of a repository's own agent loop over a row.
+    """One rollout of a repository's own agent loop on a row.
 
-    `complete` asks the run's model, with tools and sampling parameters, and records the turn. Turns and tokens are kept
-    to here, whatever the loop does.
+    `complete` calls the run's model, with tools and sampling parameters, and records the turn. The limits of turns and
+    tokens are enforced here, whatever the loop does.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class AgentRollout:
         self._model_failure: Failure | None = None
 
     async def run(self, held: Callable[[], None]) -> Ending:
-        """Run it to its end; `held` is called when the loop doesn't end although it was cancelled."""
+        """Run the loop to its end; call `held` if the loop keeps running after its cancellation."""
         self._emit(protocol.Acting(self._job.id))
         request = self._request()
         try:
@@ -228,12 +229,12 @@ class AgentRollout:
         self._tools = tool_dicts(given)
         context = self._context(given, request)
         outcome = await outcome_of(self._agent.loop, context, held=held)
-        assert outcome is not None  # without a timeout its time is never up
+        assert outcome is not None  # None means a timeout, and none was given
         return self._judge(finished(outcome, self._agent, self._root))
 
     def _request(self) -> RolloutRequest:
         row = self._job.row
-        # Copies: what a loop does to them isn't done to the row, nor to the run's parameters.
+        # Copies, so that a loop can't change the row or the run's parameters.
         metadata = copy.deepcopy({**row.extra, "row_index": row.index, "ground_truth": row.ground_truth})
         return row_request(
             self._job,
@@ -247,14 +248,14 @@ class AgentRollout:
         allow_rewrites = self._spec.allow_rewrites
         if self._stepper is not None:
             make = partial(SteppedContext, self._stepper)
-            # A person may change what the loop has sent.
+            # The user may change messages that the loop has sent.
             allow_rewrites = True
         return make(request, tools, self, debug_dir=self._spec.debug_dir, allow_rewrites=allow_rewrites)
 
     async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
-        """Ask the run's model on behalf of the loop; its sampling parameters come before the run's.
+        """Call the run's model for the loop; the loop's sampling parameters override the run's.
 
-        Raises OsmosisRolloutError when the model can't be asked, or a limit is reached.
+        Raises OsmosisRolloutError if the request fails, or a limit is reached.
         """
         self._keep_limits()
         kept = 0
@@ -299,10 +300,10 @@ class AgentRollout:
         return calls
 
     def _results(self, messages: list[Message]) -> list[ToolCall]:
-        """The last turn's tool calls whose results are among these messages.
+        """Return the last turn's tool calls with a result among these messages.
 
-        The loop has run them where nobody sees it. What is known is how long it took, all of them together, and an
-        error by the form that `create_tool_error_result` gives it.
+        The loop runs its tools unobserved. Only the total duration of the turn's calls is known, and an error only by
+        the form that `create_tool_error_result` gives it.
         """
         duration = elapsed_ms(self._replied) if self._replied else 0.0
         done = []
@@ -314,7 +315,7 @@ class AgentRollout:
         return done
 
     def _judge(self, ending: Ending) -> Ending:
-        """Whose failure it was, when the loop has passed on that of the model, or stopped at a limit."""
+        """Attribute the failure if the loop passed on the model's, or stopped at a limit."""
         failure = ending.failure
         if failure is not None and failure.origin == "agent":
             if self._limit is not None and str(self._limit) in failure.message:
@@ -327,7 +328,7 @@ class AgentRollout:
 
 
 def _translated(error: errors.ModelError) -> errors.OsmosisRolloutError:
-    """A model's failure as the trainer's would look to the loop."""
+    """Translate a model's error to the error that the trainer's client would raise."""
     text = str(error)
     if error.kind in ("refused", "dropped"):
         return errors.OsmosisTransportError(text)
@@ -339,16 +340,16 @@ def _translated(error: errors.ModelError) -> errors.OsmosisRolloutError:
 
 
 def sendable(response: RolloutResponse) -> JsonObject:
-    """A response as data that can be written as JSON, whatever the loop has put into it."""
+    """Convert a response to JSON-able data, whatever the loop put into it."""
     plain: JsonObject = msgspec.json.decode(encode(response.model_dump()))
     return plain
 
 
 class ReplayedChat:
-    """A trainer as a loop in a worker asks it: what was asked is reported, and isn't asked again in a second attempt.
+    """A trainer's chat client that reports every reply, and replays them in a second attempt instead of asking again.
 
-    `replies` is what the trainer has answered to an earlier attempt; `conversation` the messages of the last request,
-    and its reply if it came.
+    `replies` are the trainer's replies to an earlier attempt. `conversation` holds the messages of the last request,
+    and its reply, if any.
     """
 
     def __init__(
@@ -361,14 +362,14 @@ class ReplayedChat:
         self.conversation: list[Message] = []
 
     async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
-        """Ask the trainer; raises OsmosisRolloutError when that fails, or a second attempt takes another course."""
+        """Call the trainer; raise OsmosisRolloutError if that fails, or if a second attempt sends other messages."""
         asked = hashlib.blake2b(encode([messages, params]), digest_size=16).hexdigest()
         if self._replies:
             before = self._replies.pop()
             if before.asked != asked:
                 raise errors.OsmosisRolloutError(
-                    "the rollout's worker was lost, and when it was run again it sent other messages than before; "
-                    "the trainer has only one conversation for it"
+                    "the rollout's worker was lost, and the second attempt sent different messages; "
+                    "the trainer keeps only one conversation per rollout"
                 )
             result = CompletionsResult(**before.reply)
             self.conversation = [*messages, result.message]

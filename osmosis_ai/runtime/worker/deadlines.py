@@ -1,4 +1,4 @@
-"""Time limits that don't run while the event loop stands still through somebody else's fault."""
+"""Deadlines that pause while another job blocks the event loop."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["Deadline", "Deadlines", "elapsed_ms"]
 
 
 class Deadlines:
-    """The running time limits of one worker.
+    """The active deadlines of one worker.
 
-    A tool that blocks the event loop holds up every rollout beside it. When the loop runs again, `give_back` moves all
-    deadlines by the time it stood still, so that nobody times out for what another rollout did.
+    A tool that blocks the event loop holds up every other rollout. When the loop runs again, `give_back` moves all
+    deadlines by the blocked time, so that no rollout times out through another's fault.
     """
 
     def __init__(self) -> None:
         self._running: dict[anyio.CancelScope, str] = {}
 
     def limit(self, seconds: float | None, job: str) -> Deadline:
-        """Cancel the block after so many seconds of a job (None: never); `scope.cancelled_caught` tells if it was."""
+        """Cancel the block after `seconds` (None: never); `scope.cancelled_caught` is True if that happened."""
         return Deadline(self._running, seconds, job)
 
     def give_back(self, seconds: float, culprit: str | None) -> None:
-        """Move every deadline but the culprit's by the time the loop stood still."""
+        """Move every deadline but the culprit's by the time the loop was blocked, in seconds."""
         for scope, job in self._running.items():
             if job != culprit and not scope.cancel_called:
                 scope.deadline += seconds
 
     @contextmanager
     def suspended(self, job: str) -> Iterator[None]:
-        """Stop a job's deadlines for the block: a person thinks."""
+        """Pause a job's deadlines for the block, while the user thinks."""
         left = {scope: scope.deadline - anyio.current_time() for scope, owner in self._running.items() if owner == job}
         for scope in left:
             scope.deadline = math.inf
@@ -46,14 +46,14 @@ class Deadlines:
                 scope.deadline = anyio.current_time() + seconds
 
     def expired(self, job: str) -> bool:
-        """True if one of a job's deadlines has expired. Callable from any thread, also while the loop is blocked."""
+        """Return True if a deadline of a job has expired. Callable from any thread, even if the loop is blocked."""
         # The loop's clock is time.monotonic() on every platform; copied first because the loop's thread may change it.
         now = monotonic()
         return any(owner == job and scope.deadline <= now for scope, owner in list(self._running.items()))
 
 
 class Deadline:
-    """One time limit, as a context manager that gives its cancel scope. Made by `Deadlines.limit`."""
+    """One deadline, as a context manager that returns its cancel scope. Made by `Deadlines.limit`."""
 
     def __init__(self, running: dict[anyio.CancelScope, str], seconds: float | None, job: str) -> None:
         self._running = running
@@ -73,5 +73,5 @@ class Deadline:
 
 
 def elapsed_ms(since: float) -> float:
-    """Milliseconds since a `time.monotonic()` reading."""
+    """Return the milliseconds since a `time.monotonic()` reading."""
     return round((monotonic() - since) * 1000, 3)

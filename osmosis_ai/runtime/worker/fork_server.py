@@ -1,4 +1,4 @@
-"""The fork server's main function. It may import nothing yet that takes long: what does is what it is there for."""
+"""The fork server's main function. Slow imports wait until `main` has armed the lifeline."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ PRELOAD = "osmosis_ai.runtime.worker.preload"
 
 
 def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
-    """Be the fork server of a process: import what workers need, then fork them until that process is gone.
+    """Run the fork server of another process: import the workers' modules, then fork workers until that process ends.
 
-    `line` is the descriptor of a socket on which `LINE` is asked for, `lifeline` that of a pipe's end; the other end
-    closes when that process is gone. `preload` are modules to import besides.
+    `line` is the descriptor of a socket for `LINE` requests. `lifeline` is the descriptor of a pipe's end; the other
+    end closes when that process ends. `preload` lists further modules to import.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.argv[:] = ["osmosis"]
     adopt_orphans()
-    # While it imports it doesn't see its line end; afterwards there may be more to end than itself.
+    # During the imports it can't notice the end of its line. Afterwards `Forker` does, and also ends the children.
     armed = end_with(lifeline)
     for name in (*preload, PRELOAD):
         importlib.import_module(name)

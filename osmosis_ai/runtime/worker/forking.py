@@ -1,6 +1,6 @@
-"""A process that forks others on request: the fork server, and a template, which has loaded a repository before.
+"""A process that forks others on request: the fork server, or a template with a loaded repository.
 
-Each stays single-threaded, because a fork takes along only the thread that forks.
+It stays single-threaded, because a fork copies only the calling thread.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from osmosis_ai.runtime.protocol import Exited, Forked, ForkReport, pack
 __all__ = ["LINE", "TEMPLATE", "WORKER", "Forker"]
 
 WORKER = b"w"
-"""A request to fork a worker. The two sockets that come with it are the worker's: for jobs and for events."""
+"""A request to fork a worker. The two sockets sent with it are the worker's: for jobs and for events."""
 
 TEMPLATE = b"t"
-"""A request to fork a template. The two sockets that come with it are its line: for requests and for reports."""
+"""A request to fork a template. The two sockets sent with it are its line: for requests and for reports."""
 
 LINE = b"l"
-"""A request to take requests from another socket too, the first that comes with it, and report to the second."""
+"""A request to open another line: read requests from the first socket sent with it, and report to the second."""
 
 
 class Forker:
-    """Forks this process on request and reports how its children end.
+    """Forks this process on request, and reports how its children end.
 
-    Children that a line has asked for end with the line. When the first line ends, so does this process with all that
-    is below it. `become` is what a child does with the two sockets of its request, by the kind of request.
+    The children of a line end with the line. When the first line ends, this process ends with all its descendants.
+    `become` maps kinds of requests to the child's main function, which gets the request's two sockets.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Forker:
 
     def serve(self) -> NoReturn:
         """Fork until the first line ends."""
-        # A handler that did more could be interrupted by itself.
+        # The wakeup descriptor carries the signal; a handler that did the work could interrupt itself.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        # A child's garbage collector would look at all of this, and so copy every page of it that forks share.
+        # A child's garbage collector would touch all these objects, and so copy every page shared with the parent.
         gc.collect()
         gc.freeze()
         while True:
@@ -73,6 +73,7 @@ class Forker:
         try:
             request, descriptors, _, _ = socket.recv_fds(line, 1, 2)
         except ConnectionError:
+            # A peer that closes its socket with unread data resets the connection; same as EOF.
             request, descriptors = b"", []
         if not request:
             self._end_line(line)
@@ -100,7 +101,7 @@ class Forker:
             return
         if pid == 0:
             self._be_child(become, first, second)
-        # The child does the same: whichever is first, the group is there before anybody hears of it.
+        # The child does the same, so the group exists before the fork is reported, whichever comes first.
         with suppress(OSError):
             os.setpgid(pid, pid)
         self._children[pid] = line
@@ -114,12 +115,12 @@ class Forker:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setpgid(0, 0)
-            # What user code forks in turn must not keep this process's own sockets open.
+            # Otherwise processes that user code forks would keep this process's sockets open.
             for own in (self._wake, self._waker, *self._lines, *self._lines.values()):
                 own.close()
             become(first, second)
             code = 0
-        except BaseException:  # noqa: BLE001 - nothing may go on as the parent
+        except BaseException:  # noqa: BLE001 - a child must never continue with the parent's code
             traceback.print_exc()
         finally:
             with suppress(Exception):
@@ -127,10 +128,10 @@ class Forker:
             os._exit(code)
 
     def _reap(self) -> None:
-        """Report children that have ended; what they leave in their groups ends with them."""
+        """Report ended children, and kill what is left in their process groups."""
         while True:
             try:
-                # Its number stays taken, and so does its group's, until it is waited for.
+                # Without reaping: the kernel can't reuse its pid, nor its group's, before `waitpid` below.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -145,7 +146,7 @@ class Forker:
                 self._report(line, Exited(pid, os.waitstatus_to_exitcode(status)))
 
     def _report(self, line: socket.socket, report: ForkReport) -> None:
-        # The end of a line is seen where its requests are read.
+        # Errors are ignored: `_take` notices the end of a line.
         if line in self._lines:
             with suppress(OSError):
                 self._lines[line].sendall(pack(report))
@@ -159,5 +160,5 @@ class Forker:
         for pid in [pid for pid, its_line in self._children.items() if its_line is line]:
             end_processes(pid)
         if len(self._lines) == 1:
-            # What is left below this process now, workers that are gone have left behind.
+            # With no line open, any remaining descendant was left behind by a dead worker.
             end_descendants(os.getpid())

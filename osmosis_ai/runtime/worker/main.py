@@ -1,7 +1,7 @@
 """The main functions of a worker process and of a template.
 
-Jobs and events have a socket each: events are written with blocking calls from any thread, so that what was reported
-has left the process before user code can take it down.
+Jobs and events each have a socket. Events are written with blocking calls from any thread, so a reported event has left
+the process before user code can crash it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Outbox:
         os.register_at_fork(after_in_child=self._close_copy)
 
     def send(self, event: Event) -> None:
-        """Hand an event to the operating system. When nobody reads any more, this process has no purpose: it ends."""
+        """Write an event to the socket. End the process if the run no longer reads."""
         if self._copied:
             os._exit(0)
         data = pack(event)
@@ -58,15 +58,15 @@ class Outbox:
                 end_group()
 
     def _close_copy(self) -> None:
-        """User code has forked this process: the copy has no say, and its end of the socket must not outlive it."""
+        """Silence a copy of this process that user code forked, and close its socket, so that EOF still means death."""
         self._copied = True
         self._sock.close()
 
 
 def worker_main(jobs: socket.socket, events: socket.socket, lifeline: int) -> None:
-    """Run a worker in this process, the leader of a group of its own, until it is told to stop.
+    """Run a worker in this process, which leads its own process group, until a Stop arrives.
 
-    An encoded Boot and then jobs come from `jobs`, whose end means that the run is gone. `lifeline`: see
+    `jobs` delivers an encoded Boot, then jobs; EOF means that the run is gone. For `lifeline`, see
     `process_tree.end_with`.
     """
     end_with(lifeline)
@@ -83,16 +83,16 @@ def worker_main(jobs: socket.socket, events: socket.socket, lifeline: int) -> No
 
 
 def template_main(requests: socket.socket, reports: socket.socket, lifeline: int) -> None:
-    """Load the repository once in this process, then fork a worker of it whenever asked, until the run is gone.
+    """Load the repository once in this process, then fork workers from it on request, until the run is gone.
 
-    An encoded Boot comes from `requests`, and then requests for workers; Forked and Exited go to `reports`.
+    `requests` delivers an encoded Boot, then requests for workers; Forked and Exited go to `reports`.
     """
     end_with(lifeline)
     boot = _boot(requests)
     writer = log_writer(boot)
     failure: protocol.NotReady | None = None
     loaded: LoadedRepository | None = None
-    # No thread may run where a fork is to come, so what is printed meanwhile waits in a file.
+    # This process must stay single-threaded to fork safely, so no thread can drain pipes: a file holds the output.
     with output_in_file(writer):
         try:
             loaded = load_repository(attach(boot.spec, boot.places))
@@ -128,19 +128,19 @@ def _boot(sock: socket.socket) -> Boot:
 
 
 def log_writer(boot: Boot) -> LogWriter:
-    """The run's log, and with `--debug` the terminal."""
+    """Open the run's log; with `--debug`, copy every line to the terminal."""
     masker = Masker.from_environment(os.environ, boot.keys)
     live = os.dup(2) if boot.debug else None
     return LogWriter(Path(boot.places.log) if boot.places.log else None, masker.text, live)
 
 
 def worker_label() -> str:
-    """On whose behalf code runs, for the log."""
+    """Return the log label of the job that the calling code belongs to."""
     return job_label.get() or f"worker {os.getpid()}"
 
 
 def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output: Capture) -> None:
-    """Run jobs in this process until it is told to stop, then end it."""
+    """Run jobs in this process until a Stop arrives, then end it."""
     calm_collector(loaded.spec.batch_size)
     loop = asyncio.new_event_loop()
     try:
@@ -150,7 +150,7 @@ def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output:
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt from user code end the worker
         outbox.send(protocol.Dying(describe(error)))
     output.close()
-    # Threads that user code left behind must not keep the process; its group goes with it.
+    # Threads that user code left behind must not keep the process alive.
     end_group()
 
 
@@ -161,7 +161,7 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
     reader, writer = await asyncio.open_unix_connection(sock=jobs)
 
     def emit(event: Event) -> None:
-        # What was printed is complete before the record is, whatever becomes of this process then.
+        # The job's output is in the log before its record is sent, even if the process dies right after.
         if isinstance(event, (protocol.RolloutDone, protocol.ScoresDone, protocol.ServeDone)):
             finish(worker_label())
         outbox.send(event)
@@ -193,6 +193,6 @@ async def _next_order(reader: asyncio.StreamReader) -> Order:
         order: Order = protocol.decode_order(await read_frame(reader))
         return order
     except asyncio.IncompleteReadError:
-        # The run is gone, and nobody will read what this process still does.
+        # The run is gone, so nothing reads this worker's results.
         end_group()
         raise

@@ -1,6 +1,6 @@
-"""Imported once by the fork server: what every worker needs is imported and warm before the first of them is forked.
+"""Modules that the fork server imports and warms up once, before it forks the first worker.
 
-No thread may be started here, because a fork takes along only the thread that forks.
+They must not start a thread, because a fork copies only the calling thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from osmosis_ai.runtime.worker import main as main  # what a worker runs
 
 
 async def _warm_up() -> None:
-    """Use a throw-away server once: some imports wait for the first session and the first call."""
+    """Use a throwaway server once, because some imports happen only in the first session and the first call."""
     import fastmcp
 
     server = fastmcp.FastMCP("warm-up")
@@ -32,7 +32,7 @@ async def _warm_up() -> None:
         await session.call("nothing", '{"value": 1}', timeout=10.0)
 
 
-# fastmcp reads .env too; that it can't be read is for the command to say.
+# fastmcp reads .env too; the command itself reports a file that can't be decoded.
 with suppress(UnicodeDecodeError):
     loading.import_fastmcp()
     anyio.run(_warm_up)

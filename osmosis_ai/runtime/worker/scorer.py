@@ -1,4 +1,4 @@
-"""Loads a reward or rubric function and calls it on a trajectory. What it does wrong becomes a Score with a Failure."""
+"""Load a reward or rubric function and call it on trajectories. Its errors become a Score with a Failure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _FORMS = {
     "solution_str": ("solution_str", "ground_truth", "extra_info", "data_source"),
     "messages": ("messages", "ground_truth", "metadata", "data_source"),
 }
-"""The arguments of the simple and the full form, by the name of the first one."""
+"""The parameters of the simple and the full form, by the name of the first."""
 
 _TWO_FORMS = (
     "the simple form is (solution_str, ground_truth, extra_info), the full form (messages, ground_truth, metadata)"
@@ -48,8 +48,9 @@ _TWO_FORMS = (
 class Scorer:
     """A loaded function that scores trajectories. Made by `load_scorer`.
 
-    It may be anything callable with one of the two forms; raises FunctionError when it has neither, or needs an
-    argument that nothing gives. `on_loop` is true of an async one: it runs on the event loop rather than in a thread.
+    The function may be any callable with one of the two forms. Raises FunctionError if it has neither, or requires an
+    argument that the runtime doesn't pass. `on_loop` is True for an async function, which runs on the event loop and
+    not in a thread.
     """
 
     def __init__(self, ref: FunctionRef, function: Callable[..., Any]) -> None:
@@ -78,15 +79,15 @@ class Scorer:
         )
 
     async def score(self, trajectory: ScoringInput, timeout: float) -> Score:  # noqa: ASYNC109 - part of the result
-        """Call the function on a trajectory; a function that raises, takes too long or gives no finite number gives a
-        failure.
+        """Call the function on a trajectory. If it raises, takes longer than `timeout` seconds, or returns anything but
+        a finite number, the score holds a failure.
 
-        A function of the simple form gets the text of the last assistant message, which is empty when that message only
-        calls tools. `extra_info` and `metadata` are the row's other columns with `row_index` and `ground_truth`, and
-        `data_source` is passed on from the row. Only the parameters the function has are passed, as copies of its own.
-        A sync function runs in a thread, which is left behind when the time is over. An int, a bool and any other real
-        number count as the float of the same value. A rubric's `extra_info` also says which judge to ask and how: see
-        `rubric_extra_info`. The judge calls that the function made, and their explanations, are in the score.
+        A function of the simple form gets the text of the last assistant message, which is empty if that message only
+        calls tools. `extra_info` and `metadata` hold the row's other columns, `row_index` and `ground_truth`;
+        `data_source` comes from the row. The function gets only the parameters it declares, as its own copies. A sync
+        function runs in a thread, which is abandoned at the timeout. Any real number, also an int or a bool, counts as
+        the float of the same value. A rubric's `extra_info` also says which judge to call, and how: see
+        `rubric_extra_info`. The score includes the function's judge calls and their explanations.
         """
         if not self.on_loop:
             return (await self.score_all([trajectory], timeout))[0]
@@ -107,8 +108,8 @@ class Scorer:
     ) -> list[Score]:
         """Call a sync function on several trajectories, one after the other; arguments and results are as in `score`.
 
-        It does them all in one thread, but for what comes after a call that took too long: `timeout` is for each.
-        `begin` is called with the position of each before it is scored, in the context the function runs in.
+        One thread makes all calls; after a call that exceeds `timeout`, another thread takes over. `begin` is called
+        with each position before its call, in the function's context.
         """
         scores: list[Score] = []
         running = _Judged()
@@ -144,11 +145,11 @@ class Scorer:
         async def run() -> None:
             try:
                 outcomes.append(self._number(await call()))
-            except BaseException as error:  # noqa: BLE001 - whatever it raises, SystemExit too, is this score's record
+            except BaseException as error:  # noqa: BLE001 - any exception, even SystemExit, becomes this score's failure
                 outcomes.append(self._raised(error))
 
-        # In a task of its own the function may swallow a cancellation, cancel its task or raise CancelledError; the
-        # outer task still tells whose it was: that of the time limit here, or of whoever cancels the scoring.
+        # The function may swallow a cancellation, cancel its own task or raise CancelledError. In a task of its own,
+        # that doesn't hide from this one whether the time limit or the caller cancelled the scoring.
         with anyio.move_on_after(seconds) as scope:
             async with anyio.create_task_group() as group:
                 group.start_soon(run)
@@ -176,7 +177,7 @@ class Scorer:
         return self._failure(
             "no_ground_truth",
             f"row {trajectory.row_index} has no ground_truth, and `ground_truth: str` needs one; "
-            "write `ground_truth: str | None` for a function that can do without",
+            "write `ground_truth: str | None` if the function works without one",
         )
 
     def _too_long(self, seconds: float) -> Failure:
@@ -224,7 +225,7 @@ class Scorer:
         return Failure(self.ref.kind, message, kind=kind, file=file, line=line, detail=detail)
 
     def _definition(self) -> tuple[str | None, int | None]:
-        """Where the function is written, for failures that have no line of their own."""
+        """Return the function's file and line, for failures without a line of their own."""
         code = getattr(inspect.unwrap(_innermost(self._function)), "__code__", None)
         if code is None:
             return self.ref.file, self.ref.line
@@ -234,9 +235,9 @@ class Scorer:
 
 
 class _Judged:
-    """Measures a score, and hears of the judge calls made for it. A context manager, for the call itself.
+    """A context manager around a call, which measures it and collects its judge calls.
 
-    `before` is the same score's first part, if it has one.
+    `before` is the first part of the same score, if any.
     """
 
     def __init__(self, before: _Judged | None = None) -> None:
@@ -254,7 +255,7 @@ class _Judged:
 
     def score(self, name: str, outcome: float | Failure) -> Score:
         duration_ms = round((perf_counter() - self._started) * 1000, 3)
-        # A function that took too long may still be making calls.
+        # Copied, because an overdue function may still be making calls.
         calls = [*self._before, *self._calls]
         return Score(
             name,
@@ -267,18 +268,18 @@ class _Judged:
 
 
 class _Waiting(NamedTuple):
-    """What a sync function gave, when that is still to be awaited on the event loop."""
+    """An awaitable that a sync function returned, still to be awaited on the event loop."""
 
     awaitable: Awaitable[Any]
     judged: _Judged
 
 
 def load_scorer(ref: FunctionRef) -> Scorer:
-    """Import a function's module and make its Scorer. `ref.root` must be on `sys.path` already.
+    """Import a function's module and make its Scorer. `ref.root` must already be on `sys.path`.
 
     A reference without a module is an entry of a rubric file: `file` is the file and `attribute` the entry's id. Raises
-    FunctionError, with the user's file and line, when that can't be imported, isn't there, or has neither of the two
-    forms.
+    FunctionError, with the user's file and line, if the function can't be imported, doesn't exist, or has neither of
+    the two forms.
     """
     if not ref.module:
         return _rubric_scorer(ref)
@@ -309,7 +310,7 @@ def _rubric_scorer(ref: FunctionRef) -> Scorer:
 
 
 class _RubricEntry:
-    """Scores a text as an entry of a rubric file says. What the row says itself comes before what the entry says."""
+    """Scores a text by an entry of a rubric file. The row's own values override the entry's."""
 
     def __init__(self, rubric: Rubric) -> None:
         self._rubric = rubric
@@ -332,7 +333,7 @@ class _RubricEntry:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """A function's parameters; raises FunctionError when they can't be read or have neither of the two forms."""
+    """Return a function's parameters; raise FunctionError if they can't be read, or have neither of the two forms."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
@@ -355,6 +356,7 @@ def _load_module(ref: FunctionRef) -> ModuleType:
     except (Exception, SystemExit) as error:
         raise FunctionError(_import_problem(ref, error)) from error
     loaded = getattr(module, "__file__", None)
+    # An installed or already imported module may shadow the file.
     if file is not None and loaded is not None and file.exists() and not file.samefile(loaded):
         raise FunctionError(
             f"{ref.file} can't be imported: the name `{ref.module}` already stands for another module. Rename the file"
@@ -363,12 +365,12 @@ def _load_module(ref: FunctionRef) -> ModuleType:
 
 
 def _import_by_location(name: str, file: Path) -> ModuleType:
-    """Import a file whose name no import statement could hold, such as `exact-match.v2.py`."""
+    """Import a file with a name that isn't a valid identifier, such as `exact-match.v2.py`."""
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file, loader=SourceLoader(name, str(file)))
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file.name} is no Python file")
+        raise ImportError(f"{file.name} isn't a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -413,7 +415,7 @@ def _value(name: str, trajectory: ScoringInput) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    """A deep copy; what JSON is made of, several times faster than `copy.deepcopy`."""
+    """Make a deep copy, for JSON types several times faster than `copy.deepcopy`."""
     kind = type(value)
     if kind is str or value is None or kind is int or kind is float or kind is bool:
         return value

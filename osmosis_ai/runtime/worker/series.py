@@ -1,4 +1,4 @@
-"""Runs sync functions in threads that can be left behind, several calls one after the other in the same thread."""
+"""Run sync functions in threads that can be abandoned, several calls one after the other in the same thread."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ T = TypeVar("T")
 
 
 class Overdue:
-    """Stands for the result of a call that took too long and was left behind."""
+    """The result of a call that took too long and was abandoned."""
 
 
 async def run_series(call: Callable[[int], T], positions: Sequence[int], seconds: float) -> list[T | Overdue]:
-    """Call for each position, one after the other in one thread, each call in a context of its own. It may raise
-    nothing.
+    """Make a call for each position, one after the other in one thread, each in its own context. `call` must not raise.
 
-    The first call that takes longer than so many seconds ends the series: its result is Overdue, and those behind it
-    are missing. Its thread is left behind, as it is when whoever waits here is cancelled.
+    The first call that takes longer than `seconds` ends the series: its result is Overdue, and later ones are missing.
+    Its thread is abandoned, as it is if the caller is cancelled.
     """
     series = _Series(call, positions, seconds)
     _idle_thread().put(series.run)
@@ -44,24 +43,24 @@ class _Series(Generic[T]):
         self._context = contextvars.copy_context()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._results: list[T | Overdue] = []
-        # Which call runs and since when, in one object, because two threads look at it.
+        # The running call and its start, in one object, because two threads access it.
         self._current = (0, perf_counter())
         self._left = False
 
     def run(self) -> None:
-        """The thread's part."""
+        """Make the calls; runs in the thread."""
         for number, position in enumerate(self._positions):
             if self._left:
                 return
             self._current = (number, perf_counter())
             self._results.append(self._context.copy().run(self._call, position))
         if not self._left:
-            # Whoever closed its event loop no longer waits.
+            # A closed event loop has no waiters left.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end)
 
     async def results(self) -> list[T | Overdue]:
-        """The event loop's part."""
+        """Wait for the results; runs on the event loop."""
         timer = self._loop.call_later(self._seconds, self._look)
         try:
             await self._ended
@@ -88,10 +87,10 @@ class _Series(Generic[T]):
 
 
 class _Thread:
-    """A thread that does what it is given, and then waits for more.
+    """A thread that runs the given work, then waits for more.
 
-    A daemon, unlike those of anyio and of executors: a function that never returns must not keep the process from
-    ending. There are as many as are needed at once, so that no call waits for another one's end.
+    A daemon, unlike the threads of anyio and of executors, so that a function that never returns can't keep the process
+    alive. The number of threads isn't limited, so no call waits for another to end.
     """
 
     def __init__(self) -> None:
@@ -105,6 +104,7 @@ class _Thread:
         while True:
             work = self._work.get()
             work()
+            # Otherwise an idle thread would keep the last results alive.
             del work
             if len(_idle) >= KEPT_THREADS:
                 return
@@ -112,7 +112,7 @@ class _Thread:
 
 
 _idle: list[_Thread] = []
-# The threads aren't there in a process that user code has forked.
+# A process that user code forks has no copies of these threads.
 os.register_at_fork(after_in_child=_idle.clear)
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of stepping through a rollout: it pauses at its edges until a person lets it go on."""
+"""The worker's side of stepping through a rollout, which pauses at each step until the user continues it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Stepper"]
 
 
 class Stepper:
-    """One rollout's pauses. Its time limits stand still during them.
+    """The pauses of one rollout. They suspend its deadlines.
 
-    `call` calls a tool by name and arguments (JSON text) in the rollout's session. `paused_seconds` is how long the
-    pauses have been, all together.
+    `call` calls a tool by name and arguments (JSON text) in the rollout's session. `paused_seconds` is the total length
+    of the pauses.
     """
 
     def __init__(
@@ -41,17 +41,15 @@ class Stepper:
         self._calls: dict[str, ToolCall] = {}
 
     def resume(self, order: Resume) -> None:
-        """Take an order for the present pause."""
+        """Queue an order for the current pause."""
         self._orders.put_nowait(order)
 
     def called(self, call: ToolCall) -> None:
-        """A tool call of the present turn has ended."""
+        """Note that a tool call of the current turn has ended."""
         self._calls[call.id] = call
 
     async def before_request(self, index: int, messages: list[Message]) -> None:
-        """Pause before a turn's request; `messages` is changed in place if the person changes it, for the turns to come
-        too.
-        """
+        """Pause before a turn's request. The user's edits change `messages` in place, so they last for later turns."""
         self._index = index
         replaced = await self._pause(Paused(self._job, "request", index, list(messages)))
         self._reworded = replaced is not None
@@ -61,12 +59,12 @@ class Stepper:
         self._conversation = list(messages)
 
     async def after_reply(self, turn: Turn, completion: Completion) -> tuple[Turn, Completion]:
-        """Pause after a reply; gives what the rollout goes on with."""
+        """Pause after a reply; return the turn and the reply to continue with."""
         self._calls.clear()
         conversation = [*self._conversation, completion.message]
         replaced = await self._pause(Paused(self._job, "reply", self._index, conversation, turn))
         if replaced is not None:
-            # Log probabilities and token ids belong to the model's own words.
+            # Log probabilities and token ids describe only the model's own text.
             completion = msgspec.structs.replace(completion, message=replaced[0], logprobs=None, token_ids=None)
             turn = msgspec.structs.replace(turn, logprobs=None, token_ids=None)
         if replaced is not None or self._reworded:
@@ -75,7 +73,7 @@ class Stepper:
         return turn, completion
 
     async def after_results(self, results: list[Message]) -> list[Message]:
-        """Pause after a turn's tool calls; gives the results the rollout goes on with."""
+        """Pause after a turn's tool calls; return the results to continue with."""
         calls = [self._calls[result["tool_call_id"]] for result in results]
         replaced = await self._pause(
             Paused(self._job, "result", self._index, [*self._conversation, *results], calls=calls)

@@ -1,4 +1,4 @@
-"""A worker's watchdog thread: sees the event loop stand still, finds who holds it, and ends what can't be helped."""
+"""A worker's watchdog thread, which notices a blocked event loop, finds the job to blame and ends a stuck worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOBODYS_STALL_SECONDS = 60.0
 
 
 class JobTasks:
-    """Knows on whose behalf a task runs. A task factory, because only at its creation is a task's context at hand."""
+    """Maps tasks to jobs. It is a task factory, because a task's context is accessible only when the task is made."""
 
     def __init__(self, current: Callable[[], str | None]) -> None:
         self._current = current
@@ -45,7 +45,7 @@ class JobTasks:
         return task
 
     def running(self, loop: asyncio.AbstractEventLoop) -> str | None:
-        """The job whose task holds the loop right now, if any. May be asked from any thread."""
+        """Return the job of the task that runs on the loop right now, if any. Callable from any thread."""
         task = asyncio.current_task(loop)
         return self._jobs.get(task) if task is not None else None
 
@@ -53,10 +53,10 @@ class JobTasks:
 class Watchdog:
     """Watches one event loop. `start` must be called on it.
 
-    A call that holds the loop can't be cancelled. While it lasts, the deadlines of every other job stand still; when it
-    outlasts the time its own job has, `stuck` is called, with the job to blame (None: nobody's task) and the seconds
-    the loop stood still, and must end the process. `beat` is called about once a second while the process lives,
-    `orphaned` when the one that started it is gone. All three are called from the thread.
+    A call that blocks the loop can't be cancelled. While it lasts, the deadlines of all other jobs pause. Once it
+    exceeds its own job's deadline, the watchdog calls `stuck` with the job to blame (None if no job's task runs) and
+    the seconds the loop was blocked; `stuck` must end the process. It calls `beat` about once a second while the
+    process lives, and `orphaned` when the parent process is gone. All three are called from the thread.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="osmosis-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin; called on the loop."""
+        """Start the thread; called on the loop."""
         self._last_beat = monotonic()
         self._tick()
         self._thread.start()
@@ -94,7 +94,7 @@ class Watchdog:
         now = monotonic()
         late = now - self._last_beat - BEAT_SECONDS
         if late > STALL_SECONDS:
-            # Timers that ran out while the loop stood still are ready in this same turn of it, behind this one.
+            # Deadlines that expired while the loop was blocked fire in this same iteration, after this timer.
             self._deadlines.give_back(late, self._holder)
         self._holder = None
         self._last_beat = now

@@ -1,7 +1,6 @@
-"""What runs inside a worker: the only place where user code is imported.
+"""The worker: a loaded repository that runs jobs concurrently on one event loop.
 
-One Worker holds a loaded repository and runs jobs concurrently on one event loop. Whether that loop is a process of its
-own or the command's is decided by `pool`.
+`pool` decides whether that loop has its own process or is the command's.
 """
 
 from __future__ import annotations
@@ -70,20 +69,20 @@ __all__ = [
 
 SCORE_GRACE_SECONDS = 1.0
 READ_AT_ONCE = 16
-"""How many trajectories are read before others have a turn on the event loop: each can be megabytes."""
+"""Trajectories to read before yielding to other tasks on the event loop; each can be megabytes."""
 
 LOOK_SECONDS = 30.0
-"""How long an agent loop may take to say which tools it has."""
+"""How long an agent loop may take to list its tools."""
 
 current_job: ContextVar[str | None] = ContextVar("current_job", default=None)
-"""The job on whose behalf code runs; tasks and threads that the job starts inherit it."""
+"""The job that the running code belongs to; tasks and threads started by the job inherit it."""
 
 job_label: ContextVar[str | None] = ContextVar("job_label", default=None)
-"""The same job in the user's words, for the log."""
+"""A label of the same job for users, shown in the log."""
 
 
 def label_of(job: protocol.Job) -> str:
-    """A job in the user's words."""
+    """Return the label of a job for users."""
     if isinstance(job, protocol.RolloutJob):
         return f"row {job.row.index} run {job.run_index}"
     if isinstance(job, protocol.ScoreJob):
@@ -94,7 +93,7 @@ def label_of(job: protocol.Job) -> str:
 
 
 def labels_of(job: protocol.Job) -> list[str]:
-    """Every label under which a job's code may have printed."""
+    """Return every label under which a job's code may have printed."""
     return [_scoring_label(row) for row in job.rows] if isinstance(job, protocol.ScoreJob) else [label_of(job)]
 
 
@@ -104,8 +103,7 @@ def _scoring_label(row_index: int) -> str:
 
 @dataclass(frozen=True)
 class LoadedRepository:
-    """User code, imported: the server (or how to reach one) or the agent loop, the functions, and what could not be
-    loaded."""
+    """Imported user code: the server (or how to reach one) or the agent loop, the functions, and the load failures."""
 
     spec: protocol.WorkerSpec
     server: object
@@ -117,9 +115,9 @@ class LoadedRepository:
 
 
 def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
-    """Import the user code that the spec names into this process. Starts no event loop and no thread of its own.
+    """Import the spec's user code into this process, without starting an event loop or a thread.
 
-    Raises StartError, with the user's file and line, when something can't be loaded.
+    Raises StartError, with the user's file and line, if something can't be loaded.
     """
     root = Path(spec.root)
     os.chdir(root)
@@ -159,7 +157,7 @@ class Worker:
     @classmethod
     @asynccontextmanager
     async def open(cls, loaded: LoadedRepository, emit: Callable[[protocol.Event], None]) -> AsyncIterator[Worker]:
-        """Start the server and the models' clients, and emit Ready; raises StartError when the server doesn't start."""
+        """Start the server and the models' clients, and emit Ready; raise StartError if the server doesn't start."""
         worker = cls(loaded, emit)
         async with AsyncExitStack() as stack:
             tools: list[Tool] = [] if loaded.agent is None else loaded.agent.tools
@@ -191,7 +189,7 @@ class Worker:
             yield worker
 
     async def run(self, job: protocol.Job) -> None:
-        """Run one job to its last event. A job never raises for what user code or a model does."""
+        """Run one job to its last event. Errors of user code or a model never make it raise."""
         current_job.set(job.id)
         with anyio.CancelScope() as scope:
             self._scopes[job.id] = scope
@@ -213,7 +211,7 @@ class Worker:
                 self._report_imports()
 
     def _report_imports(self) -> None:
-        """An import inside a function comes late, and what it brings counts for reload all the same."""
+        """Report files that functions imported during the job; reload depends on them too."""
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
             sources = imported_sources(Path(self.spec.root))
@@ -222,7 +220,7 @@ class Worker:
                 self._emit(protocol.Imported(sources))
 
     def cancel(self, job: str) -> None:
-        """Cancel a job, if it still runs. It emits nothing more."""
+        """Cancel a job, if it still runs. The job emits nothing more."""
         if job in self._scopes:
             self._scopes[job].cancel()
 
@@ -236,7 +234,7 @@ class Worker:
         try:
             if job.price and not model.price_known():
                 raise ModelStartError(
-                    f"no price is known for {model.spec.name}, so --max-cost can't be kept; leave the option out"
+                    f"no price is known for {model.spec.name}, so --max-cost can't be enforced; leave the option out"
                 )
             await model.probe()
         except StartError as error:
@@ -281,7 +279,7 @@ class Worker:
         scores = []
         for position, trajectory in enumerate(trajectories):
             begin(position)
-            # The scorer keeps the limit itself; this clock is for functions that hold the event loop.
+            # The scorer enforces the limit itself; the watchdog needs this deadline for functions that block the loop.
             with self.deadlines.limit(seconds + SCORE_GRACE_SECONDS, owner) as clock:
                 scores.append(await scorer.score(trajectory, seconds))
             if clock.cancelled_caught:
@@ -328,7 +326,7 @@ class Worker:
                     reason = cast(FinishReason, (await McpAgentLoop().run(context)).finish_reason)
                 except ModelError as error:
                     failure = Failure("model", str(error), kind=error.kind)
-                except Exception as error:  # noqa: BLE001 - whatever goes wrong in one rollout is that rollout's record
+                except Exception as error:  # noqa: BLE001 - any error in a rollout becomes that rollout's failure
                     failure = Failure(
                         "worker",
                         tracebacks.describe(error),
@@ -339,7 +337,7 @@ class Worker:
                 reason, failure = "timeout", _timed_out(limits.timeout)
             if rollout.stepper is not None:
                 started += rollout.stepper.paused_seconds
-            # The record is out before the session closes: a tool that holds the session open can't hold it back.
+            # Sent before the session closes, so that a tool that keeps the session open can't delay the record.
             self._emit(protocol.RolloutDone(job.id, reason, elapsed_ms(started), failure))
         if not session.clean:
             self._emit(protocol.Retiring(f"a tool of row {job.row.index} still holds a thread"))
@@ -411,14 +409,14 @@ class Worker:
             self._reader.close()
 
     def _served(self, request: RolloutRequest, session: ToolSession) -> Callable[..., McpContext]:
-        """Makes the built-in loop's context for a trainer's rollout."""
+        """Return a maker of the built-in loop's context for a trainer's rollout."""
         from osmosis_ai.mcp_tools.conversion import truncate
         from osmosis_ai.runtime.worker.agent_loop import McpContext
 
         limits = self.spec.limits
 
         async def call_tool(call: JsonObject) -> Message:
-            # As the trainer gave it, so nothing about its form is sure.
+            # This comes from the trainer unchecked, so it may have any form.
             function = call.get("function") or {}
             name, arguments = str(function.get("name")), function.get("arguments") or "{}"
             outcome = await session.call(name, arguments, timeout=limits.tool_timeout)
@@ -436,7 +434,7 @@ class Worker:
 
         self._emit(protocol.Acting(job.id))
         assert self._agent is not None
-        # What it may take is kept to by the watchdog: nothing here lets go of the event loop.
+        # Nothing below yields to the event loop, so the watchdog enforces this deadline.
         with self.deadlines.limit(min(LOOK_SECONDS, self.spec.limits.timeout), job.id):
             if isinstance(job, protocol.InspectJob):
                 self._emit(inspect_agent(self._agent, job.id))
@@ -449,7 +447,7 @@ class Worker:
                 self._emit(protocol.ToolsDone(job.id, tools))
 
     def _retire_held(self) -> None:
-        self._emit(protocol.Retiring("an agent loop that was cancelled goes on"))
+        self._emit(protocol.Retiring("an agent loop keeps running after its cancellation"))
 
 
 async def follow_orders(
@@ -457,7 +455,7 @@ async def follow_orders(
     next_order: Callable[[], Awaitable[protocol.Order]],
     run: Callable[[protocol.Job], Coroutine[object, None, None]],
 ) -> None:
-    """Run jobs concurrently until told to stop; jobs that still run then are cancelled."""
+    """Run jobs concurrently until a Stop arrives, then cancel the remaining jobs."""
     async with anyio.create_task_group() as group:
         while not isinstance(order := await next_order(), protocol.Stop):
             if isinstance(order, protocol.Cancel):
@@ -465,7 +463,7 @@ async def follow_orders(
             elif isinstance(order, protocol.Resume):
                 worker.resume(order)
             else:
-                # Set before the task is made, so that the task and all it starts are known to be the job's.
+                # Set before the task is created, so that the task and everything it starts inherit the job.
                 current_job.set(order.id)
                 job_label.set(label_of(order))
                 group.start_soon(run, order)
@@ -473,7 +471,7 @@ async def follow_orders(
 
 
 class _RolloutRun:
-    """One rollout's edges: the model it asks and the session its tool calls go to, with an event for each."""
+    """One rollout's connections to its model and its tools' session. It emits an event for each call."""
 
     def __init__(
         self,
@@ -496,7 +494,7 @@ class _RolloutRun:
         self.stepper: Stepper | None = None
 
     async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
-        """Ask the run's model on behalf of the built-in loop."""
+        """Call the run's model for the built-in loop, without holding the loop's admission in the meantime."""
         from osmosis_ai.runtime.worker.agent_loop import result_of
 
         self._admission.leave(self._job.id)
@@ -505,7 +503,7 @@ class _RolloutRun:
         return result_of(completion)
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """Ask the run's model, with parameters over the run's, and record the turn."""
+        """Call the run's model, with `params` overriding the run's, and record the turn."""
         params = {**self._params, **params} if params else self._params
         started = monotonic()
         completion = await self._model.complete(messages, tools, params)
@@ -531,7 +529,7 @@ class _RolloutRun:
         return message
 
     async def call_by_hand(self, name: str, arguments: str) -> tuple[ToolCall, str]:
-        """Call a tool in this rollout's session without making it part of the trajectory."""
+        """Call a tool in this rollout's session, without adding the call to the trajectory."""
         return await self._call("by hand", name, arguments)
 
     async def _call(self, call_id: str, name: str, arguments: str) -> tuple[ToolCall, str]:
@@ -594,7 +592,7 @@ def _open_cache(spec: protocol.WorkerSpec) -> ReplyCache | None:
 
 
 def _load_functions(spec: protocol.WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]:
-    # The first one asked for comes first.
+    # Reversed, so that the first function's root ends up first on the path.
     for folder in reversed(list(dict.fromkeys(ref.root for ref in spec.functions))):
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -617,7 +615,7 @@ async def _no_call_by_hand(name: str, arguments: str) -> tuple[ToolCall, str]:
 
 
 def _call_meta(job: protocol.RolloutJob) -> JsonObject:
-    """What a tool may know of its rollout: never the ground truth."""
+    """Return the metadata that tools may see of their rollout: never the ground truth."""
     return {"rollout_id": job.id, "row_index": job.row.index, "metadata": job.row.extra}
 
 

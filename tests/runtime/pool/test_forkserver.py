@@ -177,7 +177,7 @@ def test_a_fork_server_that_was_killed_is_started_again(tmp_path: Path) -> None:
             await heard.next(protocol.Ready)
             (server,) = fork_servers(psutil.Process())
             server.kill()
-        assert heard.channel.ending == "lost with the process that it was forked from"
+        assert heard.channel.ending == "lost with its parent process"
         with pytest.raises(OSError, match="the fork server was lost"):
             await lost.spawn()
         await lost.aclose()
