@@ -78,7 +78,7 @@ class Follower:
             group.start_soon(watch_files, self._root, self._root, lambda path: counts(path, ignored), changed, stop)
             for folder in {file.parent for file in self._outside.values()}:
                 group.start_soon(watch_files, folder, self._root, self._outside.__contains__, changed, stop, False)
-            # A watcher exists before its task waits for the first time.
+            # One turn of the loop: each task has created its watcher by the time it first waits.
             await anyio.lowlevel.checkpoint()
             task_status.started()
 
