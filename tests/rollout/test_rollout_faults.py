@@ -457,8 +457,8 @@ def test_at_a_stop_what_waits_and_what_runs_too_long_is_reported(caplog: pytest.
     assert set(results) == {"running", "queued"}
     for result in results.values():
         assert result.status is RolloutStatus.ERROR
-        assert result.error_message == "the server was stopped before the rollout had ended"
-        assert f"rollout '{result.rollout_id}': ERROR (the server was stopped before the rollout had" in caplog.text
+        assert result.error_message == "the server stopped before the rollout had ended"
+        assert f"rollout '{result.rollout_id}': ERROR (the server stopped before the rollout had" in caplog.text
     assert "stopping: 1 rollout is still running" in caplog.text
     assert len(trainer.requests) == 1
 
@@ -470,5 +470,5 @@ def test_at_a_stop_a_result_that_is_still_not_taken_is_kept(tmp_path: Path, monk
         init(url, trainer.request("hello"))
         trainer.wait_for_deliveries(1)
     (kept,) = kept_in(tmp_path)
-    assert kept["reason"] == "the server was stopped before the trainer had taken it"
+    assert kept["reason"] == "the server stopped before the trainer had accepted it"
     assert kept["response"]["status"] == "COMPLETED"

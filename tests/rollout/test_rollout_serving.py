@@ -87,7 +87,7 @@ def test_a_script_serves_its_loop_prints_its_key_once_and_stops_gracefully(folde
         assert init(url, trainer.request("wait", rollout_id="b"), key=key).status == 202
         trainer.wait_for_requests(2)
         process.send_signal(signal.SIGTERM)
-        assert trainer.wait_for_completion("b").error_message == "the server was stopped before the rollout had ended"
+        assert trainer.wait_for_completion("b").error_message == "the server stopped before the rollout had ended"
         rest = process.stderr.read()
         process.wait(PATIENCE)
     assert "the agent loop 'echo' runs in this server's own process" in "".join(lines) + rest

@@ -1,4 +1,4 @@
-"""The formats of datasets. To add one, write its module and its line in `FORMATS`: whatever lists them reads it."""
+"""The dataset formats. To add one, write its module and a line in `FORMATS`, from which all lists of formats come."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["FORMATS", "Format", "format_of", "suffixes"]
 class Format(NamedTuple):
     """One format.
 
-    `read` gives the rows of a file without ever holding more than a few megabytes of them, and raises UnreadableError
-    where it can't go on. `is_text` tells that the file is UTF-8.
+    `read` yields the rows of a file without holding more than a few megabytes of them, and raises UnreadableError if it
+    can't continue. `is_text` is True if the file is UTF-8.
     """
 
     suffix: str
@@ -31,15 +31,15 @@ FORMATS = (
     Format(".csv", csv.read, "a header row, and all values text"),
     Format(".parquet", parquet.read, "as most data tools write it", is_text=False),
 )
-"""In the order in which they are listed."""
+"""All formats, in the order shown to users."""
 
 
 def format_of(path: Path) -> Format | None:
-    """The format of a file, by its suffix in any case; None if it is no dataset."""
+    """Return the format of a file by its suffix, ignoring case; None if it isn't a dataset's."""
     return next((one for one in FORMATS if one.suffix == path.suffix.lower()), None)
 
 
 def suffixes(last: str = ", ") -> str:
-    """The suffixes as a text: `.jsonl, .json, .csv, .parquet`; `last` stands before the last one."""
+    """Return the suffixes as text: `.jsonl, .json, .csv, .parquet`; `last` precedes the last one."""
     *others, final = (one.suffix for one in FORMATS)
     return f"{', '.join(others)}{last}{final}"

@@ -1,4 +1,4 @@
-"""CSV with a header row: all values are text."""
+"""Read CSV with a header row; all values are text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _CsvLines:
 
 def read(source: Source) -> Iterator[Item]:
     """Yield the records after the header."""
-    # The limit is the process's, so it is only ever raised; the default of 128 KiB is less than a long prompt.
+    # The default limit of 128 KiB is shorter than a long prompt. The limit is global, so it is only ever raised.
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
     lines = _CsvLines(source.file)
     records = csv.reader(lines, strict=True)

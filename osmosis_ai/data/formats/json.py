@@ -1,4 +1,4 @@
-"""A JSON list of objects, read one element at a time."""
+"""Read a JSON list of objects one element at a time."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["read"]
 
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _SCALAR = re.compile(rb'[^ \t\r\n,"\[\]{}]*')
-# Runs over text and strings without escapes, up to a bracket or a harder string. The repetition is bounded because
-# the expression engine keeps a record of each round.
+# Skips text and strings without escapes, up to a bracket or a string with escapes. The repetition is bounded because
+# the regex engine keeps state for each round.
 _PLAIN = re.compile(rb'[^"\[\]{}]*(?:"[^"\\]*"[^"\[\]{}]*){0,500}')
 
 
@@ -68,7 +68,7 @@ def _shown(byte: bytes) -> str:
 
 
 class JsonWindow:
-    """A moving window on a JSON list: finds where an element ends without decoding it, each byte looked at a bounded
+    """A moving window on a JSON list that finds the end of an element without decoding it. It reads each byte a bounded
     number of times."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -78,7 +78,7 @@ class JsonWindow:
         self.line = 1
 
     def peek(self) -> bytes:
-        """Skip white space and return the next byte; empty at the end of the file."""
+        """Skip whitespace and return the next byte; empty at the end of the file."""
         while True:
             space = _SPACE.match(self._data, self._at)
             assert space is not None
@@ -111,7 +111,7 @@ class JsonWindow:
         return self.take(length)
 
     def _closed(self, where: str) -> int:
-        """Length of the string, list or object that begins here."""
+        """Return the length of the string, list or object that begins here."""
         depth = 0
         length = 0
         while True:
@@ -136,7 +136,7 @@ class JsonWindow:
                 raise UnreadableError(where, too_large())
 
     def _string(self, start: int, where: str) -> int:
-        """Length up to the end of the string whose opening quote is `start` bytes from here."""
+        """Return the offset of the end of the string whose opening quote is `start` bytes from here."""
         at = start + 1
         while True:
             quote = self._data.find(b'"', self._at + at)
@@ -158,7 +158,7 @@ class JsonWindow:
         return self._more()
 
     def _more(self) -> bool:
-        """Drop what was consumed and read on. Reading as much again as there is keeps the copying linear."""
+        """Drop consumed bytes and read more. Doubling the window keeps the total copying linear."""
         rest = self._data[self._at :]
         chunk = self._file.read(max(CHUNK, len(rest)))
         self._data = rest + chunk

@@ -1,4 +1,4 @@
-"""JSON Lines: one object a line."""
+"""Read JSON Lines: one object per line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["read"]
 
 
 def read(source: Source) -> Iterator[Item]:
-    """Yield the lines that aren't blank."""
+    """Yield the non-blank lines."""
     for number, line in enumerate(text_lines(source.file), 1):
         if line is None:
             yield Item(f"line {number}", too_large(), source.consumed)

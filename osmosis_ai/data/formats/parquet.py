@@ -1,4 +1,4 @@
-"""Parquet, read in batches of rows; its values become JSON-able ones."""
+"""Read Parquet in batches of rows and convert its values to JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(source: Source) -> Iterator[Item]:
 
     index = 0
     try:
-        # With a buffer size, columns are read page by page; without one, a row group at once.
+        # A buffer size makes pyarrow read columns page by page instead of a whole row group.
         with pyarrow.parquet.ParquetFile(source.path, buffer_size=CHUNK, pre_buffer=False) as parquet:
             names = list(parquet.schema_arrow.names)
             check_columns(names, "")
@@ -53,12 +53,12 @@ def _python_values(column: Any) -> list[Any]:
 
     kind = column.type
     if pyarrow.types.is_timestamp(kind) and kind.unit == "ns":
-        # Python's own datetime ends at microseconds; finer digits would need pandas.
+        # Python's datetime has microseconds at best; nanoseconds would need pandas.
         column = column.cast(pyarrow.timestamp("us", kind.tz), safe=False)
     try:
         values: list[Any] = column.to_pylist()
     except (pyarrow.ArrowException, ValueError, OverflowError, LookupError, TypeError):
-        # One value without a Python form; as scalars the others in the column can still be used.
+        # Some value has no Python form. As scalars, the column's other values remain usable.
         return list(column)
     return values
 
@@ -66,7 +66,7 @@ def _python_values(column: Any) -> list[Any]:
 def _plain_row(names: list[str], values: tuple[object, ...]) -> JsonObject | str:
     row: JsonObject = {}
     for name, value in zip(names, values, strict=True):
-        # Text columns written as bytes are refused with the row rather than passed on as base64.
+        # Bytes in a text column make the row unusable; base64 would silently change the text.
         if isinstance(value, bytes) and name.casefold() in ("system_prompt", "user_prompt", "ground_truth"):
             row[name] = value
             continue

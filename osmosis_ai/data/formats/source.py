@@ -1,4 +1,4 @@
-"""What the readers of all formats share: the file they read, the items they give, how they say what is wrong."""
+"""Shared parts of the format readers: the file they read, the items they yield, and their error texts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Item(NamedTuple):
-    """One row as a reader found it: where it is (`line 3`), its values or what is wrong with it.
+    """One row from a reader: its place (`line 3`), and its values or its problem.
 
     `read` is the number of bytes read from the file so far.
     """
@@ -60,11 +60,11 @@ class UnreadableError(Exception):
 
 
 class BadRowError(Exception):
-    """One row can't be used; the ones after it can."""
+    """One row can't be used; later ones can."""
 
 
 class _HashedFile(io.FileIO):
-    """A file whose bytes are hashed as they are read, from its beginning to its end."""
+    """A file that hashes its bytes as they are read, from beginning to end."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -94,18 +94,18 @@ class Source:
 
     @property
     def consumed(self) -> int:
-        """How many bytes were read."""
+        """The number of bytes read so far."""
         return self._raw.consumed
 
     def sha256(self) -> str:
-        """Read what is left of the file, and return the hash of all its bytes."""
+        """Read the rest of the file and return the hash of all its bytes."""
         while self.file.read(CHUNK):
             pass
         return self._raw.hash.hexdigest()
 
 
 def text_lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yield the lines, without a byte order mark; None for one that is longer than a row may be."""
+    """Yield the lines without a byte order mark; None for a line that is too long for a row."""
     line = file.readline(MAX_ROW_BYTES + 1)
     line = line.removeprefix(BYTE_ORDER_MARK)
     while line:
@@ -119,7 +119,7 @@ def text_lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def decoded(data: bytes) -> JsonObject | str:
-    """Return a JSON object's values, or what is wrong with it."""
+    """Return a JSON object's values, or its problem as text."""
     try:
         value = msgspec.json.decode(data)
     except UnicodeDecodeError as error:
@@ -130,7 +130,7 @@ def decoded(data: bytes) -> JsonObject | str:
         return f"not valid JSON: {error}"
     if not isinstance(value, dict):
         return f"{'a string' if isinstance(value, str) else found(value)}, where an object is expected"
-    # Counting first is cheap; hardly a row needs the walk.
+    # Counting brackets is cheap; few rows need the walk.
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
         return too_deep()
     return value
@@ -150,7 +150,7 @@ def _depth_exceeds(value: JsonObject, limit: int) -> bool:
     return True
 
 
-# How it is said
+# Error texts
 
 
 def check_columns(names: list[str], where: str) -> None:
@@ -164,7 +164,7 @@ def check_columns(names: list[str], where: str) -> None:
 
 
 def collision(names: list[str]) -> str:
-    """The two columns whose names differ in case only; there are some."""
+    """Name two columns whose names differ only in case; the caller knows that there are some."""
     seen: dict[str, str] = {}
     for name in names:
         if name.casefold() in seen:
@@ -175,18 +175,18 @@ def collision(names: list[str]) -> str:
 
 
 def missing(column: str, names: list[str]) -> str:
-    """A column that isn't there, and those that are."""
+    """Name a missing column and the columns found."""
     there = ", ".join(quoted(name) for name in names[:20]) + (", …" if len(names) > 20 else "")
     return f"column {column} is missing (found: {there or 'no column'})"
 
 
 def quoted(name: str) -> str:
-    """A column's name in quotes, cut if it is long."""
+    """Quote a column's name, cut if it is long."""
     return repr(name if len(name) <= 60 else name[:60] + "…")
 
 
 def found(value: object) -> str:
-    """A value, named in a few words."""
+    """Describe a value in a few words."""
     if value is None:
         return "null"
     if isinstance(value, bytes):
@@ -202,15 +202,15 @@ def found(value: object) -> str:
 
 
 def too_deep() -> str:
-    """A row with more nesting than any data has."""
+    """Describe a row that is nested too deeply."""
     return f"nested more than {MAX_DEPTH} levels deep"
 
 
 def too_large() -> str:
-    """A row that is too large to be held."""
+    """Describe a row that is too large."""
     return f"larger than {MAX_ROW_BYTES // 1024**2} MiB, the most a row may take"
 
 
 def not_utf8(error: UnicodeDecodeError) -> str:
-    """Bytes that aren't UTF-8, and the first of them."""
+    """Describe bytes that aren't UTF-8, with the first of them."""
     return f"not UTF-8: {error.reason} (byte 0x{error.object[error.start]:02x})"

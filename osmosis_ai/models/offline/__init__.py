@@ -1,6 +1,6 @@
-"""Stand-ins for a model, which need no network and no key. Another one is a class of `engine`, and a line in the table.
+"""Stand-ins for a model that need no network and no key. To add one, write a class in `engine` and a line in the table.
 
-Their scores say nothing about a model: they check tools, wiring and rewards.
+They check tools, wiring and rewards; their scores say nothing about a model.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ OFFLINE_MODELS: dict[str, str] = {
     ),
     "offline/empty": "offline/empty answers with nothing: a control that must score worst, not a model.",
 }
-"""What every report must say about each; the first one runs where no other model is named and there is no key."""
+"""The banner that every report must show for each; the first one runs if no model is named and no key is set."""
 
 
 def offline_names() -> tuple[str, ...]:
-    """The names of the offline models, as `--model` takes them."""
+    """Return the names of the offline models, as `--model` takes them."""
     return tuple(OFFLINE_MODELS)

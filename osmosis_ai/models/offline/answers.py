@@ -1,4 +1,4 @@
-"""The form an answer is asked for in: `#### x`, `\\boxed{x}`, `<answer>x</answer>`, JSON, `Answer: x`, or plain."""
+"""Write an answer in the requested form: `#### x`, `\\boxed{x}`, `<answer>x</answer>`, JSON, `Answer: x`, or plain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["render"]
 
 _MAX_ANSWER = 4000
 
-# A line that begins with #### may also be a heading; an answer line shows a placeholder.
+# A line that begins with #### may be a heading; only an answer line has a placeholder.
 _HASHES = re.compile(
     r"(?<=[^\n#])####(?!#)"
     r"|^\s*####\s*(?=[<{\[(]|-?[0-9]|x\b|(?:the |your |final |numeric )*(?:answer|number|result|value)\b)",
@@ -27,10 +27,10 @@ _LABEL = re.compile(r"\b((?:final )?answer):\s*(?=[<{\[(]|x\b|your|the answer|nu
 
 
 def render(answer: str, system: str, prompt: str) -> str:
-    """Write an answer in the form that the system prompt, or else the prompt, asks for.
+    """Write an answer in the form that the system prompt, or else the user prompt, asks for.
 
     Args:
-        answer: The answer, plain.
+        answer: The plain answer.
         system: The system prompt.
         prompt: The user prompt.
     """

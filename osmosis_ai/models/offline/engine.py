@@ -1,4 +1,4 @@
-"""The offline models and their engine: nothing to connect to, to pay, to retry or to cache."""
+"""The offline models and their engine, which needs no connection, budget, retries or cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ENGINE", "OracleModel"]
 
 
 class _OfflineModel:
-    """The model of one row. It keeps no state: what it has done is what the conversation shows."""
+    """The model of one row. It keeps no state: the conversation shows what it has done."""
 
     name: str
 
@@ -25,13 +25,13 @@ class _OfflineModel:
         self._row = row
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
     def _answer(self, text: str) -> Completion:
         return Completion(message={"role": "assistant", "content": text}, model=self.name, cost_usd=0.0)
 
     def _call(self, calls: Iterable[tuple[str, JsonObject]], first: int = 0) -> Completion:
-        """Calls of tools with their arguments, under ids such as `oracle_0`."""
+        """Return a reply with tool calls under ids such as `oracle_0`."""
         made = [
             {
                 "id": self._call_id(number),
@@ -52,7 +52,7 @@ class _OfflineModel:
 
 
 class EmptyModel(_OfflineModel):
-    """Answers with the empty text: a reward function that scores it above its minimum gives points for nothing."""
+    """Gives an empty answer: a reward function that scores it above its minimum rewards doing nothing."""
 
     name = "offline/empty"
 
@@ -61,7 +61,7 @@ class EmptyModel(_OfflineModel):
 
 
 class SmokeModel(_OfflineModel):
-    """Calls every tool in its first reply and says nothing in its second, which shows whether the tools work at all."""
+    """Calls every tool in its first reply and says nothing in its second: a test that the tools work at all."""
 
     name = "offline/smoke"
 
@@ -73,19 +73,19 @@ class SmokeModel(_OfflineModel):
 
 
 class OracleModel(_OfflineModel):
-    """Plays one row's solution, step by step. Where there is none, or its last step is no text, it answers with the
-    ground truth, in the form that the prompts ask for; where there is neither, it does as `SmokeModel`.
+    """Plays one row's solution step by step. Without a solution, or after one whose last step isn't text, it answers
+    with the ground truth in the form that the prompts ask for. With neither, it acts as `SmokeModel`.
 
-    A reward function that doesn't give this policy its best score is wrong, or the row is, or a tool.
+    If this policy doesn't get a reward function's best score, the function, the row or a tool is wrong.
     """
 
     name = "offline/oracle"
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """The first step that isn't in the conversation yet.
+        """Return the first step that isn't in the conversation yet.
 
         Raises:
-            ModelError: The step refers to what no result has.
+            ModelError: The step refers to something that no result contains.
         """
         if self._row.solution is None and self._row.ground_truth is None:
             return await SmokeModel(self._row).complete(messages, tools, params)
@@ -102,7 +102,7 @@ class OracleModel(_OfflineModel):
             if isinstance(step, str):
                 return self._answer(fill_text(step, result))
             if not tools:
-                break  # A tool that samples is asking, and it offers none.
+                break  # A request without tools comes from a tool that samples.
             if not self._has_called(made, messages):
                 return self._call(
                     ((call.tool, _arguments(call, schemas.get(call.tool), result)) for call in step), made
@@ -129,7 +129,7 @@ _MODELS: dict[str, type[OracleModel | SmokeModel | EmptyModel]] = {
 
 
 class _Host:
-    """An offline model; each rollout gets one of its own, made for its row."""
+    """The host of an offline model; each rollout gets its own, made for its row."""
 
     def __init__(self, spec: ModelSpec) -> None:
         if spec.model not in _MODELS:
@@ -143,10 +143,10 @@ class _Host:
         return True  # it costs nothing
 
     async def probe(self) -> None:
-        """Nothing to ask."""
+        """Do nothing: an offline model always answers."""
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 class _Engine:
@@ -157,7 +157,7 @@ class _Engine:
         _Host(spec)
 
     def destination(self, spec: ModelSpec, environ: object) -> None:
-        """Nowhere."""
+        """Return None: requests go nowhere."""
 
 
 ENGINE = _Engine()

@@ -1,6 +1,6 @@
-"""The smallest arguments that a tool's JSON Schema allows.
+"""Make the smallest arguments that a tool's JSON Schema allows.
 
-No schema makes it fail: where it can't meet one, the tool refuses the call.
+It never raises: if it can't satisfy a schema, the tool refuses the call.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _SAMPLES = ("a", "A", "1", "a1", "A1", "1a", "a-1", "A-1", "/a", "+1", *_FORMATS
 
 
 def smallest_arguments(schema: object) -> JsonObject:
-    """Arguments for a call of a tool with these parameters: the required ones alone, each as small as it may be.
+    """Return arguments for a tool with these parameters: only the required ones, each as small as possible.
 
-    Numbers are 1 and texts one character where they can be, because many tools refuse 0 and the empty text.
+    Numbers are 1 and texts one character if allowed, because many tools refuse 0 and the empty text.
     """
     root = schema if isinstance(schema, dict) else {}
     options = list(_alternatives(root, root, [_MAX_LOOKS]))
@@ -60,16 +60,16 @@ def smallest_arguments(schema: object) -> JsonObject:
 
 
 class _Filler:
-    """Makes values for schemas inside one tool's parameters, in which local references are resolved."""
+    """A generator of values for the schemas inside one tool's parameters, with local references resolved."""
 
     def __init__(self, root: JsonObject) -> None:
         self._root = root
         self._left = _MAX_VALUES
 
     def value(self, schema: object, depth: int, number: int = 0) -> Any:
-        """The smallest value of a schema; for `number` above 0, another one, where there is another."""
+        """Return the smallest value of a schema; for `number` above 0, a different one if possible."""
         options = list(_alternatives(schema, self._root, [_MAX_LOOKS]))
-        # Null tries nothing, but it is where a recursive schema may end.
+        # Null exercises nothing, but lets a recursive schema end.
         values = [option for option in options if _kind(option) != "null" or depth >= _MAX_DEPTH // 2]
         chosen = min(values or options or [{}], key=_nesting)
         self._left -= 1
@@ -94,7 +94,7 @@ class _Filler:
         return make.get(_kind(chosen), lambda: _text(chosen, number))()
 
     def object(self, schema: JsonObject, depth: int) -> JsonObject:
-        """The required properties, and so many others that there are enough."""
+        """Return the required properties, and as many others as `minProperties` demands."""
         properties = schema.get("properties")
         properties = properties if isinstance(properties, dict) else {}
         names = [name for name in _list(schema.get("required")) if isinstance(name, str)]
@@ -113,7 +113,7 @@ class _Filler:
 
 
 def _alternatives(schema: object, root: JsonObject, budget: list[int]) -> Iterator[JsonObject]:
-    """What a schema allows, as schemas without references and unions."""
+    """Yield the alternatives of a schema, as schemas without references and unions."""
     budget[0] -= 1
     if not isinstance(schema, dict) or budget[0] < 0:
         return

@@ -1,1 +1,1 @@
-"""What agent loops are made of: the base class, its context, the protocol's schemas, the errors."""
+"""The parts of agent loops: the base class, its context, the protocol's schemas, the errors."""

@@ -1,4 +1,4 @@
-"""What an agent loop is, and what it may use: `RolloutAgentLoop` and its `RolloutContext`."""
+"""The base class of agent loops, `RolloutAgentLoop`, and their `RolloutContext`."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MAX_FILE_NAME = 150
-"""Characters; with a digest and an ending it stays below the 255 bytes of usual file systems."""
+"""Characters; with a digest and a suffix the name stays below the 255 bytes that common file systems allow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompletionsResult:
-    """One model reply, as `ctx.chat` gives it.
+    """One model reply, as returned by `ctx.chat`.
 
     Attributes:
-        message: The assistant message: append it to the conversation as it is.
-        token_ids: The reply's token ids, if the endpoint gave them.
-        logprobs: The reply's log-probabilities, if the endpoint gave them.
+        message: The assistant message; append it to the conversation unchanged.
+        token_ids: The reply's token ids, if the endpoint returned them.
+        logprobs: The reply's log-probabilities, if the endpoint returned them.
         usage: `prompt_tokens`, `completion_tokens`, `total_tokens`, as far as known.
         finish_reason: `stop`, `length`, `tool_calls`, ….
     """
@@ -56,17 +56,17 @@ class CompletionsResult:
 
     @property
     def tool_calls(self) -> list[JsonObject]:
-        """The tool calls of the message; empty when it has none."""
+        """The tool calls of the message; empty if it has none."""
         return self.message.get("tool_calls") or []
 
     @property
     def has_tool_calls(self) -> bool:
-        """Whether the model asks for tools."""
+        """True if the model calls tools."""
         return bool(self.tool_calls)
 
     @property
     def content(self) -> str:
-        """The text of the message; empty when it has none."""
+        """The text of the message; empty if it has none."""
         return self.message.get("content") or ""
 
 
@@ -74,10 +74,10 @@ class ChatClient(Protocol):
     """The model behind a context: a trainer, or the model of a local run."""
 
     async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:
-        """The next assistant message.
+        """Request the next assistant message.
 
         Args:
-            messages: The conversation so far. Not changed.
+            messages: The conversation so far. Not modified.
             params: Sampling parameters.
         """
         ...
@@ -85,7 +85,7 @@ class ChatClient(Protocol):
 
 @dataclasses.dataclass
 class RolloutResult:
-    """What a loop's `run` returns; made by `ctx.complete` and `ctx.error`."""
+    """The result of a loop's `run`, created by `ctx.complete` and `ctx.error`."""
 
     status: Literal["COMPLETED", "ERROR"]
     final_messages: list[Message] = dataclasses.field(default_factory=list)
@@ -99,16 +99,16 @@ class RolloutContext:
     """One rollout, as its loop sees it.
 
     Args:
-        request: What is asked for: the messages to begin with, limits, metadata.
-        tools: The tools the model may call, as `get_tools` gave them.
-        llm: The model. Loops ask it by `chat`, which also measures.
+        request: The trainer's request: initial messages, limits, metadata.
+        tools: The tools the model may call, as returned by `get_tools`.
+        llm: The model. Loops call it through `chat`, which also records metrics.
         debug_dir: The folder for `log_event`'s file; None for no file.
-        allow_rewrites: Whether `chat` takes messages that differ from those sent before.
+        allow_rewrites: True if `chat` accepts messages that differ from those sent before.
 
     Attributes:
-        metrics: What the rollout took so far.
-        conversation: The messages of the last model call, and its reply if it came: what is there of a rollout whose
-            loop doesn't come to its end.
+        metrics: The rollout's metrics so far.
+        conversation: The messages of the last model call, and its reply if there was one: the record of a rollout whose
+            loop doesn't finish.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class RolloutContext:
         """Ask the model for the next message.
 
         Args:
-            messages: The whole conversation so far. It begins with the messages of every earlier call, unchanged: what
-                the model is trained on is one conversation.
+            messages: The whole conversation so far. It must begin with the messages of every earlier call, unchanged,
+                because the model is trained on a single conversation.
             params: Sampling parameters, such as `**ctx.request.completion_params`.
 
         Raises:
-            MessagesRewrittenError: Messages that were sent before are changed or left out.
-            OsmosisRolloutError: A message holds bytes, or the trainer can't be asked, or refuses.
+            MessagesRewrittenError: Messages that were sent before are changed or missing.
+            OsmosisRolloutError: A message contains bytes, or the trainer can't be reached or refuses.
         """
         sent = list(messages)
         refuse_bytes(sent)
@@ -152,7 +152,7 @@ class RolloutContext:
         finally:
             self.metrics.llm_latency_ms += (time.monotonic() - started) * 1000
             self.metrics.num_llm_calls += 1
-        # A copy: the loop may go on with the message in hand, and the list above is the client's to keep.
+        # A new list, because the client may keep the one above.
         self.conversation = [*sent, result.message]
         usage = result.usage or {}
         counts = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
@@ -165,21 +165,21 @@ class RolloutContext:
     def complete(
         self, final_messages: list[Message], finish_reason: str = "stop", reward: float | None = None
     ) -> RolloutResult:
-        """The result of a rollout that came to its end.
+        """Create the result of a completed rollout.
 
         Args:
             final_messages: The whole conversation.
-            finish_reason: Why it ended: `stop`, `length`, `max_turns`, ….
-            reward: The loop's own score of it, if it has one.
+            finish_reason: The reason for its end: `stop`, `length`, `max_turns`, ….
+            reward: The loop's own score, if it has one.
         """
         return RolloutResult("COMPLETED", final_messages, finish_reason, metrics=self.final_metrics(), reward=reward)
 
     def error(self, message: str, final_messages: list[Message] | None = None) -> RolloutResult:
-        """The result of a rollout that failed.
+        """Create the result of a failed rollout.
 
         Args:
-            message: What went wrong.
-            final_messages: The conversation as far as it came.
+            message: The reason for the failure.
+            final_messages: The conversation so far.
         """
         return RolloutResult("ERROR", final_messages or [], "error", message, self.final_metrics())
 
@@ -187,17 +187,17 @@ class RolloutContext:
         """Count a tool call in the metrics.
 
         Args:
-            latency_ms: How long it took, in milliseconds.
+            latency_ms: Its duration in milliseconds.
         """
         self.metrics.num_tool_calls += 1
         self.metrics.tool_latency_ms += latency_ms
 
     def log_event(self, event_type: str, **data: object) -> None:
-        """Append a line to the rollout's debug file; does nothing when there is no debug directory.
+        """Append a line to the rollout's debug file, if there is a debug folder.
 
         Args:
-            event_type: What happened, in the words of the loop.
-            data: Anything; what JSON doesn't know goes in as its `str`.
+            event_type: The loop's own name for the event.
+            data: Any values; those that JSON can't represent are written as their `str`.
         """
         if self._debug_file is None:
             return
@@ -215,23 +215,35 @@ class RolloutContext:
             self._debug_file = None
 
     def final_metrics(self) -> RolloutMetrics:
-        """The metrics, with `total_latency_ms` up to now."""
+        """Return the metrics, with `total_latency_ms` up to now."""
         self.metrics.total_latency_ms = (time.monotonic() - self._started) * 1000
         return self.metrics
 
 
 class RolloutAgentLoop(ABC):
-    """An agent: given a rollout's request, it asks the model, runs tools, and returns the conversation.
+    """An agent that calls the model, runs tools, and returns the conversation of a rollout.
 
-    Subclasses set `name` and write `get_tools` and `run`. One instance runs many rollouts at a time, so what belongs to
-    one rollout lives in `run`, not on `self`.
+    Subclasses set `name` and implement `get_tools` and `run`. One instance runs many rollouts concurrently, so keep a
+    rollout's state in `run`, not on `self`.
+
+    Example:
+        class Echo(RolloutAgentLoop):
+            name = "echo"
+
+            def get_tools(self, request):
+                return []
+
+            async def run(self, ctx):
+                messages = list(ctx.request.messages)
+                reply = await ctx.chat(messages, **ctx.request.completion_params)
+                return ctx.complete([*messages, reply.message])
     """
 
     name: str
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        # A base class for several loops, which leaves a method to them, may leave them the name too.
+        # An abstract base class of several loops needs no name.
         methods = (getattr(cls, name, None) for name in ("get_tools", "run"))
         is_abstract = any(getattr(method, "__isabstractmethod__", False) for method in methods)
         if not is_abstract and getattr(cls, "name", None) is None:
@@ -241,12 +253,12 @@ class RolloutAgentLoop(ABC):
 
     @abstractmethod
     def get_tools(self, request: RolloutRequest) -> list[OpenAIFunctionToolSchema]:
-        """The tools the model may call in this rollout.
+        """Return the tools the model may call in this rollout.
 
-        Called before the trainer gets its answer, so it must return at once; and again when the rollout begins.
+        It is called before the trainer gets its answer, so it must return quickly, and again when the rollout begins.
 
         Args:
-            request: The rollout that is asked for.
+            request: The requested rollout.
         """
 
     @abstractmethod
@@ -261,7 +273,7 @@ class RolloutAgentLoop(ABC):
         """
 
     def get_default_tools(self) -> list[OpenAIFunctionToolSchema]:
-        """The tools of a rollout about which nothing is known; used to check the loop, and to show its tools."""
+        """Return the tools for an empty request, with which the loop is checked and its tools are shown."""
         return self.get_tools(RolloutRequest(rollout_id="default", server_url="http://localhost", messages=[]))
 
 
@@ -269,7 +281,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 def _appended(sent: list[bytes], messages: list[Message]) -> list[bytes]:
-    # Digests, because a loop can change a message in place: comparing with the very same dict would see nothing.
+    # Digests, because a loop may change a message in place, and the dict would still equal itself.
     digests = [_digest(message, index) for index, message in enumerate(messages)]
     for index, before in enumerate(sent):
         if index >= len(digests):
@@ -290,10 +302,10 @@ def _appended(sent: list[bytes], messages: list[Message]) -> list[bytes]:
 
 
 def refuse_bytes(messages: Sequence[object], start: int = 0) -> None:
-    """Do nothing for messages, from place `start` on, without bytes, which would silently arrive as base64.
+    """Refuse messages with bytes, which would silently arrive as base64; `start` is the first one's place.
 
     Raises:
-        OsmosisRolloutError: One holds bytes, or itself; it is named by its place.
+        OsmosisRolloutError: A message contains bytes, or itself; the error gives its place.
     """
     for index, message in enumerate(messages, start):
         try:
@@ -306,7 +318,7 @@ def refuse_bytes(messages: Sequence[object], start: int = 0) -> None:
 
 
 def _has_bytes(value: object) -> bool:
-    # A plain loop that passes over texts: every message is looked at before every model call.
+    # A plain loop that skips strings, for speed: it checks every message before every model call.
     if isinstance(value, dict):
         for key, inner in value.items():
             if isinstance(key, bytes) or (not isinstance(inner, str) and _has_bytes(inner)):
@@ -331,10 +343,10 @@ def _digest(message: JsonObject, index: int) -> bytes:
 
 
 def file_stem(rollout_id: str) -> str:
-    """A rollout id as a file's name, without ending; different for different ids."""
+    """Convert a rollout id to a file name without suffix, unique to the id."""
     safe = re.sub(r"[^\w.-]", "_", rollout_id, flags=re.ASCII).lstrip(".")[:MAX_FILE_NAME]
     if safe == rollout_id:
         return safe
-    # Two ids that differ only in what a file name can't hold must not share a file.
+    # Ids that differ only in characters replaced above must not share a file.
     digest = hashlib.blake2b(rollout_id.encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
     return f"{safe}-{digest}"

@@ -1,6 +1,6 @@
-"""The errors of agent loops and of their talk with a trainer, under the path that repositories import.
+"""The errors of agent loops and trainer connections, under the path that existing repositories import.
 
-New code imports them from `osmosis_ai.errors`, the one error tree.
+New code imports them from `osmosis_ai.errors`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What crosses the wire between a trainer and an agent loop: the remote rollout protocol's messages."""
+"""The remote rollout protocol's messages between a trainer and an agent loop."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MAX_METADATA_BYTES = 1024 * 1024
 
 
 class RolloutStatus(str, Enum):
-    """How a rollout ended."""
+    """The outcome of a rollout."""
 
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
 
 
 class _Schema(BaseModel):
-    """A piece of a tool's schema: JSON Schema keys that have no field here are kept, absent ones stay absent."""
+    """A part of a tool's schema. It keeps JSON Schema keys without a field here, and adds none that are absent."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -82,22 +82,22 @@ class OpenAIFunctionToolSchema(_Schema):
 
 
 class RolloutRequest(BaseModel):
-    """What a trainer asks for: one rollout.
+    """A trainer's request for one rollout.
 
     Attributes:
-        rollout_id: The trainer's name of the rollout, 1 to 256 characters.
-        server_url: The trainer's http(s) address, without a slash at its end; model calls and the result go there.
+        rollout_id: The trainer's id of the rollout, 1 to 256 characters.
+        server_url: The trainer's http(s) address without a trailing slash; model calls and the result go there.
         messages: The conversation before the first model call.
         completion_params: Sampling parameters for `ctx.chat`.
-        tool_server_url: Where the rollout's tools are, for loops that use remote ones.
-        max_turns: The most model calls; the loop keeps to it.
-        max_tokens_total: The most completion tokens over all turns; the loop keeps to it.
-        metadata: Anything about the row, at most 1 MiB as JSON.
+        tool_server_url: The address of the rollout's tools, for loops that use remote ones.
+        max_turns: Maximum number of model calls; the loop must enforce it.
+        max_tokens_total: Maximum number of completion tokens over all turns; the loop must enforce it.
+        metadata: Any data about the row, at most 1 MiB as JSON.
         api_key: The bearer key for the trainer. Never shown.
-        idempotency_key: What tells repeated requests; `rollout_id` when absent.
+        idempotency_key: Identifies repeated requests; defaults to `rollout_id`.
     """
 
-    # The trainer may know fields that this version doesn't.
+    # A newer trainer may send fields that this version doesn't know.
     model_config = ConfigDict(extra="ignore")
 
     rollout_id: str = Field(min_length=1, max_length=256)
@@ -119,7 +119,7 @@ class RolloutRequest(BaseModel):
     @field_validator("server_url")
     @classmethod
     def _is_http(cls, value: str) -> str:
-        # The message doesn't repeat the value: an address may hold a password.
+        # The message omits the value, because an address may contain a password.
         try:
             http_url(value, bare=True)
         except UrlError as error:
@@ -130,9 +130,9 @@ class RolloutRequest(BaseModel):
     @field_validator("api_key")
     @classmethod
     def _fits_a_header(cls, value: str | None) -> str | None:
-        # Otherwise the rollout would run, and its result could never be sent.
+        # Otherwise the rollout would run, but its result could never be sent.
         if value is not None and any(character < " " or character == "\x7f" for character in value):
-            raise ValueError("must not hold control characters: it is sent in a header")
+            raise ValueError("must not contain control characters: it is sent in a header")
         return value
 
     @field_validator("metadata")
@@ -155,9 +155,9 @@ class InitResponse(BaseModel):
 
 
 class RolloutMetrics(BaseModel):
-    """What a rollout took. Latencies in milliseconds.
+    """Metrics of a rollout. Latencies are in milliseconds.
 
-    `max_context_tokens` is the most tokens any one model call had, prompt and reply together.
+    `max_context_tokens` is the largest number of tokens in a single model call, prompt and reply together.
     """
 
     total_latency_ms: float = 0.0
@@ -171,7 +171,7 @@ class RolloutMetrics(BaseModel):
 
 
 class RolloutResponse(BaseModel):
-    """A finished rollout, as it is sent to the trainer."""
+    """A finished rollout, as sent to the trainer."""
 
     rollout_id: str
     status: RolloutStatus
@@ -184,7 +184,7 @@ class RolloutResponse(BaseModel):
 
 
 class CompletionsRequest(BaseModel):
-    """One generation, asked of the trainer; further sampling parameters are sent as they are."""
+    """A request to the trainer for one generation; further sampling parameters are sent unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -219,7 +219,7 @@ class CompletionsChoice(BaseModel):
 
 
 class CompletionsResponse(BaseModel):
-    """The trainer's reply to a CompletionsRequest; only `choices` has to be there."""
+    """The trainer's reply to a CompletionsRequest; only `choices` is required."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,4 +1,4 @@
-"""Offering an agent loop to a trainer: the protocol as an ASGI application, and a server for it."""
+"""Serve an agent loop to a trainer: the protocol as an ASGI application, and a server for it."""
 
 from __future__ import annotations
 

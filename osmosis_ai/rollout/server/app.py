@@ -35,11 +35,11 @@ DEBUG_DIR_VARIABLE = "ROLLOUT_DEBUG_DIR"
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DRAINED_BYTES = 32 * 1024 * 1024
 BODY_TIMEOUT = 60.0
-"""Seconds a client has for sending a request's body."""
+"""Seconds that a client has to send a request's body."""
 
 
 class _RefusedError(Exception):
-    """A request that isn't served: the status and the detail of its answer."""
+    """A refused request, with the status and detail of its answer."""
 
     def __init__(self, status_code: int, detail: object, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -60,28 +60,31 @@ def create_app(
     undelivered_dir: str | Path | None = None,
     allow_rewrites: bool = False,
 ) -> Starlette:
-    """An ASGI application that offers an agent loop to a trainer; any ASGI server runs it (`uvicorn server:app`).
+    """Create an ASGI application that serves an agent loop to a trainer; run it with any ASGI server.
 
-    The loop runs in the importing process, on the server's event loop: one that blocks, blocks the server.
-    `osmosis serve` runs it in worker processes. Making the application neither checks nor starts the loop.
+    The loop runs in the importing process, on the server's event loop: a loop that blocks also blocks the server.
+    `osmosis serve` runs loops in worker processes. Creating the application neither checks nor starts the loop.
+
+    Example:
+        app = create_app(MyLoop)  # in server.py; then: uvicorn server:app
 
     Args:
         agent_loop: The agent loop, or its class.
-        max_concurrent: How many rollouts run at a time; more wait. 100 when neither given nor in the environment.
-        record_ttl_seconds: How long a finished rollout is remembered, so that a repeated request starts nothing. 3600
-            when neither given nor in the environment.
-        request_timeout_seconds: How long one rollout may run. 1800 when neither given nor in the environment.
-        shutdown_grace_seconds: How long running rollouts may go on when the server stops. 30 when neither given nor in
-            the environment.
-        api_key: The key that trainers have to send; `OSMOSIS_ROLLOUT_API_KEY` when not given. Without either, anyone
-            who reaches the server can start rollouts.
-        debug_dir: A folder for the files of `ctx.log_event`, in a folder named after the time; `ROLLOUT_DEBUG_DIR` when
-            not given, none without either.
-        undelivered_dir: A folder for results that the trainer doesn't take; `.osmosis/undelivered` when not given.
-        allow_rewrites: Whether a loop may change messages it has sent.
+        max_concurrent: Maximum number of running rollouts; further ones wait. Default: the environment, else 100.
+        record_ttl_seconds: Time for which a finished rollout is remembered, so that a repeated request starts nothing.
+            Default: the environment, else 3600.
+        request_timeout_seconds: Time limit for one rollout. Default: the environment, else 1800.
+        shutdown_grace_seconds: Time that running rollouts have to finish when the server stops. Default: the
+            environment, else 30.
+        api_key: The key that trainers must send. Default: `OSMOSIS_ROLLOUT_API_KEY`. Without a key, anyone who reaches
+            the server can start rollouts.
+        debug_dir: A folder for the files of `ctx.log_event`, which go into a subfolder named after the time. Default:
+            `ROLLOUT_DEBUG_DIR`, else no files.
+        undelivered_dir: A folder for results that the trainer doesn't accept. Default: `.osmosis/undelivered`.
+        allow_rewrites: True to let a loop change messages it has sent.
 
     Raises:
-        UsageError: A setting can't be used.
+        UsageError: A setting is invalid.
         ValueError: The key is empty.
     """
     settings = server_settings(
@@ -105,7 +108,7 @@ def create_app(
         api_key=os.environ.get(API_KEY_VARIABLE) or None if api_key is None else api_key,
         undelivered=Path(undelivered_dir) if undelivered_dir is not None else None,
         notice=(
-            f"the agent loop {runner.name!r} runs in this server's own process: where it blocks, the server does. "
+            f"the agent loop {runner.name!r} runs in this server's own process and blocks it whenever it blocks. "
             "`osmosis serve` runs it in workers."
         ),
     )
@@ -120,18 +123,18 @@ def build_app(
     undelivered: Path | None = None,
     notice: str | None = None,
 ) -> Starlette:
-    """The application for a runner, which is started and closed with it; raises ValueError when the key is empty.
+    """Create the application for a runner, which starts and closes with it; raises ValueError if the key is empty.
 
     Args:
         runner: Runs the rollouts.
-        settings: Limits and times. How long a rollout may run is the runner's to watch.
-        client: How results are delivered.
-        api_key: The key that trainers have to send, None for no check.
-        undelivered: The folder for results that the trainer doesn't take.
-        notice: Logged as a warning when the application starts.
+        settings: Limits and times. The runner enforces the time limit of a rollout.
+        client: Settings for delivering results.
+        api_key: The key that trainers must send, None for no check.
+        undelivered: The folder for results that the trainer doesn't accept.
+        notice: A warning to log when the application starts.
     """
     if api_key is not None and not api_key.strip():
-        raise ValueError("the API key is empty: give one, or None for a server that asks for none")
+        raise ValueError("the API key is empty: pass a key, or None for a server without one")
     rollouts = Rollouts(runner, settings, client, undelivered or Path(".osmosis", "undelivered").absolute())
     key = None if api_key is None else api_key.encode()
 
@@ -143,7 +146,7 @@ def build_app(
             yield
 
     async def init(http: Request) -> Response:
-        # The key comes first: without it not even the body is read.
+        # Check the key first: without it, not even the body is read.
         _authorize(http, key)
         request = _parse(await _body(http))
         try:
@@ -174,7 +177,7 @@ def build_app(
 
 
 def debug_folder(debug_dir: str | Path | None) -> Path | None:
-    """The folder for one server's debug files, named after the time, below `debug_dir` or `ROLLOUT_DEBUG_DIR`."""
+    """Return a folder for one server's debug files, named after the time, in `debug_dir` or `ROLLOUT_DEBUG_DIR`."""
     above = debug_dir or os.environ.get(DEBUG_DIR_VARIABLE)
     return Path(above).absolute() / time.strftime("%Y%m%d_%H%M%S") if above else None
 
@@ -183,7 +186,7 @@ def _authorize(http: Request, key: bytes | None) -> None:
     if key is None:
         return
     scheme, _, sent = http.headers.get("authorization", "").partition(" ")
-    # Compared even when the scheme is wrong, so that the time tells nothing. Header bytes arrive as latin-1.
+    # Compare even if the scheme is wrong, so that timing reveals nothing. Header bytes arrive as latin-1.
     is_right = hmac.compare_digest(sent.strip().encode("latin-1"), key)
     if scheme.lower() != "bearer" or not is_right:
         message = "the API key is missing or wrong: send it as `Authorization: Bearer <key>`"
@@ -202,14 +205,14 @@ async def _body(http: Request) -> bytes:
                 size = max(size, received)
                 if size <= MAX_BODY_BYTES:
                     chunks.append(chunk)
-                # Read on for a while: most clients read the answer only when they have sent everything.
+                # Keep reading for a while, because most clients read the answer only after sending everything.
                 elif received > MAX_DRAINED_BYTES:
                     break
     except TimeoutError as error:
         raise _RefusedError(408, f"the body didn't arrive within {BODY_TIMEOUT:g} s") from error
     except ClientDisconnect as error:
-        # Nobody reads this answer; what matters is that nothing was started.
-        raise _RefusedError(400, "the client went away before it had sent the whole body") from error
+        # Nobody reads this answer, but raising keeps the rollout from starting.
+        raise _RefusedError(400, "the client disconnected before it had sent the whole body") from error
     if size > MAX_BODY_BYTES:
         raise _RefusedError(413, f"the body is over {MAX_BODY_BYTES} bytes", headers={"Connection": "close"})
     return b"".join(chunks)
@@ -219,11 +222,11 @@ def _parse(body: bytes) -> RolloutRequest:
     try:
         return RolloutRequest.model_validate_json(body)
     except ValidationError as error:
-        # Without the input: it may hold the trainer's key.
+        # Without the input, which may contain the trainer's key.
         found = error.errors(include_url=False, include_input=False, include_context=False)
         if found[0]["type"] == "json_invalid":
-            raise _RefusedError(400, f"the body is no JSON: {found[0]['msg']}") from error
-        # Pydantic's own words before those of a validator.
+            raise _RefusedError(400, f"the body isn't JSON: {found[0]['msg']}") from error
+        # Drop the prefix that pydantic adds to a validator's message.
         raise _RefusedError(422, [{**one, "msg": one["msg"].removeprefix("Value error, ")} for one in found]) from error
 
 
@@ -233,7 +236,7 @@ def _health(rollouts: Rollouts, name: str) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    # The two kinds that this handler is registered for: our own, and Starlette's for unknown paths and methods.
+    # Registered for two kinds: our own, and Starlette's for unknown paths and methods.
     assert isinstance(error, (_RefusedError, HTTPException))
     return _json({"detail": error.detail}, error.status_code, error.headers)
 

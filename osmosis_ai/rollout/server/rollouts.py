@@ -1,4 +1,4 @@
-"""The rollouts of a server: accepted once, queued, run, and their results delivered."""
+"""Manage the rollouts of a server: accept each once, queue and run it, and deliver its result."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 class UnavailableError(OsmosisError):
-    """The server takes no rollouts now."""
+    """The server can't accept rollouts now."""
 
 
 class Figures(Record, frozen=True):
-    """What a server has to do and has done, in rollouts."""
+    """Numbers of a server's rollouts."""
 
     active_rollouts: int
     queued_rollouts: int
@@ -44,7 +44,7 @@ class Figures(Record, frozen=True):
 
 
 class _Entry:
-    """One accepted rollout; once it is finished, only what a repeated request needs is left of it."""
+    """One accepted rollout. Once finished, it keeps only the data that a repeated request needs."""
 
     __slots__ = ("answer", "answered", "phase", "refusal", "scope", "since")
 
@@ -58,7 +58,8 @@ class _Entry:
 
 
 class Rollouts:
-    """Accepts rollouts, runs as many at a time as allowed, and delivers their results, or keeps them in a folder."""
+    """A queue that accepts rollouts, runs a limited number concurrently, and delivers their results or keeps them in a
+    folder."""
 
     def __init__(
         self, runner: RolloutRunner, settings: ServerSettings, client: ClientSettings, undelivered: Path
@@ -81,10 +82,10 @@ class Rollouts:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """The time during which rollouts are taken.
+        """Accept rollouts inside the block.
 
-        At its end no new ones are, those that wait end at once, those that run get their grace, and every one of them
-        is reported to its trainer. Raises StartError when the runner can't start.
+        At its end, refuse new ones, end waiting ones at once, give running ones their grace period, and report all of
+        them to their trainers. Raises StartError if the runner can't start.
         """
         self._slots = anyio.Semaphore(self._settings.max_concurrent_rollouts)
         self._changed = anyio.Condition()
@@ -101,29 +102,29 @@ class Rollouts:
                 await self._runner.aclose()
 
     async def accept(self, request: RolloutRequest) -> bytes:
-        """Take a rollout, or recognise one that was taken before.
+        """Accept a rollout, or recognize one accepted before.
 
         Returns:
             The encoded InitResponse, which is the same for every request with the same idempotency key.
 
         Raises:
-            UnavailableError: The server is stopping, or has too much to do.
-            OsmosisError: The loop can't say which tools it has; nothing was started.
+            UnavailableError: The server is stopping, not started, or full.
+            OsmosisError: The loop failed to list its tools; nothing was started.
         """
-        # The two kinds of key can't be taken for each other.
+        # The prefix keeps the two kinds of key apart.
         key = ("key", request.idempotency_key) if request.idempotency_key else ("rollout", request.rollout_id)
         entry = self._entries.get(key)
         if entry is None:
             if self.is_stopping:
-                raise UnavailableError("the server takes no new rollouts: it is stopping")
+                raise UnavailableError("the server accepts no new rollouts: it is stopping")
             if self._group is None:
-                raise UnavailableError("the application is not started: its ASGI lifespan has to be run")
+                raise UnavailableError("the application is not started: the server must run its ASGI lifespan")
             if len(self._open) >= self._settings.max_open_rollouts:
-                raise UnavailableError(f"the server has {len(self._open)} rollouts to do already; try again later")
-            # Nothing is awaited between looking and noting, so that of many equal requests one starts the rollout.
+                raise UnavailableError(f"the server already has {len(self._open)} open rollouts; try again later")
+            # No await between lookup and insertion, so that only one of many equal requests starts the rollout.
             entry = self._entries[key] = _Entry()
             self._open.add(entry)
-            # Not in the request's own task: its client may go away meanwhile.
+            # Not in the request's own task, because its client may disconnect.
             self._group.start_soon(self._serve, key, entry, request)
         await entry.answered.wait()
         if entry.answer is None:
@@ -139,17 +140,17 @@ class Rollouts:
                 response = await self._run(entry, request)
         finally:
             if entry.answer is None:
-                # Nothing was started, so the same request may be tried again.
+                # Nothing was started, so the client may repeat the request.
                 self._entries.pop(key, None)
                 self._open.discard(entry)
                 entry.answered.set()
         if entry.answer is None:
             return
         if response is None:
-            response = error_response(request, "the server was stopped before the rollout had ended")
+            response = error_response(request, "the server stopped before the rollout had ended")
         why, seconds = response.error_message or response.finish_reason, time.monotonic() - entry.since
         logger.info("rollout %r: %s (%s) in %.1f s", request.rollout_id, response.status.value, why, seconds)
-        # A scope of its own: a rollout that was stopped is reported all the same.
+        # A new scope, so that a cancelled rollout is still reported.
         entry.scope = anyio.CancelScope()
         entry.phase = "delivering"
         await self._notify()
@@ -167,9 +168,9 @@ class Rollouts:
         except OsmosisError as error:
             entry.refusal = error
         except Exception as error:
-            # A fault of the runner costs this rollout, not the others.
+            # A bug in the runner fails only this rollout.
             logger.exception("rollout %r: asking for its tools failed", request.rollout_id)
-            entry.refusal = OsmosisRolloutError(f"the loop's tools can't be had: {type(error).__name__}")
+            entry.refusal = OsmosisRolloutError(f"can't get the loop's tools: {type(error).__name__}")
         if entry.answer is None:
             logger.error("rollout %r was refused: %s", request.rollout_id, entry.refusal)
             return False
@@ -183,12 +184,12 @@ class Rollouts:
             try:
                 return await self._runner.run(request)
             except Exception as error:
-                # As above; and a rollout that was accepted always ends with a result.
+                # As above; an accepted rollout always ends with a result.
                 logger.exception("rollout %r: running it failed", request.rollout_id)
                 return error_response(request, f"the rollout could not be run: {type(error).__name__}: {error}")
 
     async def _deliver(self, scope: anyio.CancelScope, request: RolloutRequest, response: RolloutResponse) -> None:
-        reason: str | None = "the server was stopped before the trainer had taken it"
+        reason: str | None = "the server stopped before the trainer had accepted it"
         try:
             with scope:
                 await self._pool.client(request).complete_rollout(response)
@@ -196,7 +197,7 @@ class Rollouts:
         except OsmosisRolloutError as error:
             reason = str(error)
         except Exception as error:
-            # As above: whatever it is, the result is kept, and the other rollouts go on.
+            # As above: the result is kept, and the other rollouts go on.
             logger.exception("rollout %r: delivering its result failed", request.rollout_id)
             reason = f"{type(error).__name__}: {error}"
         finally:
@@ -207,7 +208,7 @@ class Rollouts:
         self._kept += 1
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         file = self._undelivered / f"{stamp}-{file_stem(request.rollout_id)}-{secrets.token_hex(3)}.json"
-        # Written in the form of the callback's body, so that it can be sent as it is; never with the trainer's key.
+        # `response` is the callback's body, ready to be sent again; the trainer's key is masked.
         content = {"server_url": request.server_url, "reason": reason, "response": response.model_dump()}
         try:
             if self._undelivered.parent.name == ".osmosis":

@@ -1,4 +1,4 @@
-"""Serving an application from a script or a command: the socket, the key, the words it starts with."""
+"""Serve an application from a script or a command: the socket, the key, the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 BACKLOG = 2048
 CLOSE_TIMEOUT = 10
-"""Seconds that open connections have to end when the server stops, before its rollouts are stopped."""
+"""Seconds that open connections have to close when the server stops, before it stops its rollouts."""
 
 
 def serve_agent_loop(
@@ -53,24 +53,27 @@ def serve_agent_loop(
     undelivered_dir: str | Path | None = None,
     allow_rewrites: bool = False,
 ) -> None:
-    """Serve an agent loop until the process is told to stop. It runs in this process; `osmosis serve` uses workers.
+    """Serve an agent loop in this process until it is told to stop; `osmosis serve` uses worker processes instead.
+
+    Example:
+        serve_agent_loop(MyLoop, port=9000)
 
     Args:
         agent_loop: The agent loop, or its class.
-        host: The address to listen at; `0.0.0.0` makes the server reachable from other machines.
+        host: The address to listen on; `0.0.0.0` makes the server reachable from other machines.
         port: The port, 0 for a free one.
         validate: Check the loop first.
-        log_level: Of uvicorn: `debug`, `info`, `warning`, `error`.
-        api_key: The key that trainers have to send; `OSMOSIS_ROLLOUT_API_KEY` when not given. Without either, one is
-            made and printed.
+        log_level: uvicorn's: `debug`, `info`, `warning`, `error`.
+        api_key: The key that trainers must send. Default: `OSMOSIS_ROLLOUT_API_KEY`, else a generated key that is
+            printed.
         local_debug: Serve without a key, on loopback only.
-        skip_register: Registration with the platform is not offered yet; nothing is registered either way.
+        skip_register: No effect yet: platform registration isn't available.
         max_concurrent, record_ttl_seconds, request_timeout_seconds, shutdown_grace_seconds, debug_dir,
         undelivered_dir, allow_rewrites: As for `create_app`.
 
     Raises:
         AgentLoopError: The loop isn't valid.
-        UsageError: The address can't be used, or a setting.
+        UsageError: The address can't be used, or a setting is invalid.
     """
     if validate:
         validate_agent_loop(agent_loop).raise_if_invalid()
@@ -89,17 +92,17 @@ def serve_agent_loop(
     listener = open_socket(host, port)
     print(f"serving the agent loop at {address_of(listener)}", file=sys.stderr)
     if is_new:
-        print(f"API key (made for this start; set {API_KEY_VARIABLE} for one that stays): {key}", file=sys.stderr)
+        print(f"API key (generated for this start; set {API_KEY_VARIABLE} to use a fixed one): {key}", file=sys.stderr)
     make_server(app, log_level).run([listener])
 
 
 def choose_api_key(given: str | None, *, local: bool, host: str) -> tuple[str | None, bool]:
-    """The key a server asks for, and whether it was made just now, so that it has to be shown once.
+    """Return the server's key, and True if it was generated now and has to be shown once.
 
-    It is the user's, else `OSMOSIS_ROLLOUT_API_KEY`, else a new one; none if the server is local.
+    It is the given key, else `OSMOSIS_ROLLOUT_API_KEY`, else a new one; None if the server is local.
 
     Raises:
-        UsageError: It is local, but the host isn't loopback; or the key is empty.
+        UsageError: The server is local but the host isn't loopback, or the key is empty.
     """
     if local:
         if not is_loopback(host):
@@ -112,7 +115,7 @@ def choose_api_key(given: str | None, *, local: bool, host: str) -> tuple[str | 
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches a server at this address."""
+    """Return True if only this machine can reach a server at this address."""
     if host == "localhost":
         return True
     try:
@@ -122,15 +125,15 @@ def is_loopback(host: str) -> bool:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A listening socket, so that an address that can't be used is known, as a UsageError, before anything starts."""
+    """Open a listening socket before anything starts; raises UsageError if the address can't be used."""
     if not 0 <= port <= 65535:
-        # getaddrinfo would take the rest of a division for it.
+        # getaddrinfo would silently use the port modulo 65536.
         raise UsageError(f"can't listen on port {port} of {host}: ports go from 0 to 65535")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, _, _, address = found[0]
-        # The protocol is named, because asyncio sends small answers at once (TCP_NODELAY) only where it is: an answer
-        # of two writes would wait 40 ms for the client's delayed acknowledgement.
+        # Name the protocol, because asyncio sets TCP_NODELAY only if it is named: without it, an answer of two writes
+        # would wait 40 ms for the client's delayed acknowledgement.
         listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         try:
             if os.name == "posix":
@@ -147,13 +150,13 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """The URL of a listening socket."""
+    """Return the URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def make_server(app: ASGIApp, log_level: str, **options: Any) -> uvicorn.Server:
-    """A server that only has to be told where to listen; the options are uvicorn's."""
+    """Create a loaded server that needs only sockets; the options are uvicorn's."""
     import uvicorn
 
     config = uvicorn.Config(
@@ -166,7 +169,7 @@ def make_server(app: ASGIApp, log_level: str, **options: Any) -> uvicorn.Server:
         **options,
     )
     config.load()
-    # Requests wait while the collector runs.
+    # Collect now, because requests would wait for the collector.
     gc.collect()
     calm_collector()
     return uvicorn.Server(config)
