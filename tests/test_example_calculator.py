@@ -1,4 +1,4 @@
-"""The example repository: its server as it is run, its rows and their solutions, and its functions."""
+"""The example repository: its running server, its rows and their solutions, and its functions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load(path: Path) -> ModuleType:
 
 
 def exact(node: ast.AST) -> Fraction:
-    """What a Python expression comes to, in exact fractions."""
+    """Evaluate a Python expression in exact fractions."""
     if isinstance(node, ast.Expression):
         return exact(node.body)
     if isinstance(node, ast.Constant):

@@ -1,4 +1,4 @@
-"""The registry of failure kinds: complete, documented, and no hindrance to reading what another version stored."""
+"""The registry of failure kinds: complete, documented, and tolerant of kinds stored by another version."""
 
 from __future__ import annotations
 

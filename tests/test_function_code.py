@@ -1,4 +1,4 @@
-"""Which files a function is made of, and when its scores are out of date."""
+"""The files that a function consists of, and when its scores are stale."""
 
 from __future__ import annotations
 

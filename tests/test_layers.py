@@ -1,4 +1,4 @@
-"""Dependencies point one way, and no module imports itself by way of others, lazy imports included."""
+"""Dependencies point one way, and there are no import cycles, lazy imports included."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYER = {name: number for number, names in enumerate(LAYERS) for name in names.s
 
 
 def imports(tree: ast.AST, package: list[str], modules: set[str]) -> Iterator[str]:
-    """Modules of this package that a module imports, those inside functions included, those for types only left out."""
+    """Return the package's modules that a module imports, including inside functions but not for types only."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue

@@ -1,4 +1,4 @@
-"""Key values are replaced wherever they turn up, and nothing else is."""
+"""Keys are masked wherever they appear, and nothing else is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How options are declared: sources and their precedence, checks, what is stored."""
+"""Declared options: sources and their precedence, checks, storage."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ HEAVY = {"litellm", "fastmcp", "mcp", "pydantic", "aiohttp", "anyio", "msgspec",
 
 
 def run_fresh(code: str) -> str:
-    """Run code in a fresh interpreter that sees this package, and give what it prints."""
+    """Run code in a fresh interpreter with this package, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(osmosis_ai.__file__).parents[1],

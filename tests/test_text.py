@@ -1,4 +1,4 @@
-"""Text for a terminal: nothing in it drives the terminal."""
+"""Text for a terminal contains no control sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a repository's code an exception comes from."""
+"""The place in a repository's code that an exception comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""URLs: which can be used, and how they are shown."""
+"""URLs: valid ones, and how they are shown."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def cache(context: typer.Context, root: _Root = None, json: Json = False) -> Non
 
 @app.command()
 def clear(context: typer.Context, root: _Root = None, json: Json = False) -> None:
-    """Remove every stored reply. Runs that use the cache go on, and fill it again."""
+    """Remove every stored reply. Runs that use the cache continue and fill it again."""
     with _session(context, root, json) as session:
         from osmosis_ai.models.cache import clear_cache
 

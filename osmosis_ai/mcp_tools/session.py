@@ -188,7 +188,7 @@ def _parse(arguments: str | JsonObject) -> JsonObject:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

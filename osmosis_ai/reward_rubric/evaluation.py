@@ -55,7 +55,7 @@ class JudgedRun(Record, frozen=True, kw_only=True):
     explanation: str | None
     """The judge's explanation, null if it gave none."""
     error: str | None
-    """Why there is no score, null if there is one."""
+    """Reason for a missing score, null if there is a score."""
     raw: Any
     """The judge's reply as the provider sent it, or the requests of an @osmosis_rubric function to its judges."""
 

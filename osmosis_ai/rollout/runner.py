@@ -120,7 +120,7 @@ async def run_loop(
     context = make_context(request, tools, llm, debug_dir=debug_dir, allow_rewrites=allow_rewrites)
 
     def goes_on() -> None:
-        logger.warning("rollout %r goes on although it was cancelled", request.rollout_id)
+        logger.warning("rollout %r keeps running although it was cancelled", request.rollout_id)
         if held is not None:
             held()
 

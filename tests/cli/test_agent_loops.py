@@ -1,4 +1,4 @@
-"""Repositories with agent loops of their own, by `-m`: workers, records, scores and limits as in MCP repositories."""
+"""Repositories with their own agent loops, by `-m`: workers, records, scores and limits as in MCP repositories."""
 
 from __future__ import annotations
 
@@ -426,7 +426,7 @@ def test_commands_of_the_platform_say_that_they_are_not_offered_yet(osmosis: Osm
 
 
 def test_an_edited_dataset_row_keeps_what_is_recorded(tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
-    """A row's metadata belongs to the loop: what it does to it is not recorded."""
+    """A loop's changes to a row's metadata are not recorded."""
     root = copy_repo("agent_instance", tmp_path, SUMS)
     (root / "spoils.py").write_text(
         "from server import CalculatorLoop\n\n\nclass Spoils(CalculatorLoop):\n"

@@ -1,4 +1,4 @@
-"""What can't start: exit code 2, one clear message on stderr, nothing on stdout, and no model is asked."""
+"""Runs that can't start: exit code 2, one clear message on stderr, nothing on stdout, no model call."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ CASES = {
 
 
 class Attempt(NamedTuple):
-    """What a command printed, and how often it asked the model."""
+    """A command's output, and its number of model calls."""
 
     done: Finished
     requests: int

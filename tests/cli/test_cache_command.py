@@ -1,4 +1,4 @@
-"""The reply cache: a second run asks the model nothing, and comes to the same results."""
+"""The reply cache: a second run makes no model call and gets the same results."""
 
 from __future__ import annotations
 

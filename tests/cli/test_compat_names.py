@@ -1,4 +1,4 @@
-"""Names of the command line that stay for those who know earlier versions."""
+"""Command and option names kept from earlier versions."""
 
 from __future__ import annotations
 

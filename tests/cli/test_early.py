@@ -1,4 +1,4 @@
-"""What the fork server imports ahead of the workers."""
+"""The modules that the fork server imports before workers start."""
 
 from __future__ import annotations
 

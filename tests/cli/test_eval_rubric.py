@@ -1,4 +1,4 @@
-"""`osmosis eval-rubric` against a scripted judge: what it writes, prints and exits with."""
+"""`osmosis eval-rubric` against a scripted judge: result file, output and exit code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def solution_of(request: Request) -> str:
 
 
 def script(request: Request) -> Reply:
-    """The solution says what it is worth."""
+    """A judge that reads its score from the solution."""
     score = float(solution_of(request))
     return text(json.dumps({"score": score, "explanation": f"worth {score}, {KEY}"}))
 
@@ -162,7 +162,7 @@ def test_a_failing_record_is_recorded_and_the_others_are_judged(osmosis: Osmosis
 
 
 def test_records_are_judged_concurrently(osmosis: Osmosis, tmp_path: Path) -> None:
-    """The third answer opens the gate that all of them wait at."""
+    """All answers wait at a gate that the third one opens."""
     gate = Gate()
 
     def gated(request: Request) -> Reply:

@@ -1,4 +1,4 @@
-"""What user code and endpoints can do wrong costs the rollout that did it, and nothing and nobody else."""
+"""A fault in user code or an endpoint fails only the rollout that caused it."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_the_log_of_a_flood_is_bounded(faults: Faults) -> None:
 
 
 def test_what_was_paid_for_is_not_paid_again_for_a_score(tmp_path: Path) -> None:
-    """A function that takes its worker down costs no further model call."""
+    """A function that crashes its worker causes no further model call."""
     names = ["exits", "fine", "segfaults", "forks_and_dies", "fine"]
     rows = [{"user_prompt": "answer", "fault": name} for name in names]
     root = copy_repo("misbehaving", tmp_path, rows)
@@ -179,7 +179,7 @@ def test_what_was_paid_for_is_not_paid_again_for_a_score(tmp_path: Path) -> None
 
 
 def test_who_waits_for_the_model_is_never_blamed(tmp_path: Path) -> None:
-    """A rollout that sees worker after worker die beside it completes all the same."""
+    """A rollout completes even if its neighbours crash worker after worker."""
     names = [str(number) for number in range(10)]
     rows = [{"user_prompt": "answer"}, *({"user_prompt": "exits", "system_prompt": name} for name in names)]
     root = copy_repo("misbehaving", tmp_path, rows)
@@ -319,7 +319,7 @@ def same_ids(*ids: str | None) -> Reply:
 
 
 def ids_then_results(request: Request, *ids: str | None) -> Reply:
-    """Calls with these ids; afterwards the answer is what the results say, in order, if every id is the call's own."""
+    """A model that makes calls with these ids, then answers with the results in order, if every id is unique."""
     if request.turn == 0:
         return same_ids(*ids)
     calls = request.messages[2]["tool_calls"]

@@ -1,4 +1,4 @@
-"""`osmosis init`: what it writes validates, runs and scores at once, offline."""
+"""`osmosis init`: the new repository validates, runs and scores offline without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rollouts share: a worker, or nothing at all."""
+"""`--isolation`: rollouts share a worker, or nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ os.register_at_fork(after_in_child=look)
 
 
 def test_what_the_model_needs_is_imported_once_and_not_for_each_rollout(tmp_path: Path) -> None:
-    """Also when only `.env` says which model it is, so that the fork server could not know."""
+    """This holds even if only `.env` names the model, so that the fork server could not know it."""
     root = write_repo(tmp_path / "repo", main=LOOKING + ADDING)
 
     def script(request: Request) -> Reply:

@@ -1,4 +1,4 @@
-"""Which model is asked, how, and what happens when it doesn't answer; and where its key may be seen: nowhere."""
+"""The choice of the model, its requests and failures; and its key, which must appear nowhere."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def leaking(solution_str: str, ground_truth: str, extra_info: dict = None) -> fl
 
 
 def leaks(root: Path, *texts: str) -> list[str]:
-    """Where a key can be read, as it is or in base64, outside the .env file itself."""
+    """Find the files outside .env that contain a key, plain or in base64."""
     files = [file for file in root.rglob("*") if file.is_file() and file.name != ".env"]
     contents = {str(file): file.read_bytes() for file in files}
     contents.update({f"stream {number}": text.encode() for number, text in enumerate(texts)})

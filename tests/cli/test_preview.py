@@ -1,4 +1,4 @@
-"""`osmosis preview`: rubric files and datasets, shown as they are understood."""
+"""`osmosis preview`: rubric files and datasets, shown as Osmosis reads them."""
 
 from __future__ import annotations
 

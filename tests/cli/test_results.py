@@ -1,4 +1,4 @@
-"""What comes out: the documented JSON, the tables, the exit code, and which stream says what."""
+"""The results of a run: documented JSON, tables, exit code, and the right stream for each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ EXACT_NAME = "reward_fn.rewards:exact"
 
 
 def row_of(request: Request) -> int:
-    """Which of conftest's rows a request belongs to."""
+    """Return the index of the conftest row that a request belongs to."""
     prompts = [row["user_prompt"] for row in ROWS]
     return prompts.index(request.messages[1]["content"])
 
 
 def keys(value: dict[str, Any], *names: str) -> set[str]:
-    """Which of these names are missing."""
+    """Return the names that are missing."""
     return set(names) - value.keys()
 
 
@@ -113,7 +113,7 @@ ENDINGS: dict[str, tuple[Reply, str, str | None]] = {
 
 @pytest.fixture(scope="module")
 def endings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, dict[str, Any]]:
-    """A run in which every row ends in another way: what it printed when piped, and what it wrote."""
+    """A run in which every row ends differently: its piped output and its results file."""
     rows = [{"system_prompt": "s", "user_prompt": name, "ground_truth": "yes"} for name in ENDINGS]
     repo = write_repo(tmp_path_factory.mktemp("endings") / "repo", rows=rows)
     with ScriptedEndpoint(lambda request: ENDINGS[request.messages[1]["content"]][0]).run_in_thread() as endpoint:
@@ -353,7 +353,7 @@ def test_a_part_of_a_dataset_of_each_format(suffix: str, tmp_path: Path) -> None
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_a_terminal_gets_a_live_bar(repo: Path) -> None:
-    """The last row waits until the bar has shown the others, so what is drawn doesn't depend on time."""
+    """The last row waits until the bar has shown the others, so the drawing doesn't depend on timing."""
     import pty
 
     from osmosis_ai.testing import Gate
@@ -396,7 +396,7 @@ def test_a_terminal_gets_a_live_bar(repo: Path) -> None:
 
 
 def read_terminal(descriptor: int) -> bytes:
-    """The next bytes, none at the end: there a pseudo-terminal gives an error on Linux."""
+    """Read the next bytes; none at the end, where a pseudo-terminal raises an error on Linux."""
     try:
         return os.read(descriptor, 65536)
     except OSError:

@@ -1,4 +1,4 @@
-"""`--rubric` in test and eval: rubric functions and files score beside reward functions, by the judge asked for."""
+"""`--rubric` in test and eval: rubric functions and files score beside reward functions, by the chosen judge."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def sums(request: Request) -> Reply:
 
 @pytest.fixture
 def run(osmosis: Osmosis, repo: Path) -> Callable[..., str]:
-    """Makes a run in `repo` and gives its id."""
+    """Make a run in `repo` and return its id."""
 
     def start(*arguments: str | Path, env: dict[str, str] | None = None, command: str = "eval") -> str:
         done = osmosis(command, "-q", *arguments, cwd=repo, env=env)
@@ -70,7 +70,7 @@ def run(osmosis: Osmosis, repo: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def scripted(run: Callable[..., str]) -> Callable[..., str]:
-    """Makes a run with a scripted model and gives its id."""
+    """Make a run with a scripted model and return its id."""
 
     def start(script: Any, *arguments: str | Path, **options: Any) -> str:
         with ScriptedEndpoint(script).run_in_thread() as endpoint:

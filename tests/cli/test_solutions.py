@@ -1,4 +1,4 @@
-"""Reference solutions: who plays them, who checks them, and who must not see them."""
+"""Reference solutions: played, checked, and hidden from models and functions."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_reference_to_what_no_result_has_is_a_failed_rollout(osmosis: Osmosis,
     assert done.code == 1
     failed, passed = done.json["results"]
     assert failed["error"] == (
-        "model: the solution of row 0 can't go on: {{result[0].sum}}: there is no 'sum' in the result: 3"
+        "model: row 0's solution can't continue: {{result[0].sum}}: there is no 'sum' in the result: 3"
     )
     assert passed["reward"] == 1.0
 

@@ -40,7 +40,7 @@ def tool_messages(request: Request) -> list[str]:
 
 
 class Layout(NamedTuple):
-    """What is given to `--mcp`, the tool calls the model makes, and what they give."""
+    """A value of `--mcp`, the model's tool calls, and their results."""
 
     mcp: str
     calls: list[tuple[str, dict[str, Any]]]
@@ -216,7 +216,7 @@ def test_schemas_reach_the_model_verbatim(osmosis: Osmosis, tmp_path: Path, monk
 
 
 async def list_tools(main: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the server itself says of its tools."""
+    """List the tools by asking the server itself."""
     spec = spec_from_file_location("served_schemas", main)
     assert spec is not None
     assert spec.loader is not None
@@ -256,7 +256,7 @@ async def who(ctx: Context) -> str:
 
 
 def test_calls_of_a_turn_run_together_in_the_rollouts_own_session(osmosis: Osmosis, tmp_path: Path) -> None:
-    """Three calls of one turn wait for each other; a later call of the same rollout sees them, and nobody else's."""
+    """Three calls of one turn wait for each other; a later call of the same rollout sees only them."""
     repo = write_repo(tmp_path / "repo", main=MEETING)
 
     def script(request: Request) -> Reply:
@@ -344,7 +344,7 @@ def test_a_server_at_a_url_and_one_of_an_mcp_json(osmosis: Osmosis, tmp_path: Pa
 
 @pytest.mark.parametrize("isolation", ["session", "rollout"])
 def test_an_mcp_package_in_the_root_does_not_hide_the_sdk(osmosis: Osmosis, repo: Path, isolation: str) -> None:
-    """An `__init__.py` in a code folder is a habit of many; run from the root, `mcp` must still mean the SDK."""
+    """Many repositories have an `__init__.py` in `mcp/`; run from the root, `import mcp` must still mean the SDK."""
     (repo / "mcp" / "__init__.py").write_text("", encoding="utf-8")
     done = osmosis("test", "--model", "offline/oracle", "--isolation", isolation, "--json", cwd=repo)
     assert done.code == 0, done.stderr

@@ -24,7 +24,7 @@ FIELDS = ["code", "severity", "file", "line", "subject", "message", "hint"]
 
 
 def validate(repo: Path, *options: str, **env: str) -> Finished:
-    """Run it to its end, and see that nothing it started is left."""
+    """Run it to its end, and check that it leaves no process behind."""
     done = run_osmosis("validate", repo.name, *options, cwd=repo.parent, env=env)
     assert "Traceback" not in done.stdout + done.stderr
     return done

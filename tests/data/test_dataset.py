@@ -1,4 +1,4 @@
-"""Dataset rows: the four formats, what is refused and how, identity, and memory."""
+"""Dataset rows: the four formats, refused input, row ids, and memory."""
 
 from __future__ import annotations
 
@@ -632,7 +632,7 @@ def test_elements_across_any_chunk_boundary(tmp_path: Path, chunk: int) -> None:
 
 
 class _Dribble:
-    """A file that gives a few bytes at a time, as a pipe would."""
+    """A file that returns a few bytes per read, as a pipe would."""
 
     def __init__(self, file: Any, most: int) -> None:
         self.file = file

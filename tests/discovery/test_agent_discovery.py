@@ -1,4 +1,4 @@
-"""What `-m` names: found in source, without importing it."""
+"""`-m` values, resolved from source without importing it."""
 
 from __future__ import annotations
 

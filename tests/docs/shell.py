@@ -1,4 +1,4 @@
-"""A shell session of a document: `osmosis` runs in this process, all else in bash."""
+"""A document's shell session: `osmosis` runs in this process, everything else in bash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Shell:
         self.code = 0
 
     def run(self, command: str) -> str:
-        """Run a command and give what it prints to stdout and stderr; `code` is its exit code then."""
+        """Run a command and return its stdout and stderr; `code` is then its exit code."""
         if command == "echo $?":
             output, self.code = f"{self.code}\n", 0
         elif SYNTAX.search(_without_quoted(command)):

@@ -69,7 +69,7 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> list[tuple[str, str]]:
-        """The commands with what is shown of their output; of those of a bash block nothing is."""
+        """Return the commands with their shown output, which is empty in a bash block."""
         if self.language == "bash":
             return [(command, "") for command in script(self.content)]
         found: list[tuple[str, str]] = []
@@ -83,7 +83,7 @@ class Block(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A `##` section of a document, or what stands before the first one."""
+    """A `##` section of a document, or the text before the first one."""
 
     document: str
     title: str
@@ -171,7 +171,7 @@ def server_url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a clone holds after `make demo` and `make test`: its `.venv` is this test's environment."""
+    """A clone as after `make demo` and `make test`, with this test's environment as its `.venv`."""
     root = tmp_path_factory.mktemp("clone")
     for name in ("tests", "examples", "benchmarks"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__", ".osmosis"))
@@ -278,7 +278,7 @@ def run_here(line: str) -> str:
 
 
 def environment(endpoint_url: str) -> dict[str, str]:
-    """Without keys, chosen models and the settings of an outer make; OpenAI is the scripted endpoint."""
+    """Return an environment without keys, chosen models or an outer make's settings; OpenAI is scripted."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -290,7 +290,7 @@ def environment(endpoint_url: str) -> dict[str, str]:
 
 
 def stable(output: str) -> str:
-    """The output without what differs between two runs."""
+    """Remove from the output everything that differs between two runs."""
     # Old versions of libraries warn on stderr: the warning, up to the source line below it.
     output = re.sub(r"^\S+/site-packages/\S+: \w+Warning: .*\n(?:.*\n)*?  .*\n", "", output, flags=re.MULTILINE)
     output = re.sub(r"\brun \d{8}-\d{6}-\w+", "run #", output)

@@ -1,4 +1,4 @@
-"""Reloading is exact: whatever was saved, what runs next is the new code and nothing of the old."""
+"""Reloading is exact: after any save, only the new code runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ THREAD.start()
 
 
 class Proof(NamedTuple):
-    """Files whose tool answers `old`, and what is saved to make it answer `new`."""
+    """Files whose tool answers `old`, and the files to save so that it answers `new`."""
 
     before: dict[str, str | None]
     save: dict[str, str | None]
@@ -113,7 +113,7 @@ def test_a_removed_tool(tmp_path: Path) -> None:
 
 
 def test_thirty_saves_in_three_seconds(tmp_path: Path) -> None:
-    """The last one wins, no results are of two versions, no process is left, and the command doesn't grow."""
+    """The last save wins, no results mix two versions, no process is left, and memory doesn't grow."""
     rows = dataset(*(f"answer {row}" for row in range(20)), ground_truth="right")
     scored = 'return float(solution_str.split()[1]) if solution_str[:1] == "v" else -1.0\n'
     reward = (
@@ -148,7 +148,7 @@ def test_thirty_saves_in_three_seconds(tmp_path: Path) -> None:
 
 
 def test_a_save_of_the_same_size_in_the_same_second(tmp_path: Path) -> None:
-    """Neither side trusts Python's cache of compiled modules, which knows a source by its size and second."""
+    """Neither side trusts Python's bytecode cache, which identifies a source by size and modification second."""
     text = (tmp_path / "x").with_name("reward_fn") / "rewards.py"
     with watching(repository(tmp_path)) as watch:
         assert rewards(watch.next()) == [1.0, 1.0]

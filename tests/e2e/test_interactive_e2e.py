@@ -90,7 +90,7 @@ def more(tmp_path: Path) -> Path:
 
 
 def type_in(repo: Path, script: Any, *lines: str, options: tuple[str, ...] = (), **environ: str) -> Finished:
-    """Run the command with commands coming through a pipe, against a scripted model."""
+    """Run the command with piped commands, against a scripted model."""
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
         return pipe_in(endpoint, repo, *lines, options=options, **environ)
 
@@ -98,7 +98,7 @@ def type_in(repo: Path, script: Any, *lines: str, options: tuple[str, ...] = (),
 def pipe_in(
     endpoint: ScriptedEndpoint, repo: Path, *lines: str, options: tuple[str, ...] = (), **environ: str
 ) -> Finished:
-    """The same, with an endpoint whose requests the test looks at."""
+    """The same, with an endpoint whose requests the test inspects."""
     done = run_osmosis(
         *("test", "-i", "--base-url", endpoint.url, "--model", "scripted", *options),
         cwd=repo,
@@ -121,7 +121,7 @@ def recorded(repo: Path) -> list[ScoredRollout]:
 
 
 def editor(folder: Path, *steps: str) -> str:
-    """An EDITOR whose n-th use runs the n-th of these programs over `message`, and keeps what it was given."""
+    """An EDITOR whose n-th use runs the n-th of these programs on `message`, and keeps its input."""
     file = folder / "editor.py"
     file.write_text(
         "import json, sys, pathlib, time\n"
@@ -142,7 +142,7 @@ def editor(folder: Path, *steps: str) -> str:
 
 
 def seen_by_editor(folder: Path) -> list[str]:
-    """What each use of the editor was given."""
+    """Return the input of each use of the editor."""
     return [json.loads(line) for line in (folder / "seen.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
@@ -323,7 +323,7 @@ def test_an_edited_reply_is_what_goes_on(repo: Path, workers: str) -> None:
 
 
 def test_edited_results_are_what_the_model_gets(more: Path) -> None:
-    """Each in its own way: one of two results when they come, and a result in the next request."""
+    """Edit results in both ways: one of two results at its step, and a result in the next request."""
 
     def three_turns(request: Request) -> Reply:
         turns = [
@@ -535,7 +535,7 @@ def test_ctrl_c_during_a_model_call_ends_a_scripted_session_with_130(repo: Path)
 
 
 class Terminal:
-    """The command at a terminal of its own: what is typed, and what appears."""
+    """The command at its own terminal: key presses and screen output."""
 
     def __init__(self, arguments: list[str], cwd: Path, environ: dict[str, str]) -> None:
         self._main, side = pty.openpty()
@@ -562,7 +562,7 @@ class Terminal:
         os.write(self._main, text.encode("utf-8"))
 
     def wait_for(self, pattern: str, patience: float = PATIENCE) -> str:
-        """Read until something has appeared since the last match; gives what appeared up to there."""
+        """Read until a pattern appears after the last match; return the text up to there."""
         deadline = monotonic() + patience
         while (found := re.search(pattern, self._unread)) is None:
             left = deadline - monotonic()
@@ -574,7 +574,7 @@ class Terminal:
         return before
 
     def press_ctrl_c(self, pattern: str) -> None:
-        """Press Ctrl-C at the prompt until something appears: readline misses one that comes just before it waits."""
+        """Press Ctrl-C at the prompt until a pattern appears: readline misses one that comes just before it waits."""
         for _ in range(10):
             self.type("\x03")
             with suppress(TimeoutError):
@@ -583,7 +583,7 @@ class Terminal:
         raise AssertionError(f"{pattern!r} never appeared after: {self.shown}")
 
     def end(self) -> int:
-        """Read to the end and give the exit code."""
+        """Read to the end and return the exit code."""
         try:
             while True:
                 self._read()

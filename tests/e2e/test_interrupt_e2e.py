@@ -1,4 +1,4 @@
-"""Stopping a run, gently or not: what is done is kept, and no process is left behind."""
+"""Stopping a run, gently or not: finished work is kept, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_breakpoint_in_a_tool_opens_the_debugger(how: str, tmp_path: Path) -> 
 
 
 def answer(terminal: int, line: str) -> str:
-    """Wait for the debugger's prompt, type a line, and give what was shown before."""
+    """Wait for the debugger's prompt, type a line, and return the text shown before."""
     shown = ""
     while not shown.endswith("(Pdb) "):
         assert select.select([terminal], [], [], PATIENCE)[0], f"no prompt in {shown!r}"

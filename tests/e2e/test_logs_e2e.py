@@ -1,4 +1,4 @@
-"""What user code prints goes to the run's log with the row it came from, and nowhere else unless asked for."""
+"""User code's output goes to the run's log with its row, and nowhere else without `--debug`."""
 
 from __future__ import annotations
 

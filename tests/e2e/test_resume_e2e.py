@@ -1,4 +1,4 @@
-"""A run that was cut off goes on where it stopped; one that would be another run doesn't."""
+"""Resume continues an interrupted run where it stopped, but refuses a run with different options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_one(request: Request) -> Reply:
 
 
 def asked(endpoint: ScriptedEndpoint) -> list[str]:
-    """The prompts of the rollouts that were begun."""
+    """The prompts of the started rollouts."""
     return sorted(request.messages[1]["content"] for request in endpoint.chats if request.turn == 0)
 
 
@@ -47,7 +47,7 @@ def held_from(number: int, gate: Gate, script: Callable[[Request], Reply] = add_
 
 
 def kill_at(root: Path, endpoint: ScriptedEndpoint, done: int, in_flight: int, *options: str) -> None:
-    """Start a run, wait until so many rollouts are recorded and so many are held by the endpoint, and kill it."""
+    """Start a run, wait until this many rollouts are recorded and this many held by the endpoint, and kill it."""
     model = ["--base-url", endpoint.url, "--model", "scripted", "--batch-size", str(in_flight)]
     with running("eval", *model, *options, cwd=root) as command:
         # A slot asks for its next rollout only when its last one is durable.
@@ -57,7 +57,7 @@ def kill_at(root: Path, endpoint: ScriptedEndpoint, done: int, in_flight: int, *
 
 
 def comparable(done: Finished) -> dict[str, Any]:
-    """What a run came to, without what differs from one run to the next."""
+    """Return a run's results without the parts that differ between runs."""
     found = done.json
     for part in ("run_id", "dataset", "base_url"):
         del found["config"][part]
@@ -95,7 +95,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
 
 
 class Difference(NamedTuple):
-    """What is not as it was in the run that is to be resumed."""
+    """A difference from the run to resume."""
 
     named: str
     options: list[str] = []
@@ -113,7 +113,7 @@ def replace(file: str, old: str, new: str) -> Callable[[Path], object]:
 
 
 class Refusal(NamedTuple):
-    """How the command ended, and how often it asked a model for a rollout."""
+    """The command's end, and its number of model calls for rollouts."""
 
     done: Finished
     chats: int
@@ -134,7 +134,7 @@ DIFFERENCES = {
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Refusal]]:
-    """One run that was cut off, and an attempt to resume it for each difference."""
+    """One interrupted run, and an attempt to resume it with each difference."""
     folder = tmp_path_factory.mktemp("refusals")
     cut = write_repo(folder / "cut", rows=ROWS)
     gate = Gate()

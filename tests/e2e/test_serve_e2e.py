@@ -47,7 +47,7 @@ class Served:
         self.key = key
 
     def init(self, request: RolloutRequest, *, key: str | None = None) -> tuple[int, Any]:
-        """Ask for a rollout; gives status and body."""
+        """Request a rollout; return status and body."""
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key or self.key or ''}"}
         body = request.model_dump_json().encode()
         return self.ask("/v1/rollout/init", body=body, headers=headers)
@@ -60,7 +60,7 @@ class Served:
             return error.code, json.load(error)
 
     def start(self, trainer: TrainerDouble, prompts: list[str], **fields: Any) -> dict[str, RolloutRequest]:
-        """Ask for a rollout for each of the prompts."""
+        """Request a rollout for each prompt."""
         requests = {prompt: trainer.request(prompt, **fields) for prompt in prompts}
 
         async def send() -> list[InitResponse]:
@@ -205,7 +205,7 @@ def test_what_a_loop_does_wrong_is_an_error_completion_of_its_own_rollout(tmp_pa
 
 
 def test_a_rollout_goes_on_when_another_one_takes_its_worker_down(tmp_path: Path) -> None:
-    """It takes the same course in another worker, without asking the trainer twice for what it has answered."""
+    """It repeats its course in another worker without asking the trainer again for earlier replies."""
     root = copy_repo("agent_misbehaving", tmp_path, [])
     second_turn = Gate()
 

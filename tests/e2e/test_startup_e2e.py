@@ -1,4 +1,4 @@
-"""What a command imports, and so how soon it answers."""
+"""The imports of a command, which determine its startup time."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_aliases_are_the_same_command(name: str) -> None:
 
 
 def test_litellm_is_not_imported_when_it_is_not_used(osmosis: Osmosis, repo: Path) -> None:
-    """Neither by the command nor by a worker: both would fail, because a hook refuses that import."""
+    """Neither the command nor a worker imports it: a hook would make both fail."""
     hooks = repo.parent / "hooks"
     hooks.mkdir()
     (hooks / "sitecustomize.py").write_text(WATCHED, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Watch mode: a save redoes what it makes stale, and nothing else."""
+"""Watch mode: a save re-runs what it affects, and nothing else."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ TOOL_MISTAKES = {
 
 
 def is_broken(line: dict[str, Any], file: str, number: int | None) -> None:
-    """Check that a line tells of a mistake at this place."""
+    """Check that a line reports an error at this place."""
     assert set(line) == {"error"}, line
     error = line["error"]
     assert set(error) == {"kind", "message", "file", "line", "excerpt"}
@@ -368,7 +368,7 @@ def test_what_no_save_can_mend_is_said_at_once(osmosis: Osmosis, tmp_path: Path)
 
 @contextmanager
 def held(root: Path, *options: str) -> Iterator[tuple[Watching, Gate]]:
-    """A command whose second iteration is under way."""
+    """A command that is running its second iteration."""
     gate = Gate()
 
     def script(request: Request) -> Reply:
@@ -417,7 +417,7 @@ def test_eval_with_several_runs_against_a_baseline(tmp_path: Path) -> None:
 
 
 class Terminal:
-    """The command on a terminal: what it has shown, and keys to press."""
+    """The command on a terminal: screen output and key presses."""
 
     def __init__(self, *arguments: str, cwd: Path) -> None:
         import fcntl
@@ -450,7 +450,7 @@ class Terminal:
         os.write(self._main, key.encode())
 
     def since(self, mark: int) -> str:
-        """What it has shown since then, without colours."""
+        """Return the text shown since then, without colours."""
         import re
 
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self._shown[mark:].decode("utf-8", "replace"))

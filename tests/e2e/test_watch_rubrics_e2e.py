@@ -1,4 +1,4 @@
-"""Watch mode with rubrics: a save redoes only the scores of the functions it changes, and no judge is asked in vain."""
+"""Watch mode with rubrics: a save rescores only with the functions it changes, without needless judge calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run `osmosis` to its end: in this process, which is quick, or as the installed command, as users do."""
+"""Run `osmosis` to its end: in this process, which is fast, or as the installed command, as users do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORK_SERVER = "osmosis_ai.runtime.worker.fork_server"
 
 
 class Finished(NamedTuple):
-    """What a command printed, and its exit code."""
+    """A command's output and exit code."""
 
     code: int
     stdout: str
@@ -47,16 +47,16 @@ Osmosis = Callable[..., Finished]
 
 
 def run_osmosis(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, typed: str = "") -> Finished:
-    """Run the command line in this process, to its end, and see that nothing it started is left.
+    """Run a command line in this process to its end, and check that it leaves no process behind.
 
-    All runs of a test process share its fork server, LiteLLM included, so only the first waits for imports. The user's
-    code runs in worker processes as ever; with `--workers 0`, which would run it here, the installed command runs.
+    All runs of a test process share one fork server, which has imported LiteLLM, so only the first waits for imports.
+    User code runs in workers as usual; with `--workers 0`, which would run it here, the installed command runs.
 
     Args:
         arguments: The command line without `osmosis`.
         cwd: The working directory.
         env: Environment variables besides those of `clean_environment`.
-        typed: What comes through a pipe to its stdin.
+        typed: The text piped to its stdin.
     """
     if "--workers 0" in " ".join(map(str, arguments)):
         return run_installed(*arguments, cwd=cwd, env=env, typed=typed)
@@ -68,13 +68,13 @@ def run_osmosis(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = 
 
 
 def run_merged(*arguments: str, cwd: Path, environ: dict[str, str]) -> tuple[int, str]:
-    """Run the command line in this process; gives its exit code and what a terminal would show of both streams."""
+    """Run a command line in this process; return its exit code and both streams as a terminal would show them."""
     with _Capture() as shown:
         return _run(arguments, cwd, environ, shown, shown), shown.text
 
 
 def run_installed(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, typed: str = "") -> Finished:
-    """Run the installed command in a folder and return what it printed."""
+    """Run the installed command in a folder to its end."""
     done = subprocess.run(
         [str(COMMAND), *map(str, arguments)],
         cwd=cwd,
@@ -88,13 +88,13 @@ def run_installed(*arguments: str | Path, cwd: Path, env: dict[str, str] | None 
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment without anything that chooses a model or holds a key."""
+    """Return the environment without variables that choose a model or contain a key."""
     kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_MODEL"))}
     return {**kept, **extra}
 
 
 def documented(name: str, data: str) -> dict[str, Any]:
-    """JSON that must be as its published schema says, and have no key besides."""
+    """Decode JSON; assert that it matches its published schema and has no undocumented keys."""
     value: dict[str, Any] = json.loads(data)
     schema = json.loads((PUBLISHED / f"{name}.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
@@ -104,7 +104,7 @@ def documented(name: str, data: str) -> dict[str, Any]:
 
 
 class _Capture(io.TextIOWrapper):
-    """A stream of a process: a file, so that what doesn't go through `sys.stdout` comes there too."""
+    """A captured stream: a file, so that it also gets output that bypasses `sys.stdout`."""
 
     def __init__(self) -> None:
         super().__init__(tempfile.TemporaryFile("ab+", buffering=0), encoding="utf-8", write_through=True)  # noqa: SIM115
@@ -145,7 +145,7 @@ def _descriptor(number: int, stream: TextIO) -> Iterator[None]:
 
 @contextmanager
 def _pipe(text: str) -> Iterator[TextIO]:
-    """A pipe from which a text can be read that fits into it."""
+    """Open a pipe with a text to read, which must fit into the pipe's buffer."""
     end, its_end = os.pipe()
     os.write(its_end, text.encode())
     os.close(its_end)
@@ -171,7 +171,7 @@ def _be_in(stdin: TextIO, cwd: Path, environ: dict[str, str]) -> None:
 
 
 def _left_behind() -> list[str]:
-    """What this process's fork server has started and not ended: it adopts the orphans of its workers."""
+    """List the live processes below this process's fork server, which adopts its workers' orphans."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Git-sync repositories for tests: small ones that are written, and copies of those in `tests/repos`."""
+"""Git-sync repositories for tests: generated ones, and copies of those in `tests/repos`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_repo(
     """Write a git-sync repository.
 
     Args:
-        root: Where.
+        root: The folder to write.
         main: The text of mcp/main.py.
         rewards: The text of reward_fn/rewards.py, None for no folder.
         rows: The dataset.
@@ -62,7 +62,7 @@ def write_repo(
 
 
 def copy_repo(name: str, folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """A copy of one of the test repositories with a dataset."""
+    """Copy one of the test repositories and add a dataset."""
     root = folder / name
     shutil.copytree(REPOS / name, root, ignore=shutil.ignore_patterns("__pycache__"))
     write_rows(root, rows)
@@ -76,7 +76,7 @@ def write_rows(root: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def seen(root: Path) -> list[tuple[str, int]]:
-    """What the repository's code wrote about itself: what ran, and in which process."""
+    """Return the calls that the repository's code recorded: a name and the process id."""
     file = root / "seen"
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [(name, int(pid)) for name, pid in (line.split() for line in lines)]

@@ -1,4 +1,4 @@
-"""A command that runs beside the test: it can be interrupted, killed and watched, and nothing of it may be left."""
+"""Run a command beside the test, which can interrupt, kill and watch it; it must leave no process behind."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ COMMAND = Path(sys.executable).with_name("osmosis")
 REPOS = Path(__file__).parents[1] / "repos"
 MARK = "OSMOSIS_TEST_COMMAND"
 
-# A shell that runs the suite in the background has it ignore Ctrl-C, and every command would inherit that.
+# A shell makes background jobs ignore Ctrl-C, and every command would inherit that from the suite.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Running:
-    """One command and everything it starts: all of it carries the mark in its environment."""
+    """One command and its descendants, which all have the mark in their environment."""
 
     def __init__(self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
         self.mark = uuid4().hex
@@ -41,23 +41,23 @@ class Running:
             stdin=subprocess.DEVNULL,
             stdout=self._stdout,
             stderr=self._stderr,
-            # A group of its own, to which Ctrl-C can be sent as a terminal does.
+            # Its own group, so that Ctrl-C can be sent to it as by a terminal.
             start_new_session=True,
         )
 
     def interrupt(self) -> None:
-        """Ctrl-C: the terminal sends it to the whole foreground group."""
+        """Send Ctrl-C to the whole group, as a terminal does."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def wait(self) -> Finished:
-        """Wait for its end and for that of everything it started."""
+        """Wait until the command and all its descendants have ended."""
         code = self.process.wait(PATIENCE * 3)
         finished = Finished(code, _text(self._stdout), _text(self._stderr))
         eventually(lambda: not self.descendants(), lambda: f"left behind: {self._describe()}\n{finished.stderr}")
         return finished
 
     def until(self, condition: Callable[[], Any]) -> None:
-        """Wait for a condition that must come true while the command runs."""
+        """Wait for a condition that must become true while the command runs."""
 
         def come_true() -> Any:
             assert self.process.poll() is None, f"it ended with {self.process.poll()}:\n{self.said()}"
@@ -66,19 +66,19 @@ class Running:
         eventually(come_true, lambda: f"it never came true; the command said:\n{self.said()}")
 
     def descendants(self) -> list[psutil.Process]:
-        """Every process with this command's mark, whatever it has become a child of, but not the command itself."""
+        """Return every other process with this command's mark, including reparented ones."""
         return [process for process in _marked(self.mark) if process.pid != self.process.pid]
 
     def printed(self) -> str:
-        """What it has written to stdout so far."""
+        """Return its stdout so far."""
         return _text(self._stdout)
 
     def said(self) -> str:
-        """What it has written to stderr so far."""
+        """Return its stderr so far."""
         return _text(self._stderr)
 
     def close(self) -> None:
-        """End what a failed test has left."""
+        """Kill the processes that a failed test has left."""
         for process in _marked(self.mark):
             with suppress(psutil.Error):
                 process.kill()
@@ -96,7 +96,7 @@ class Running:
 
 @contextmanager
 def running(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Iterator[Running]:
-    """Start the installed command; what is left of it afterwards is ended."""
+    """Start the installed command; kill its remaining processes at the end."""
     command = Running(*arguments, cwd=cwd, env=env)
     try:
         yield command
@@ -105,7 +105,7 @@ def running(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
 
 
 def run_whole(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Finished:
-    """Run the installed command to its end, and see that nothing it started is left."""
+    """Run the installed command to its end, and check that it leaves no process behind."""
     with running(*arguments, cwd=cwd, env=env) as command:
         return command.wait()
 
@@ -120,6 +120,6 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 
 def _text(file: Any) -> str:
-    # Not through the file's own position, which the command writes at.
+    # pread, because the command shares the file's position for writing.
     size = os.fstat(file.fileno()).st_size
     return os.pread(file.fileno(), size, 0).decode("utf-8")

@@ -1,4 +1,4 @@
-"""Wait for conditions, never for a clock."""
+"""Wait for conditions instead of sleeping."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from time import monotonic, sleep
 from typing import Any
 
 PATIENCE = 30.0
-"""Seconds after which a condition that should come true never will."""
+"""Seconds after which a condition counts as never becoming true."""
 
 
 def eventually(condition: Callable[[], Any], failure: Callable[[], str] = lambda: "it never came true") -> Any:
-    """Wait until a condition is true and give what it gave.
+    """Wait until a condition is true and return its value.
 
     Raises:
-        AssertionError: It isn't within `PATIENCE` seconds.
+        AssertionError: It didn't become true within `PATIENCE` seconds.
     """
     deadline = monotonic() + PATIENCE
     while not (value := condition()):

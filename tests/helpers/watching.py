@@ -1,4 +1,4 @@
-"""A `--watch` command that runs beside the test, and a model that calls the tool its prompt names."""
+"""Run a `--watch` command beside the test, against a model that calls the tool its prompt names."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> floa
 
 
 def server(value: str, imports: str = "", parameters: str = "") -> str:
-    """The text of an mcp/main.py whose one tool, `answer`, returns this expression."""
+    """Return the text of an mcp/main.py whose one tool, `answer`, returns this expression."""
     return SERVER.format(value=value, imports=imports, parameters=parameters)
 
 
 def calls_the_tool(request: Request) -> Reply:
-    """Calls the tool that the prompt's first word names, then answers with its result."""
+    """Call the tool that the prompt's first word names, then answer with its result."""
     last = request.messages[-1]
     return tool_call(last["content"].split()[0]) if last["role"] == "user" else text(last["content"])
 
 
 def write(root: Path, files: dict[str, str | None]) -> None:
-    """Save files as an editor does: each appears whole, or disappears when its text is None."""
+    """Save files atomically, as an editor does; delete those whose text is None."""
     for name, content in files.items():
         path = root / name
         if content is None:
@@ -57,13 +57,13 @@ def write(root: Path, files: dict[str, str | None]) -> None:
 
 
 def dataset(*prompts: str, ground_truth: str = "1") -> str:
-    """The text of a dataset with these prompts."""
+    """Return the text of a dataset with these prompts."""
     rows = ({"system_prompt": "Use the tool.", "user_prompt": p, "ground_truth": ground_truth} for p in prompts)
     return "".join(f"{json.dumps(row)}\n" for row in rows)
 
 
 def repository(root: Path, files: dict[str, str | None] | None = None) -> Path:
-    """Write a repository whose tool answers 1, which is right, on two rows."""
+    """Write a repository with two rows, whose tool returns the right answer, 1."""
     usual = {
         "mcp/main.py": server('"1"'),
         "reward_fn/rewards.py": REWARD,
@@ -74,7 +74,7 @@ def repository(root: Path, files: dict[str, str | None] | None = None) -> Path:
 
 
 class Watching:
-    """A running `--watch` command, its lines one after the other, and what the model was asked."""
+    """A running `--watch` command, its output lines, and the requests to its model."""
 
     def __init__(self, command: Running, root: Path, endpoint: ScriptedEndpoint) -> None:
         self.command = command
@@ -84,12 +84,12 @@ class Watching:
         self._asked = 0
 
     def save(self, files: dict[str, str | None]) -> dict[str, Any]:
-        """Save files, and give the line that follows."""
+        """Save files and return the next line."""
         write(self._root, files)
         return self.next()
 
     def next(self) -> dict[str, Any]:
-        """The next line."""
+        """Wait for the next line and return it."""
 
         def line() -> str | None:
             lines = self.command.printed().split("\n")
@@ -100,16 +100,16 @@ class Watching:
         return json.loads(found)
 
     def more(self) -> bool:
-        """Whether there are lines that haven't been read."""
+        """Return True if there are unread lines."""
         return self.command.printed().count("\n") > self._read
 
     def requests(self) -> int:
-        """How many model requests came since the last time."""
+        """Return the number of model requests since the last call."""
         before, self._asked = self._asked, len(self.endpoint.chats)
         return self._asked - before
 
     def answers(self) -> list[str]:
-        """What the tool gave in the requests since the last time."""
+        """Return the tool's results in the requests since the last call."""
         before, self._asked = self._asked, len(self.endpoint.chats)
         chats = self.endpoint.chats[before : self._asked]
         return [chat.messages[-1]["content"] for chat in chats if chat.messages[-1]["role"] == "tool"]
@@ -131,13 +131,13 @@ def watching(root: Path, *options: str, script: Any = calls_the_tool, command: s
 
 
 def rewards(line: dict[str, Any]) -> list[float | None]:
-    """The rewards of an iteration, in the order of the rows."""
+    """Return the rewards of an iteration, in row order."""
     assert "error" not in line, line
     return [result["reward"] for result in line["results"]]
 
 
 def redone(line: dict[str, Any]) -> tuple[int, int, int]:
-    """The rollouts, scores and cached turns of an iteration."""
+    """Return the numbers of re-run rollouts, scores and cached turns of an iteration."""
     assert "error" not in line, line
     counts = line["iteration"]["redone"]
     return counts["rollouts"], counts["scores"], counts["cached_turns"]

@@ -30,7 +30,7 @@ class Order(BaseModel):
 
 
 def served(function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give the tool as a real server lists it, and its result when it is called."""
+    """Return the tool as a real server lists it, and the result of calling it."""
     server = FastMCP("conversion")
     server.tool(function)
 

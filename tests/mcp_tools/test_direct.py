@@ -1,4 +1,4 @@
-"""Sessions without a transport: what a FastMCP server can tell apart from a connected client."""
+"""Sessions without a transport look to a FastMCP server like a connected client."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_each_session_shakes_hands_and_says_whether_it_can_sample() -> None:
 
 
 class Deaf(Middleware):
-    """Hears of tool calls only."""
+    """Handles tool calls only."""
 
     async def on_call_tool(self, context: Any, call_next: Any) -> Any:
         return await call_next(context)

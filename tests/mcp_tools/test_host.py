@@ -114,7 +114,7 @@ def test_an_unknown_tool_names_what_is_near() -> None:
         ("7", "must be a JSON object, and not a number"),
         ("true", "must be a JSON object, and not a boolean"),
         ("null", "must be a JSON object, and not null"),
-        ('{"item": NaN}', "NaN is no JSON value"),
+        ('{"item": NaN}', "NaN is not a JSON value"),
         ("[" * 100_000, "not valid JSON"),
     ],
 )
@@ -527,7 +527,7 @@ def test_a_model_that_fails_fails_the_tools_request_only() -> None:
 
 @asynccontextmanager
 async def serving(server: FastMCP, listener: socket.socket) -> AsyncIterator[None]:
-    """Serve over HTTP on a socket that already listens, so that nobody has to wait for it."""
+    """Serve over HTTP on a socket that already listens, so that clients needn't wait."""
     config = uvicorn.Config(server.http_app(), log_level="error", timeout_graceful_shutdown=1)
     running = uvicorn.Server(config)
     async with anyio.create_task_group() as group:

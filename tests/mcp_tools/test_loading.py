@@ -1,4 +1,4 @@
-"""Every layout of a git-sync repo in tests/repos is loaded, in a process of its own."""
+"""Load every repository layout in tests/repos, each in its own process."""
 
 from __future__ import annotations
 

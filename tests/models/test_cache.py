@@ -48,7 +48,7 @@ TOOLS = [tool(a={"type": "integer"}, b={"type": "integer"})]
 
 
 class Counting:
-    """A model that answers with how many times it was asked."""
+    """A model that answers with the number of its calls."""
 
     def __init__(self, reply: Callable[[int], Completion] | None = None) -> None:
         self.calls = 0

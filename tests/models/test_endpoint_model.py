@@ -51,13 +51,13 @@ async def model_of(spec: ModelSpec, **options: Any) -> AsyncIterator[OpenAICompa
 
 
 async def answer(reply: Reply, **changes: Any) -> Completion:
-    """The completion that comes of one scripted reply."""
+    """Return the completion for one scripted reply."""
     async with ScriptedEndpoint([reply]) as endpoint, model_of(spec_for(endpoint.url, **changes)) as model:
         return await model.complete(MESSAGES, TOOLS, {})
 
 
 async def failure(reply: Reply, **changes: Any) -> ModelError:
-    """The error that comes of one scripted reply."""
+    """Return the error for one scripted reply."""
     with pytest.raises(ModelError) as caught:
         await answer(reply, **changes)
     return caught.value

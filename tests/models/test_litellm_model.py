@@ -81,7 +81,7 @@ async def answer(reply: Reply, model: str = "openai/scripted-x", **changes: Any)
 
 
 async def failure(reply: Reply, **changes: Any) -> ModelError:
-    """The error of one scripted reply; LiteLLM must not have tried again by itself."""
+    """Return the error for one scripted reply; LiteLLM must not have retried by itself."""
     async with ScriptedEndpoint([reply] * 5) as endpoint, model_of(spec_for(endpoint.url, **changes)) as model:
         with pytest.raises(ModelError) as caught:
             await model.complete(MESSAGES, TOOLS, {})

@@ -1,4 +1,4 @@
-"""The offline models: what they say and call, as pure functions of a row, a conversation and the tools."""
+"""The offline models: their answers and calls, as pure functions of a row, a conversation and the tools."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def calls(message: Message) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def play(row: Row, results: list[str]) -> list[Message]:
-    """The oracle's conversation over a row, where the calls give these results in turn."""
+    """Return the oracle's conversation over a row whose calls give these results in turn."""
     messages = [*OPENING]
     given = iter(results)
     while True:

@@ -41,7 +41,7 @@ class Failing:
 
 
 class Clock:
-    """Time that passes only while somebody sleeps."""
+    """A clock that advances only while code sleeps."""
 
     def __init__(self) -> None:
         self.now = 1000.0

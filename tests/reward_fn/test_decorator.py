@@ -1,4 +1,4 @@
-"""@osmosis_reward: what it accepts, what it refuses and how it says so."""
+"""@osmosis_reward: accepted and refused signatures, and the error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreement with labels, against values worked out by hand and against properties."""
+"""Agreement with labels, checked against values computed by hand and against properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""evaluate_rubric against a real endpoint: what the judge is sent, what its replies come to, and every way it fails."""
+"""evaluate_rubric against a real endpoint: requests to the judge, its replies, and every failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rubric files: what is read, what is refused, and in which time and memory."""
+"""Rubric files: accepted and refused content, within bounded time and memory."""
 
 from __future__ import annotations
 

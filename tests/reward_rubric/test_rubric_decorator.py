@@ -1,4 +1,4 @@
-"""@osmosis_rubric: what it accepts, what it refuses and how it says so."""
+"""@osmosis_rubric: accepted and refused signatures, and the error messages."""
 
 from __future__ import annotations
 

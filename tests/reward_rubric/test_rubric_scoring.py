@@ -1,4 +1,4 @@
-"""Rubrics as scorers of rollouts: what a function is given, what its score keeps, which rubrics a name stands for."""
+"""Rubrics as scorers of rollouts: a function's arguments, the record of its score, and the resolution of names."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def entry_point(root: Path) -> None:
 
 
 def extra_info_of(trajectory: ScoringInput) -> dict[str, Any]:
-    """What a rubric function is given."""
+    """The arguments of a rubric function."""
     seen: list[dict[str, Any]] = []
 
     def rubric(solution_str: str, ground_truth: str | None, extra_info: dict[str, Any]) -> float:

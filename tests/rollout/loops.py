@@ -46,7 +46,7 @@ ADD = {
 
 
 class Adding(RolloutAgentLoop):
-    """Asks the model, adds, until the model asks for nothing; counts how often it was asked for its tools."""
+    """A loop that adds until the model makes no more calls; it counts the calls of `get_tools`."""
 
     name = "adding"
 
@@ -92,7 +92,7 @@ def loop_that(run: Callable[[RolloutContext], Any], tools: Any = ()) -> RolloutA
 
 
 class Answer(NamedTuple):
-    """What a server answered."""
+    """A server's answer."""
 
     status: int
     headers: dict[str, str]
@@ -104,7 +104,7 @@ class Answer(NamedTuple):
 
 
 def call(url: str, path: str, body: Any = None, *, method: str | None = None, key: str | None = KEY) -> Answer:
-    """One request over a connection of its own; a body that isn't bytes is sent as JSON."""
+    """Make one request over its own connection; a body other than bytes is sent as JSON."""
     headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
     raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
@@ -117,7 +117,7 @@ def call(url: str, path: str, body: Any = None, *, method: str | None = None, ke
 
 
 def init(url: str, request: RolloutRequest | dict[str, Any], **options: Any) -> Answer:
-    """Ask a server for a rollout."""
+    """Request a rollout from a server."""
     body = request.model_dump() if isinstance(request, RolloutRequest) else request
     return call(url, "/v1/rollout/init", body, **options)
 
@@ -128,7 +128,7 @@ def health(url: str) -> dict[str, Any]:
 
 
 def until(found: Callable[[], Any], what: str) -> Any:
-    """Look until there is something, and give it; what is looked at takes its own time."""
+    """Poll until there is a value, and return it."""
     deadline = monotonic() + PATIENCE
     while monotonic() < deadline:
         if value := found():
@@ -138,7 +138,7 @@ def until(found: Callable[[], Any], what: str) -> Any:
 
 @contextmanager
 def serving(loop: RolloutAgentLoop, trainer: TrainerDouble, **options: Any) -> Iterator[tuple[str, TrainerDouble]]:
-    """A server for a loop, and a trainer, both in threads of their own; nothing is left of results not taken."""
+    """Run a server for a loop and a trainer, each in its own thread; undelivered results are discarded."""
     with tempfile.TemporaryDirectory() as folder, trainer.run_in_thread():
         options = {"api_key": KEY, "undelivered_dir": folder, **options}
         with serve_app(create_app(loop, **options)) as url:

@@ -1,4 +1,4 @@
-"""What comes of an agent loop's code, whatever it does."""
+"""The outcome of an agent loop's code, whatever it does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop has in hand: its base class, its context, the schemas, the helpers for tools."""
+"""The parts of a loop: its base class, its context, the schemas, the helpers for tools."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 class Scripted:
-    """A model that says the same every time."""
+    """A model that always gives the same reply."""
 
     def __init__(self, usage: Any = None) -> None:
         self.asked: list[list[dict[str, Any]]] = []

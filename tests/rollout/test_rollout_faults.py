@@ -1,4 +1,4 @@
-"""A rollout that was accepted always ends with a result, whatever the loop or the trainer does."""
+"""An accepted rollout always ends with a result, whatever the loop or the trainer does."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from osmosis_ai.rollout.testing import (
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries without the waits that a real trainer is given."""
+    """Retry without the waits of production."""
     monkeypatch.setenv("OSMOSIS_ROLLOUT_CLIENT_RETRY_BASE_DELAY", "0.001")
     monkeypatch.setenv("OSMOSIS_ROLLOUT_CLIENT_MAX_RETRIES", "3")
     monkeypatch.setenv("OSMOSIS_ROLLOUT_CLIENT_COMPLETE_ROLLOUT_RETRIES", "3")
 
 
 def kept_in(folder: Path) -> list[dict[str, Any]]:
-    """The results that were kept, once there are some."""
+    """Wait for kept results and return them."""
     until(lambda: folder.is_dir() and list(folder.glob("*.json")), "a result is kept")
     return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
 
@@ -371,7 +371,7 @@ def test_a_loop_that_ignores_its_cancellation_is_reported_all_the_same(caplog: p
         assert result.error_message == "the rollout did not end within 0.1 s"
 
     asyncio.run(run())
-    assert "'stubborn' goes on although it was cancelled" in caplog.text
+    assert "'stubborn' keeps running although it was cancelled" in caplog.text
 
 
 def tools_raise() -> None:

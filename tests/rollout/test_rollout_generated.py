@@ -1,4 +1,4 @@
-"""Generated requests against the init endpoint: whatever arrives is answered, and the server goes on."""
+"""Generated requests to the init endpoint: the server answers each and keeps running."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ADDRESSES = st.sampled_from(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, TrainerDouble]]:
-    """One server for all of them: it must survive the lot."""
+    """One server for all requests, which it must survive."""
     with serving(Adding(), TrainerDouble(by_turn(text("hi")))) as (url, trainer):
         yield url, trainer
 

@@ -1,4 +1,4 @@
-"""Every name and path of `osmosis_ai.rollout` that repositories import resolves, and costs no more than it has to."""
+"""Every name and path of `osmosis_ai.rollout` that repositories import resolves, without needless imports."""
 
 from __future__ import annotations
 

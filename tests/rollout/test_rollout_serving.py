@@ -1,4 +1,4 @@
-"""An agent loop served by the ways its users have: `serve_agent_loop`, and any ASGI server's own command."""
+"""An agent loop served as users do it: by `serve_agent_loop`, and by an ASGI server's own command."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if __name__ == "__main__":
 
 @contextmanager
 def started(folder: Path, *command: str, **env: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """A server command, the address it says it serves, and what it printed before that."""
+    """A server command, the address it prints, and its output before that."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OSMOSIS_")}
     process = subprocess.Popen(
         [sys.executable, *command], cwd=folder, env={**kept, **env}, stderr=subprocess.PIPE, text=True, encoding="utf-8"

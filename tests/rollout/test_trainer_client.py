@@ -1,4 +1,4 @@
-"""The trainer's client: what it sends, what it tolerates, what it tries again, and what it never shows."""
+"""The trainer's client: its requests, tolerated replies, retries, and keys that never appear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent to a worker names files by the repository's root, wherever that is."""
+"""Messages to a worker name files relative to the repository's root, wherever that is."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_is_given_back_on_the_same_machine_is_the_same(tmp_path: Path) -> N
 
 
 def test_a_worker_with_tools_has_no_store_and_one_with_functions_no_model(tmp_path: Path) -> None:
-    """Ground truths stand in the store, keys in the models."""
+    """Ground truths are in the store, keys in the models."""
     key = "sk-a-key-of-the-model"
     models = {"policy": ModelSpec("m", "endpoint", "m", base_url="http://127.0.0.1:9/v1", api_key=key)}
     spec = msgspec.structs.replace(make_spec(tmp_path), policies=models, required=frozenset({"reward_fn.a:b"}))

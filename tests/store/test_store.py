@@ -1,4 +1,4 @@
-"""What was reported as written is there, whatever happens to the process; and it can be found again."""
+"""Records reported as written survive any end of the process, and queries find them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown of stored runs as JSON: complete, and as the published schemas say."""
+"""JSON views of stored runs are complete and match the published schemas."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def trials_of(
     system: str = PROMPT,
     forms: Sequence[Form] = (),
 ) -> list[Trial]:
-    """What a function scores on rows with these ground truths."""
+    """Return a function's scores on rows with these ground truths."""
     ref = FunctionRef("rewards:it", "rewards", "it", "/nowhere", file="rewards.py", line=1)
     scorer = Scorer(ref, function)
     rows = rows_of(truths, system)

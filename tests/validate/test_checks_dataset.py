@@ -1,4 +1,4 @@
-"""The dataset's checks: rows that can't be used, and rows that can but shouldn't be there."""
+"""The dataset's checks: unusable rows, and usable ones that shouldn't be there."""
 
 from __future__ import annotations
 

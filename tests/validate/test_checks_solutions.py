@@ -1,4 +1,4 @@
-"""Solutions: what of a played one is a finding."""
+"""Solutions: the findings about played ones."""
 
 from __future__ import annotations
 

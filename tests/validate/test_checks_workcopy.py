@@ -1,4 +1,4 @@
-"""The working copy, asked of real git."""
+"""Checks of the working copy, with real git."""
 
 from __future__ import annotations
 

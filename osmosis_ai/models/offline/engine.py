@@ -93,7 +93,7 @@ class OracleModel(_OfflineModel):
         try:
             return self._next(messages, tools, lambda number: results.get(self._call_id(number)))
         except ValueError as error:
-            raise ModelError(f"the solution of row {self._row.index} can't go on: {error}", kind="solution") from None
+            raise ModelError(f"row {self._row.index}'s solution can't continue: {error}", kind="solution") from None
 
     def _next(self, messages: list[Message], tools: list[Tool], result: Result) -> Completion:
         schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}

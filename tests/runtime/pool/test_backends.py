@@ -1,4 +1,4 @@
-"""Every backend opens a pool that answers the same."""
+"""Every backend opens a pool with the same behaviour."""
 
 from __future__ import annotations
 

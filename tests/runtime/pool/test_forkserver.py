@@ -1,4 +1,4 @@
-"""The fork server: real processes, started from every kind of place."""
+"""The fork server: real processes, started from every kind of environment."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Heard:
 
 @asynccontextmanager
 async def worker(spawner: ForkServerSpawner | TemplateSpawner) -> AsyncIterator[Heard]:
-    """Start a worker; it has ended, by itself or not, after the block."""
+    """Start a worker, and make sure that it has ended after the block."""
     channel = await spawner.spawn()
     heard = Heard(channel)
     with anyio.fail_after(PATIENCE):
@@ -86,7 +86,7 @@ async def worker(spawner: ForkServerSpawner | TemplateSpawner) -> AsyncIterator[
 
 
 async def works(boot: protocol.Boot, kind: type[ForkServerSpawner | TemplateSpawner] = ForkServerSpawner) -> bool:
-    """True if a worker does its job; then it is ended."""
+    """Return True if a worker does its job; then end it."""
     spawner = kind(boot)
     async with worker(spawner) as heard:
         ready = await heard.next(protocol.Ready)

@@ -65,7 +65,7 @@ class ScriptedWorker:
         self._take(event)
 
     def call_tool(self, job: str) -> None:
-        """From now on the job is inside user code."""
+        """Report that the job is now inside user code."""
         call = {"id": "c", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
         turn = Turn(0, "tool_calls", Usage(), 1.0)
         self.emit(protocol.TurnDone(job, turn, {"role": "assistant", "content": None, "tool_calls": [call]}))
@@ -86,7 +86,7 @@ Life = Callable[[ScriptedWorker], Awaitable[str | None]]
 
 
 class ScriptedSpawner:
-    """Starts scripted workers; a life that is an exception is a start that fails."""
+    """Starts scripted workers; a life that is an exception fails the start."""
 
     def __init__(self, *lives: Life | Exception, then: Life | Exception) -> None:
         self.workers: list[ScriptedWorker] = []
@@ -126,7 +126,7 @@ async def group_of(
 
 
 class Heard:
-    """Who was restarted."""
+    """The names of the restarted jobs."""
 
     def __init__(self, workers: WorkerGroup) -> None:
         self.restarts: list[str] = []
@@ -186,7 +186,7 @@ async def test_a_lone_suspect_is_blamed_at_once_in_a_worker_nobody_else_was_in()
 
 
 async def test_a_lone_suspect_is_not_blamed_where_another_job_was_before() -> None:
-    """A thread that the first job has left may be what takes the worker down."""
+    """A thread left behind by the first job may be what crashes the worker."""
 
     async def dies_in_the_second(worker: ScriptedWorker) -> str:
         worker.emit(protocol.Ready())

@@ -1,4 +1,4 @@
-"""A rollout is put together from its worker's events, whatever order results come in and wherever they stop."""
+"""A rollout is assembled from its worker's events, in whatever order they come and wherever they stop."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def rollout(row: int, run_index: int, policy: str = POLICY, failure: Failure | N
 
 
 def stored(folder: Path, run: RunPlan, saved: list[tuple[Rollout, list[Score]]]) -> Report:
-    """The report of a run with these records, whose store is closed again."""
+    """Return the report of a run with these records."""
 
     async def save(store: RunStore) -> str:
         run_id = await store.create_run(run.config.command, identity={}, config={})

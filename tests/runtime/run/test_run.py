@@ -1,4 +1,4 @@
-"""A run over a pool without processes: what is run, what is stored, and when it ends."""
+"""A run over a pool without processes: rollouts run, records stored, and the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Heard:
-    """The records that a run tells of."""
+    """The records that a run announces."""
 
     def __init__(self) -> None:
         self.rollouts: list[Rollout] = []
@@ -66,7 +66,7 @@ def changed(plan: RunPlan, **groups: Record) -> RunPlan:
 
 
 async def execute(plan: RunPlan, pool: FakePool, store: RunStore, heard: Heard, run_id: str | None = None) -> Run:
-    """Run a plan, or what a run has left of it."""
+    """Run a plan, or the remainder of one."""
     completed = store.completed_keys(run_id) if run_id is not None else None
     run_id = run_id or await store.create_run(plan.config.command, identity={}, config={})
     run = Run(run_id, plan, pool, store, heard, completed=completed)

@@ -39,7 +39,7 @@ BROKEN = Failure("tool", "it broke", "exception")
 
 
 class Listener:
-    """Keeps what it hears: the values of each row, in the order of the functions."""
+    """Keeps the values of each row, in the order of the functions."""
 
     def __init__(self) -> None:
         self.values: dict[int, list[float | None]] = {}

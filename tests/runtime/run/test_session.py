@@ -1,4 +1,4 @@
-"""Runs from Python: one call, events, several at once, and what a run leaves when it is broken off."""
+"""Runs from Python: one call, events, concurrent runs, and the remains of an interrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which file changes count, and what they make stale."""
+"""The file changes that count, and the code and data they make stale."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_save_without_a_change_is_none(tmp_path: Path) -> None:
 
 
 def test_a_save_while_results_were_made_is_not_taken_for_what_was_loaded(tmp_path: Path) -> None:
-    """Which files results depend on is known only when they are there, and then some may have changed already."""
+    """The files on which results depend are known only with the results; some may have changed by then."""
     hashes = FileHashes(tmp_path)
     hashes.learn([])
     old, new = tmp_path / "old.py", tmp_path / "new.py"
@@ -132,7 +132,7 @@ def test_a_save_while_results_were_made_is_not_taken_for_what_was_loaded(tmp_pat
 
 
 def test_a_renamed_folder_is_a_change_of_its_files(tmp_path: Path) -> None:
-    """All that is reported of it are the two folders."""
+    """Only the two folders are reported."""
     hashes = FileHashes(tmp_path)
     (tmp_path / "old" / "deep").mkdir(parents=True)
     (tmp_path / "old" / "deep" / "a.py").write_text("1", encoding="utf-8")

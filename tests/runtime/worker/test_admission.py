@@ -19,13 +19,13 @@ def anyio_backend() -> str:
 
 
 async def settle() -> None:
-    """Let everything run that can."""
+    """Let every runnable task run."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 class Visitors:
-    """Tasks that enter, note it, and stay until they are told to go."""
+    """Tasks that enter, note it, and stay until released."""
 
     def __init__(self, admission: Admission) -> None:
         self.inside: list[str] = []

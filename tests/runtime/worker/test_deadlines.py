@@ -1,4 +1,4 @@
-"""Time limits that stand still while somebody else holds the event loop."""
+"""Deadlines that pause while another job blocks the event loop."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def failure(function: Callable[..., Any], given: ScoringInput | None = None, tim
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Iterator[Path]:
-    """A repository's root, first on sys.path; what is loaded from it is forgotten afterwards."""
+    """A repository's root, first on sys.path; its modules are unloaded afterwards."""
     before = set(sys.modules)
     sys.path.insert(0, str(tmp_path))
     (tmp_path / "reward_fn").mkdir()

@@ -1,4 +1,4 @@
-"""The watchdog sees who holds an event loop, and for how long."""
+"""The watchdog sees which job blocks an event loop, and for how long."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Watched:
 
 
 def as_job(name: str, coroutine: Any) -> asyncio.Task[Any]:
-    """A task that runs on behalf of a job."""
+    """A task that runs for a job."""
     token = job.set(name)
     try:
         return asyncio.get_running_loop().create_task(coroutine)
@@ -77,7 +77,7 @@ def test_the_job_that_holds_the_loop_past_its_limit_is_reported() -> None:
 
 
 def test_whoever_waits_beside_a_blocked_loop_loses_no_time() -> None:
-    """The loop stands still for longer than a neighbour's limit, within the blocker's own; nobody is cancelled."""
+    """Blocking the loop for longer than a neighbour's limit, but within the blocker's own, cancels no job."""
 
     async def main(watched: Watched) -> None:
         held = asyncio.Event()
