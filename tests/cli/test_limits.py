@@ -245,7 +245,7 @@ def test_progress_names_the_oldest_rollout_and_what_it_waits_for(tmp_path: Path)
         with running("test", *model, cwd=root) as command:
             command.until(lambda: "oldest: row" in command.said())
             command.interrupt()
-            command.until(lambda: "again ends at once" in command.said())
+            command.until(lambda: "again to quit now" in command.said())
             command.interrupt()
             done = command.wait()
     assert re.search(

@@ -397,7 +397,7 @@ def test_a_broken_edit_is_refused_and_can_be_mended(repo: Path) -> None:
     )
     assert done.code == 0, done.stderr
     for why in [*broken.values(), "the results must keep"]:
-        assert f"not changed: {why}" in done.stderr or f"{why}; e opens it again" in done.stderr, why
+        assert f"not changed: {why}" in done.stderr or f"{why}; e reopens it" in done.stderr, why
     assert done.stderr.count("e reopens it as you left it") == len(broken) + 1
     seen = seen_by_editor(repo.parent)
     # What was refused comes back as it was left.

@@ -92,7 +92,7 @@ def test_ctrl_c_twice_ends_at_once(isolation: str, tmp_path: Path) -> None:
             command.until(lambda: len(endpoint.chats) == 6)
             command.until(lambda: {"blocks_the_loop", "holds_the_interpreter", "score:None"} <= dict(seen(root)).keys())
             command.interrupt()
-            command.until(lambda: "Ctrl-C again ends at once" in command.said())
+            command.until(lambda: "press Ctrl-C again to quit now" in command.said())
             started = monotonic()
             command.interrupt()
             assert command.process.wait(PATIENCE) == 130
