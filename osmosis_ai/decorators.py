@@ -110,6 +110,7 @@ def wrap(
             )
         return result
 
+    # Two wrappers, because the runtime checks whether a function is async.
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)

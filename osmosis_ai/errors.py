@@ -245,7 +245,7 @@ class AgentLoopNotFoundError(OsmosisRolloutError):
     def __init__(self, name: str, available: list[str] | None = None) -> None:
         self.name = name
         self.available = list(available or ())
-        super().__init__(f"there is no agent loop {name!r}; there is {', '.join(self.available) or 'none'}")
+        super().__init__(f"no agent loop is named {name!r}; the known ones are: {', '.join(self.available) or 'none'}")
 
 
 class AgentLoopError(OsmosisRolloutError):

@@ -172,11 +172,13 @@ class DeclaredOption(NamedTuple):
                 raise UsageError(f"{source} {value}: {error}") from None
         if self.option.choices and value not in self.option.choices:
             raise UsageError(f"{source} {value}: write {self.wanted}")
+        # The message may end up in a terminal or a CI log.
         shown = "[masked]" if self.option.secret else value
         try:
             found = msgspec.convert(value, self.type)
         except msgspec.ValidationError:
             raise UsageError(f"{source} {shown}: write {self.wanted}") from None
+        # NaN would pass every bound.
         if isinstance(found, float) and not math.isfinite(found):
             raise UsageError(f"{source} {shown}: write a finite number")
         if self.option.minimum is not None and found is not None and found < self.option.minimum:
@@ -237,9 +239,11 @@ def layered(
 
     The command line wins, then the environment, then `pyproject.toml`, which may also hold the options of `also`.
     """
+    # All of the file is checked, even options that the command line overrides.
     from_file = _file_values((config, *also), pyproject)
     settings = []
     for option in declared_options(config):
+        # An empty variable counts as unset.
         variable = environ.get(option.variable, "")
         if option.name in given:
             setting = Setting(option, option.check(given[option.name], option.flag), "command line")

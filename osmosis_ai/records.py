@@ -43,6 +43,7 @@ class SolutionCall(Record, frozen=True):
     """One tool call of a reference solution. Arguments may refer to earlier results; see `data.solution`."""
 
     tool: str
+    # msgspec copies an empty default for each instance.
     arguments: dict[str, Any] = {}
 
 
@@ -324,6 +325,7 @@ class Outcome(Record, frozen=True):
 
 def reward(scores: Mapping[str, Score]) -> float | None:
     """Return the mean of the functions' scores; None if one is missing, or there are none."""
+    # A mean over fewer functions would not be comparable with other rollouts' means.
     values = [score.value for score in scores.values() if score.value is not None]
     return sum(values) / len(values) if values and len(values) == len(scores) else None
 

@@ -162,6 +162,7 @@ class Encoder:
         return self._json(value).decode("utf-8")
 
     def _text(self, text: str | None) -> str | None:
+        # Only text that isn't ASCII can hold lone surrogates.
         return None if text is None else self._masker.text(text if text.isascii() else _well_formed(text))
 
     def _json(self, value: object) -> bytes:

@@ -47,6 +47,7 @@ def _totals(store: Queries, run: RunInfo) -> dict[str, FunctionTotals | None]:
 def _same_code(a: FunctionTotals | None, b: FunctionTotals | None) -> bool | None:
     if a is None or b is None or not a.code or not b.code:
         return None
+    # Several hashes mean that the code changed within a run.
     return a.code == b.code and len(a.code) == 1
 
 
@@ -110,6 +111,7 @@ def _notes(a: RunInfo, b: RunInfo, rows: SharedRows, functions: dict[str, Compar
             f"attempts per row differ: {a.config.get('n', '?')} in A, {b.config.get('n', '?')} in B; "
             "the rows' means are compared"
         )
+    # `n` and the rows have notes above, and comparing two models is the usual purpose.
     differing = sorted(
         name
         for name in (a.identity.keys() & b.identity.keys()) - {"n", "rows", "model", "baseline"}

@@ -209,6 +209,7 @@ _SCORES_OF = f"""
     SELECT {select(ScoreColumns)} FROM json_each(?) AS wanted CROSS JOIN scores ON scores.rollout = wanted.value
     ORDER BY scores.rollout, function
 """
+# total() is 0.0 without any score, where sum() is NULL.
 _FUNCTION_TOTALS = """
     SELECT function, count(value), count(failure), total(value), group_concat(DISTINCT code_hash)
     FROM rollouts JOIN scores ON rollout = pk WHERE run = ? AND policy = ? GROUP BY function ORDER BY function
@@ -458,6 +459,7 @@ def process_alive(pid: int, started: float) -> bool:
     import psutil
 
     try:
+        # Another process may have the pid by now, so compare start times. A zombie has ended.
         process = psutil.Process(pid)
         same = abs(process.create_time() - started) < _CLOCK_TOLERANCE
         return bool(same and process.status() != psutil.STATUS_ZOMBIE)

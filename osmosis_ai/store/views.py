@@ -329,6 +329,7 @@ def _iso(seconds: float) -> str:
 
 def _complete(value: object) -> object:
     """Convert records to dicts with every field, even those at their default."""
+    # msgspec leaves out fields at their default, here pass@k and pass^k that don't apply.
     if isinstance(value, FunctionStatistics):
         return msgspec.to_builtins(value)
     if isinstance(value, msgspec.Struct):

@@ -169,6 +169,7 @@ class Request:
     @property
     def is_probe(self) -> bool:
         """True for the small request that checks before a run that the model answers."""
+        # Cheap tests first, because decoding a long conversation takes time.
         if len(self.raw) > 4096 or b"ping" not in self.raw:
             return False
         return self.body.get("messages") == [{"role": "user", "content": "ping"}] and "tools" not in self.body

@@ -408,7 +408,7 @@ def test_the_errors_have_one_root_and_say_what_they_know() -> None:
         assert issubclass(kind, OsmosisRolloutError)
         assert issubclass(kind, OsmosisError)
     error = AgentLoopNotFoundError("calc", ["a", "b"])
-    assert str(error) == "there is no agent loop 'calc'; there is a, b"
+    assert str(error) == "no agent loop is named 'calc'; the known ones are: a, b"
     assert issubclass(ToolArgumentError, ToolExecutionError)
     assert ToolExecutionError("broken").tool_call_id is None
     assert loop_that(lambda ctx: None).name == "made"

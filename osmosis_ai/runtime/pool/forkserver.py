@@ -147,6 +147,7 @@ def _is_text(value: str) -> bool:
 
 def _interpreter_flags() -> list[str]:
     """Return this interpreter's command line options, for starting another one."""
+    # Like `subprocess._args_from_interpreter_flags`, which is private.
     flags = sys.flags
     letters = "I" if flags.isolated else "E" * flags.ignore_environment + "s" * flags.no_user_site
     letters += "S" * flags.no_site + "B" * flags.dont_write_bytecode

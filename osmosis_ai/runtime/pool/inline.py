@@ -25,6 +25,7 @@ __all__ = ["open_inline"]
 async def open_inline(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[WorkerPool]:
     """Load the repository into this process. While it runs, user code's output goes to stderr."""
     os.environ.update(options.environ)
+    # Without limits: a debugger may stop user code for any time, and killing the worker can't free memory.
     group = WorkerGroup(_InlineSpawner(spec), 1, sys.maxsize, math.inf, spec.batch_size, load_limit=math.inf)
     async with open_groups(spec, group, group) as pool:
         yield pool
@@ -82,6 +83,7 @@ class _InlineChannel:
 def _output_to_stderr() -> Iterator[None]:
     """Redirect stdout to stderr, so that user code, even C code, never writes between the results."""
     sys.stdout.flush()
+    # The descriptor too, for C code and child processes.
     stdout, saved = sys.stdout, os.dup(1)
     os.dup2(2, 1)
     sys.stdout = sys.stderr

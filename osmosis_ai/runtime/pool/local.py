@@ -212,6 +212,7 @@ class _Template:
         reports, reports_far = socket.socketpair()
         with requests_far, reports_far:
             process = await server.fork(TEMPLATE, requests_far, reports_far)
+        # The record may exceed the socket's buffer, so send it without blocking the event loop.
         requests.setblocking(False)
         await asyncio.get_running_loop().sock_sendall(requests, pack(boot))
         requests.setblocking(True)

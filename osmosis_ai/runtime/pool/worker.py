@@ -95,6 +95,7 @@ class WorkerHandle:
             self._channel.send(job)
             return await assignment.done
         except asyncio.CancelledError:
+            # Otherwise the job would keep running with no caller waiting for it.
             if not self.ended.is_set():
                 self._channel.send(protocol.Cancel(job.id))
             raise
@@ -135,6 +136,7 @@ class WorkerHandle:
         return self._channel.memory()
 
     def _take(self, event: Event) -> None:
+        # Any event is a sign of life.
         self.last_beat = monotonic()
         if isinstance(event, Progress):
             assignment = self._jobs.get(event.job)
@@ -178,6 +180,7 @@ class WorkerHandle:
         if self._not_ready is None:
             how = self._how_it_ended().message
             return StartError(f"the repository can't be loaded, because its worker was lost: {how}")
+        # The worker sends the name of the error's class; raise the same class here.
         kind = getattr(errors, self._not_ready.error, StartError)
         error: StartError = kind(self._not_ready.message)
         return error

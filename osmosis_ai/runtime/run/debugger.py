@@ -89,10 +89,12 @@ class Debugger:
         self.leave()
         self.row = next(Dataset(Path(self.plan.dataset)).rows(offset=index, limit=1))
         self._started += 1
+        # A row recorded before gets the next run index.
         self._job = RolloutJob(
             f"{self._run_id}.p{index}.{self._started}", self.row, self._recorded.get(index, 0), POLICY, stepping=True
         )
         self.ended, self.edited = None, False
+        # A new queue, so that late events of a dropped rollout don't arrive here.
         self._events = queue.SimpleQueue()
         self._task = self._portal.start_task_soon(self._run, self._job, self._events)
         return self._stop()

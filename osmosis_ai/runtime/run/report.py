@@ -142,6 +142,7 @@ class Report(Record, frozen=True, kw_only=True):
         Raises:
             StoreError: The run store can't be read.
         """
+        # Through JSON, so that these records can't differ from the written results.
         if self.command == "test":
             return msgspec.json.decode(self.to_json(), type=objects.TestResults)
         return msgspec.json.decode(self.to_json(), type=objects.EvalResults)
@@ -166,6 +167,7 @@ class Report(Record, frozen=True, kw_only=True):
             rows = _encoded(_test_row(outcome, self.functions) for outcome in outcomes())
             return msgspec.json.encode(objects.TestObject(_test_config(self), _test_summary(self), rows, iteration))
         rows = _encoded(_eval_rows(outcomes(), POLICY, self.functions))
+        # A second pass, because the stream interleaves both policies.
         baseline = None if self.baseline is None else _baseline_object(self.baseline, outcomes())
         return msgspec.json.encode(
             objects.EvalObject(_eval_config(self), _eval_summary(self), rows, baseline, iteration)
@@ -323,6 +325,7 @@ class _ScoreGrid:
         for name in self._functions:
             rows = self._rows.setdefault((name, outcome.policy), {})
             score = outcome.scores.get(name)
+            # Outcomes arrive in the order of run indices, and so a row's scores are in that order.
             rows.setdefault(outcome.row_id, []).append(score.value if score is not None else None)
             if score is not None and score.failure is not None:
                 self._errors[name, outcome.policy] += 1
@@ -347,6 +350,7 @@ class _FailureTally:
         self._counts: Counter[tuple[Origin, str, str | None, int | None, str | None]] = Counter()
 
     def add(self, outcome: Outcome, failure: Failure, function: str | None) -> None:
+        # Without the message, which often contains values of the row.
         key = (failure.origin, failure.kind, failure.file, failure.line, function)
         self._counts[key] += 1
         if key not in self._first:
@@ -409,6 +413,7 @@ def _totals(report: Report) -> objects.RunTotals:
     policy = report.policy
     return objects.RunTotals(
         passed=policy.passed,
+        # A rollout that never ran counts as failed too.
         failed=policy.failed + policy.missing,
         missing=policy.missing,
         total_duration_ms=policy.duration_ms,
@@ -482,6 +487,7 @@ def _test_row(outcome: Outcome, functions: Iterable[str]) -> objects.TestRow:
 
 def _eval_rows(outcomes: Iterable[Outcome], policy: str, functions: Iterable[str]) -> Iterator[objects.EvalRow]:
     own = (outcome for outcome in outcomes if outcome.policy == policy)
+    # `groupby` needs the attempts of a row to be adjacent, as they are in the store's order.
     for row_id, attempts in groupby(own, key=lambda outcome: outcome.row_id):
         first, *others = attempts
         yield objects.EvalRow(first.row_index, row_id, [_eval_run(outcome, functions) for outcome in (first, *others)])

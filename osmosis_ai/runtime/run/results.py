@@ -167,7 +167,7 @@ class TestRow(Record, frozen=True):
     scores: dict[str, float | None]
     """Score by function, null if it could not be computed."""
     scoring_errors: dict[str, str]
-    """Error by function whose score could not be computed."""
+    """Error by function, for scores that could not be computed."""
     explanations: dict[str, str]
     """The judge's explanation, by rubric."""
     cost_usd: float | None
@@ -194,7 +194,7 @@ class EvalRun(Record, frozen=True):
     error: str | None
     """The failure, after its origin: `model: …`, `timeout: …`, `worker: …`."""
     scoring_errors: dict[str, str]
-    """Error by function whose score could not be computed."""
+    """Error by function, for scores that could not be computed."""
     explanations: dict[str, str]
     """The judge's explanation, by rubric."""
     finish_reason: FinishReason

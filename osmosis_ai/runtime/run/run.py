@@ -60,6 +60,7 @@ class Run:
         self._recorded: set[RolloutKey] = set() if completed is None else completed.keys
         self._again = completed.failed if completed is not None and retry_failed else set()
         self._spent_before = spent_usd
+        # In watch mode a pool outlives the run, so it may already have cost something.
         self._pool_before = pool.spent_usd
         self._scoring = Scoring(
             id,
@@ -96,6 +97,7 @@ class Run:
         if plan.config.limits.max_cost is not None and self._spent_before is None:
             self._spent_before = sum(map(_cost, self._store.outcomes(self.id)))
         stored = self._waiting() if self._recorded else iter(())
+        # One generator for all slots, so that rollouts start in the order of the rows.
         jobs = self._jobs()
         with self._scope:
             async with task_group() as group:
@@ -105,6 +107,7 @@ class Run:
                         for _ in range(min(plan.config.workers.batch_size, plan.total_rollouts)):
                             slots.start_soon(self._rollout_slot, jobs)
                 finally:
+                    # Otherwise scoring would wait for more rollouts forever.
                     self._scoring.complete()
 
     def _waiting(self) -> Iterator[Unscored]:

@@ -206,6 +206,7 @@ class RunSession:
         `interactive` means that the user steps through the run: unfinished conversations are scored from `scratch`, the
         user picks the rows, and the run can't be resumed.
         """
+        # Absolute, because an inline worker changes this process's working directory.
         cwd = Path.cwd() / cwd
         variables = run_environment(config, cwd, environ)
         prepared = prepare(config, cwd, variables)
@@ -223,6 +224,7 @@ class RunSession:
                     await session._load(stack)
                     yield session
                 finally:
+                    # Shielded, so that the run's status is stored even if the caller is cancelled.
                     with anyio.CancelScope(shield=True):
                         await session._close()
 
@@ -239,6 +241,7 @@ class RunSession:
         else:
             known = run_config(plan, self.pool.loaded)
             if self.scratch is not None:
+                # The user decides on the way how many rows run.
                 del known["planned"]
                 identity, known = {**identity, "interactive": True}, {**known, "interactive": True}
             self.id = await self.store.create_run(plan.config.command, identity=identity, config=known)
@@ -310,6 +313,7 @@ class RunSession:
         self._group.start_soon(self._check_dataset, counted)
         options = pool_options(plan.config, self.store, self._environ)
         try:
+            # Not `wait_for`, which would cancel the future at the timeout.
             await asyncio.wait([counted], timeout=COUNTING_SECONDS)
             if counted.done() and counted.exception() is None:
                 rollouts = max(1, plan.with_dataset(counted.result()).total_rollouts)
@@ -354,6 +358,7 @@ class RunSession:
             check = partial(dataset.check, offset=data.offset, limit=data.limit, progress=progress)
             summary = await anyio.to_thread.run_sync(check)
         except DatasetError as error:
+            # Cancelling the session cancels the future too.
             if not counted.done():
                 counted.set_exception(error)
         else:

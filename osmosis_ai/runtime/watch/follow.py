@@ -89,7 +89,7 @@ class FileHashes:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: dict[str, str] = {}
-        self._learned = math.inf
+        self._learned = math.inf  # the first `learn` records every file, however recent
 
     def learn(self, paths: Iterable[str]) -> None:
         """Record the content of files that aren't known yet.
@@ -110,6 +110,7 @@ class FileHashes:
         candidates = set(paths)
         for path in list(candidates):
             candidates.update(repository_files(self._root, path))
+            # The files of a folder that is gone.
             candidates.update(known for known in self._known if known.startswith(f"{path}/"))
         for path in sorted(candidates):
             now = file_hash(self._root / path)

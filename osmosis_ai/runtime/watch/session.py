@@ -310,6 +310,7 @@ class WatchSession:
                 fresh.append(scorers)
             for kept in fresh:
                 await kept.opened()
+            # With --eval-fn, files of other functions don't matter.
             problems = prepared.problems if not self._config.scoring.eval_fn else []
             own = prepared.worker.agent is not None
             if not own and not agents.pool.loaded.tools:
@@ -362,6 +363,7 @@ class WatchSession:
             self._probed = plan.policies
         assert self._summary is not None
         identity = run_identity(plan, self._summary.sha256, pool.loaded.tool_sources)
+        # Changed rows stay in the same run. Tools count by content, including data files beside the code.
         key = {name: value for name, value in identity.items() if name not in {"dataset", "rows", "tool code"}}
         key["tools"] = self._tool_content(pool.loaded)
         # A changed solution doesn't change the row's id, but a stand-in plays the solution.
@@ -376,7 +378,9 @@ class WatchSession:
             self._run_key, self._mixed = key, False
             return None
         completed = self.store.completed_keys(self._run_id)
+        # Records of rows that left the dataset don't count.
         here = {key for key in completed.keys if key.row_id in self._rows}
+        # Repeating failures includes rollouts that ended without error but didn't pass.
         bad = {where for where, verdict in self._last.verdicts.items() if not verdict.passed} if again.failed else set()
         return Completed(here, completed.failed | {key for key in here if key in bad})
 
@@ -400,6 +404,7 @@ class WatchSession:
             store=self.store.path,
             wall_ms=(monotonic() - started) * 1000,
         )
+        # The run stays open; lists of runs show the figures so far.
         await self.store.mark(self._run_id, "running", run_summary(report))
         verdicts = {}
         passed: list[Flip] = []

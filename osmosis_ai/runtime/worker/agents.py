@@ -259,6 +259,7 @@ class AgentRollout:
         """
         self._keep_limits()
         kept = 0
+        # Only the part that differs from the known conversation goes to the run.
         for before, after in zip(self._conversation, messages, strict=False):
             if before != after:
                 break
@@ -358,7 +359,7 @@ class ReplayedChat:
         self._client = client
         self._job = job
         self._emit = emit
-        self._replies = list(reversed(replies))
+        self._replies = list(reversed(replies))  # `pop` takes the oldest
         self.conversation: list[Message] = []
 
     async def chat_completions(self, messages: list[Message], **params: JsonValue) -> CompletionsResult:

@@ -61,6 +61,7 @@ class Scorer:
         bound = function.keywords if isinstance(function, functools.partial) else {}
         every = _parameters(function)
         offered = _FORMS[every[0].name]
+        # The keywords of a partial are already bound.
         parameters = [p for p in every if p.name not in bound]
         self._required = {p.name for p in parameters if _is_required(p)}
         for parameter in parameters:
@@ -73,6 +74,7 @@ class Scorer:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self._passed = [name for name in offered if takes_any or name in names]
         self._by_position = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
+        # `ground_truth: str` declares that the function can't score a row without one.
         self._needs_ground_truth = any(
             p.name == "ground_truth" and _is_required(p) and annotation_members(p.annotation, function) == {"str"}
             for p in parameters
@@ -164,6 +166,7 @@ class Scorer:
             try:
                 args, kwargs = self._arguments(trajectory)
                 result = self._function(*args, **kwargs)
+                # A sync function may return a coroutine, which only the event loop can run.
                 if inspect.isawaitable(result):
                     return _Waiting(result, judged)
                 outcome = self._number(result)
@@ -187,6 +190,7 @@ class Scorer:
         values: dict[str, Any] = {}
         for name in self._passed:
             if name == "data_source":
+                # Left out if the row has none, so that the function's default applies.
                 if name in trajectory.extra or name in self._required:
                     values[name] = _copy(trajectory.extra.get(name))
             else:
@@ -203,7 +207,7 @@ class Scorer:
             return self._failure("wrong_type", f"returned {shown}; a score is a finite number")
         try:
             value = float(result)
-        except OverflowError:
+        except OverflowError:  # a large int
             return self._failure("not_finite", "returned a number too large for a float")
         if not math.isfinite(value):
             return self._failure("not_finite", f"returned {value}; a score is a finite number")
@@ -353,7 +357,7 @@ def _load_module(ref: FunctionRef) -> ModuleType:
             module = _import_by_location(ref.module, file)
         else:
             module = importlib.import_module(ref.module)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may call sys.exit
         raise FunctionError(_import_problem(ref, error)) from error
     loaded = getattr(module, "__file__", None)
     # An installed or already imported module may shadow the file.

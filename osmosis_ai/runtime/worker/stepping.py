@@ -82,6 +82,7 @@ class Stepper:
             return results
         for call, before, after in zip(calls, results, replaced, strict=True):
             if after != before:
+                # Reported a second time; the run replaces the first record.
                 self._emit(CallDone(self._job, msgspec.structs.replace(call, edited=True), after))
         return replaced
 

@@ -26,6 +26,7 @@ class JobTasks:
 
     def __init__(self, current: Callable[[], str | None]) -> None:
         self._current = current
+        # Weak keys, so that finished tasks drop out.
         self._jobs: WeakKeyDictionary[asyncio.Future[Any], str] = WeakKeyDictionary()
 
     def __call__(
@@ -106,6 +107,7 @@ class Watchdog:
         next_beat = 0.0
         while not self._stop.wait(LOOK_SECONDS):
             now = monotonic()
+            # When its parent dies, a process gets another parent.
             if os.getppid() != parent:
                 self._orphaned()
             if now >= next_beat:
@@ -116,9 +118,11 @@ class Watchdog:
                 continue
             holder = self._tasks.running(self._loop)
             if holder is None:
+                # No job's task runs, so a callback blocks the loop, and no job's deadline applies.
                 if still > NOBODYS_STALL_SECONDS:
                     self._stuck(None, still)
                 continue
+            # `_tick` gives back the time to all jobs but this one.
             self._holder = holder
             if self._deadlines.expired(holder):
                 self._stuck(holder, still)

@@ -120,6 +120,7 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
     Raises StartError, with the user's file and line, if something can't be loaded.
     """
     root = Path(spec.root)
+    # User code opens its files relative to the repository's root.
     os.chdir(root)
     server, agent, tool_sources = None, None, {}
     if spec.mcp is not None:
@@ -212,6 +213,7 @@ class Worker:
 
     def _report_imports(self) -> None:
         """Report files that functions imported during the job; reload depends on them too."""
+        # Comparing the number of modules first saves hashing after most jobs.
         if len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
             sources = imported_sources(Path(self.spec.root))
@@ -350,6 +352,7 @@ class Worker:
             edges.stepper = self._steppers[job.id] = Stepper(job.id, self._emit, self.deadlines, _no_call_by_hand)
         rollout = AgentRollout(agent, job, edges.complete, self._emit, spec, edges.stepper)
         started = monotonic()
+        # Replaced unless the deadline cancels the loop.
         ending = Ending("timeout", _timed_out(limits.timeout))
         with self.deadlines.limit(limits.timeout, job.id):
             ending = await rollout.run(self._retire_held)
@@ -367,6 +370,7 @@ class Worker:
         request = RolloutRequest.model_validate(job.request)
         seconds = self.spec.limits.timeout
         chat = ReplayedChat(self._trainers.client(request), job.id, self._emit, job.replies)
+        # Replaced unless the deadline cancels the loop.
         response = error_response(request, f"the rollout did not end within {seconds:g} s")
         run = partial(
             run_loop,
@@ -517,6 +521,7 @@ class _RolloutRun:
     async def sample(self, messages: list[Message], params: JsonObject) -> Message:
         started = monotonic()
         completion = await self._model.complete(messages, [], {**self._params, **params})
+        # Tools run after `complete` has counted their turn, hence the -1.
         self._emit(protocol.SampleDone(self._job.id, self._turn(self._turns - 1, completion, started, self._params)))
         return completion.message
 
