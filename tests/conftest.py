@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import settings
 
 from commands import Osmosis, run_osmosis
 from repos import write_repo
+from stage import Stage
 
 # The same examples in every run, however slow the machine: what fails once fails again.
 settings.register_profile("osmosis", derandomize=True, deadline=None)
@@ -32,3 +34,13 @@ def osmosis(tmp_path: Path) -> Osmosis:
 def repo(tmp_path: Path) -> Path:
     """A small git-sync repository: one adding tool, one reward function, three rows."""
     return write_repo(tmp_path / "repo")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test with the mark `in_process` beside the commands that it starts."""
+    if pyfuncitem.get_closest_marker("in_process") is None:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    Stage().play(functools.partial(pyfuncitem.obj, **arguments))
+    return True

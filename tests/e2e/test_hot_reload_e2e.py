@@ -79,6 +79,7 @@ PROOFS = {
 
 
 @pytest.mark.parametrize("name", PROOFS)
+@pytest.mark.in_process
 def test_the_new_code_runs(name: str, tmp_path: Path) -> None:
     proof = PROOFS[name]
     with watching(repository(tmp_path, {**ONE_ROW, **proof.before})) as watch:
@@ -97,6 +98,7 @@ def test_the_new_code_runs(name: str, tmp_path: Path) -> None:
         assert watch.command.wait().code == 130
 
 
+@pytest.mark.in_process
 def test_a_removed_tool(tmp_path: Path) -> None:
     both = server('"new"') + "\n\n@mcp.tool\ndef gone() -> str:\n    return 'still here'\n"
     rows = dataset("answer", "gone", ground_truth="new")
@@ -147,6 +149,7 @@ def test_thirty_saves_in_three_seconds(tmp_path: Path) -> None:
         assert watch.command.wait().code == 130
 
 
+@pytest.mark.in_process
 def test_a_save_of_the_same_size_in_the_same_second(tmp_path: Path) -> None:
     """Neither side trusts Python's bytecode cache, which identifies a source by size and modification second."""
     text = (tmp_path / "x").with_name("reward_fn") / "rewards.py"

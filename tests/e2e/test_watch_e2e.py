@@ -51,6 +51,7 @@ def flipped(line: dict[str, Any]) -> tuple[list[int], list[int]]:
     return [flip["row_index"] for flip in flips["passed"]], [flip["row_index"] for flip in flips["failed"]]
 
 
+@pytest.mark.in_process
 def test_a_reward_function_that_changes(tmp_path: Path) -> None:
     with watching(repository(tmp_path), "-o", "results.json") as watch:
         first = watch.next()
@@ -74,6 +75,7 @@ def test_a_reward_function_that_changes(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8")) == back
 
 
+@pytest.mark.in_process
 def test_a_tool_that_changes_costs_the_turns_that_diverge(tmp_path: Path) -> None:
     with watching(repository(tmp_path)) as watch:
         watch.next()
@@ -86,6 +88,7 @@ def test_a_tool_that_changes_costs_the_turns_that_diverge(tmp_path: Path) -> Non
         assert back["summary"]["total_tokens"] == 0
 
 
+@pytest.mark.in_process
 def test_without_the_cache_every_turn_is_asked_again(tmp_path: Path) -> None:
     with watching(repository(tmp_path), "--no-cache") as watch:
         watch.next()
@@ -94,6 +97,7 @@ def test_without_the_cache_every_turn_is_asked_again(tmp_path: Path) -> None:
         assert not (tmp_path / ".osmosis" / "cache.db").exists()
 
 
+@pytest.mark.in_process
 def test_what_makes_no_difference_redoes_nothing(tmp_path: Path) -> None:
     files: dict[str, str | None] = {
         ".gitignore": "ignored/\n*.log\n/mcp/generated.py\n!mcp/kept.log\n",
@@ -134,6 +138,7 @@ def test_what_makes_no_difference_redoes_nothing(tmp_path: Path) -> None:
         assert redone(kept)[0] == 2
 
 
+@pytest.mark.in_process
 def test_each_side_depends_on_what_it_imports(tmp_path: Path) -> None:
     with watching(repository(tmp_path, SHARED), "--no-cache") as watch:
         assert rewards(watch.next()) == [1.0, 1.0]
@@ -156,6 +161,7 @@ def test_each_side_depends_on_what_it_imports(tmp_path: Path) -> None:
         assert watch.requests() == 0
 
 
+@pytest.mark.in_process
 def test_saves_that_follow_each_other_are_one_change(tmp_path: Path) -> None:
     with watching(repository(tmp_path)) as watch:
         watch.next()
@@ -169,6 +175,7 @@ def test_saves_that_follow_each_other_are_one_change(tmp_path: Path) -> None:
         assert redone(watch.save({"reward_fn/rewards.py": HALF})) == (0, 2, 0)
 
 
+@pytest.mark.in_process
 def test_a_change_during_a_run_starts_again(tmp_path: Path) -> None:
     gate = Gate()
 
@@ -192,6 +199,7 @@ def test_a_change_during_a_run_starts_again(tmp_path: Path) -> None:
         assert redone(watch.save({"reward_fn/rewards.py": HALF})) == (0, 3, 0)
 
 
+@pytest.mark.in_process
 def test_a_reward_function_that_changes_during_a_run(tmp_path: Path) -> None:
     """Finished rollouts stay; every score is of the new code."""
     gate = Gate()
@@ -214,6 +222,7 @@ def test_a_reward_function_that_changes_during_a_run(tmp_path: Path) -> None:
         assert not watch.more()
 
 
+@pytest.mark.in_process
 def test_a_dataset_that_changes(tmp_path: Path) -> None:
     with watching(repository(tmp_path), "--no-cache") as watch:
         watch.next()
@@ -235,6 +244,7 @@ def test_a_dataset_that_changes(tmp_path: Path) -> None:
         assert (redone(twice), watch.requests()) == ((1, 1, 0), 2)
 
 
+@pytest.mark.in_process
 def test_a_dataset_outside_the_repository(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(dataset("answer a"), encoding="utf-8")
@@ -245,6 +255,7 @@ def test_a_dataset_outside_the_repository(tmp_path: Path) -> None:
         assert line["iteration"]["trigger"] == ["../rows.jsonl"]
 
 
+@pytest.mark.in_process
 def test_settings_redo_everything(tmp_path: Path) -> None:
     reads = {
         "mcp/main.py": server('os.environ["VALUE"]', "import os\n"),
@@ -293,6 +304,7 @@ def is_broken(line: dict[str, Any], file: str, number: int | None) -> None:
         assert f"> {number:4} | " in error["excerpt"]
 
 
+@pytest.mark.in_process
 def test_tools_that_are_broken_keep_the_last_results(tmp_path: Path) -> None:
     with watching(repository(tmp_path)) as watch:
         watch.next()
@@ -307,6 +319,7 @@ def test_tools_that_are_broken_keep_the_last_results(tmp_path: Path) -> None:
         assert redone(watch.save({"reward_fn/rewards.py": HALF})) == (0, 2, 0)
 
 
+@pytest.mark.in_process
 def test_functions_and_rows_that_are_broken_keep_the_last_results(tmp_path: Path) -> None:
     with watching(repository(tmp_path)) as watch:
         watch.next()
@@ -334,6 +347,7 @@ def test_functions_and_rows_that_are_broken_keep_the_last_results(tmp_path: Path
         ("test", {"test_data.jsonl": "{"}),
     ],
 )
+@pytest.mark.in_process
 def test_a_repository_that_is_broken_from_the_start(
     command: str, broken: dict[str, str | None], tmp_path: Path
 ) -> None:
@@ -394,6 +408,7 @@ def test_nothing_is_left_of_it(ended_by: signal.Signals, tmp_path: Path) -> None
         assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.in_process
 def test_eval_with_several_runs_against_a_baseline(tmp_path: Path) -> None:
     def script(request: Request) -> Reply:
         return text("0") if request.model == "weak" else calls_the_tool(request)

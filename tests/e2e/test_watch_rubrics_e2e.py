@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from osmosis_ai.testing import Reply, Request, text
 from watching import REWARD, calls_the_tool, redone, repository, watching
 
@@ -43,6 +45,7 @@ def judge_or_agent(request: Request) -> Reply:
     return calls_the_tool(request)
 
 
+@pytest.mark.in_process
 def test_a_save_redoes_the_scores_of_the_functions_that_it_changes(tmp_path: Path) -> None:
     root = repository(tmp_path, FILES)
     with watching(root, "--rubric", "all", *JUDGED, script=judge_or_agent) as repo:

@@ -60,17 +60,17 @@ def run_osmosis(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = 
     """
     if "--workers 0" in " ".join(map(str, arguments)):
         return run_installed(*arguments, cwd=cwd, env=env, typed=typed)
-    with _Capture() as stdout, _Capture() as stderr:
-        code = _run(arguments, cwd, clean_environment(**(env or {})), stdout, stderr, typed)
+    with Capture() as stdout, Capture() as stderr:
+        code = run_here(arguments, cwd, clean_environment(**(env or {})), stdout, stderr, typed)
         finished = Finished(code, stdout.text, stderr.text)
-    eventually(lambda: not _left_behind(), lambda: f"left behind: {_left_behind()}\n{finished.stderr}")
+    eventually(lambda: not worker_processes(), lambda: f"left behind: {worker_processes()}\n{finished.stderr}")
     return finished
 
 
 def run_merged(*arguments: str, cwd: Path, environ: dict[str, str]) -> tuple[int, str]:
     """Run a command line in this process; return its exit code and both streams as a terminal would show them."""
-    with _Capture() as shown:
-        return _run(arguments, cwd, environ, shown, shown), shown.text
+    with Capture() as shown:
+        return run_here(arguments, cwd, environ, shown, shown), shown.text
 
 
 def run_installed(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, typed: str = "") -> Finished:
@@ -103,7 +103,7 @@ def documented(name: str, data: str) -> dict[str, Any]:
     return value
 
 
-class _Capture(io.TextIOWrapper):
+class Capture(io.TextIOWrapper):
     """A captured stream: a file, so that it also gets output that bypasses `sys.stdout`."""
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class _Capture(io.TextIOWrapper):
         return os.pread(self.fileno(), os.fstat(self.fileno()).st_size, 0).decode()
 
 
-def _run(
+def run_here(
     arguments: Sequence[str | Path], cwd: Path, environ: dict[str, str], stdout: TextIO, stderr: TextIO, typed: str = ""
 ) -> int:
     forkserver.start([info.preload for info in ENGINES.values() if info.preload])
@@ -170,14 +170,11 @@ def _be_in(stdin: TextIO, cwd: Path, environ: dict[str, str]) -> None:
     os.environ.update(environ)
 
 
-def _left_behind() -> list[str]:
+def worker_processes() -> list[psutil.Process]:
     """List the live processes below this process's fork server, which adopts its workers' orphans."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            workers = child.children(recursive=True) if FORK_SERVER in " ".join(child.cmdline()) else []
-            for process in workers:
-                with suppress(psutil.Error):
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        found.append(f"{process.pid}: {' '.join(process.cmdline())}")
+            started = child.children(recursive=True) if FORK_SERVER in " ".join(child.cmdline()) else []
+            found += [process for process in started if process.status() != psutil.STATUS_ZOMBIE]
     return found

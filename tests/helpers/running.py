@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,11 +14,10 @@ from uuid import uuid4
 
 import psutil
 
-from commands import Finished, clean_environment
+from commands import COMMAND, Finished, clean_environment
+from stage import StagedCommand, current_stage
 from waiting import PATIENCE, eventually
 
-COMMAND = Path(sys.executable).with_name("osmosis")
-REPOS = Path(__file__).parents[1] / "repos"
 MARK = "OSMOSIS_TEST_COMMAND"
 
 # A shell makes background jobs ignore Ctrl-C, and every command would inherit that from the suite.
@@ -95,9 +93,16 @@ class Running:
 
 
 @contextmanager
-def running(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Iterator[Running]:
-    """Start the installed command; kill its remaining processes at the end."""
-    command = Running(*arguments, cwd=cwd, env=env)
+def running(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Iterator[Running | StagedCommand]:
+    """Start the installed command, or in a test with the mark `in_process` the command line in this process.
+
+    What is left of it afterwards is ended.
+    """
+    command: Running | StagedCommand
+    if stage := current_stage():
+        command = StagedCommand(stage, *arguments, cwd=cwd, environ=clean_environment(**(env or {})))
+    else:
+        command = Running(*arguments, cwd=cwd, env=env)
     try:
         yield command
     finally:
