@@ -342,7 +342,6 @@ def test_what_cant_be_served_is_said(tmp_path: Path, osmosis: Osmosis, options: 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.in_process
 def test_a_loop_that_isnt_valid_is_served_only_when_asked_for(tmp_path: Path, osmosis: Osmosis) -> None:
     root = copy_repo("agent_instance", tmp_path, [])
     (root / "unfit.py").write_text(
