@@ -29,6 +29,7 @@ def imported_sources(root: Path) -> dict[str, str]:
     """
     root = root.resolve()
     found = {}
+    # A copy, because user code may import in another thread.
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         # Skip installed modules first: resolving a thousand paths would take longer than most imports.

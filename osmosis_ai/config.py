@@ -38,7 +38,7 @@ class AgentConfig(Record, frozen=True):
     mcp: Annotated[
         str | None,
         Option(
-            "The tools: a folder with main.py, DIR/main.py:name, a URL or an mcp.json file.",
+            "Use these tools: a folder with main.py, DIR/main.py:name, a URL or an mcp.json file.",
             metavar="DIR|URL|FILE",
             default="./mcp",
         ),
@@ -46,7 +46,7 @@ class AgentConfig(Record, frozen=True):
     module: Annotated[
         str | None,
         Option(
-            "An agent loop of your own, instead of --mcp: a RolloutAgentLoop, as in server:agent_loop.",
+            "Run your own agent loop instead of --mcp: a RolloutAgentLoop, as in server:agent_loop.",
             ("--module", "-m"),
             "MODULE:ATTR",
             identity="agent",
@@ -61,7 +61,7 @@ class DataConfig(Record, frozen=True):
     dataset: Annotated[
         str | None,
         Option(
-            "The rows: a .jsonl, .json, .csv or .parquet file.",
+            "Read the rows from this .jsonl, .json, .csv or .parquet file.",
             ("--dataset", "-d"),
             "FILE",
             "test_data.jsonl",
@@ -78,7 +78,7 @@ class ModelConfig(Record, frozen=True):
     model: Annotated[
         str | None,
         Option(
-            "provider/model as LiteLLM knows it, a name served at --base-url, or an offline model: "
+            "Call this model: provider/model as in LiteLLM, a name served at --base-url, or an offline model: "
             "offline/oracle, offline/smoke, offline/empty.",
             metavar="NAME",
             default="openai/gpt-5-mini with an OpenAI key, else offline/oracle",
@@ -88,12 +88,15 @@ class ModelConfig(Record, frozen=True):
     base_url: Annotated[
         str | None,
         Option(
-            "An OpenAI-compatible endpoint, for example http://localhost:8000/v1.", metavar="URL", identity="endpoint"
+            "Send requests to this OpenAI-compatible endpoint, for example http://localhost:8000/v1.",
+            metavar="URL",
+            identity="endpoint",
         ),
     ] = None
     # $OSMOSIS_API_KEY is read later, once the endpoint is known, so that it never reaches another provider.
     api_key: Annotated[
-        str | None, Option("The model's key; prefer the environment.", metavar="KEY", lasting=False, secret=True)
+        str | None,
+        Option("Authenticate with this key; prefer the environment.", metavar="KEY", lasting=False, secret=True),
     ] = None
     temperature: Annotated[
         float | None, Option("Sample at this temperature.", metavar="T", minimum=0.0, identity="parameters")
@@ -135,11 +138,24 @@ class BaselineConfig(Record, frozen=True):
     ] = None
     base_url: Annotated[
         str | None,
-        Option("The baseline's endpoint.", ("--baseline-base-url",), "URL", identity="baseline", commands=EVAL),
+        Option(
+            "Send the baseline's requests to this endpoint.",
+            ("--baseline-base-url",),
+            "URL",
+            identity="baseline",
+            commands=EVAL,
+        ),
     ] = None
     api_key: Annotated[
         str | None,
-        Option("The baseline's key.", ("--baseline-api-key",), "KEY", commands=EVAL, lasting=False, secret=True),
+        Option(
+            "Authenticate the baseline's requests with this key.",
+            ("--baseline-api-key",),
+            "KEY",
+            commands=EVAL,
+            lasting=False,
+            secret=True,
+        ),
     ] = None
 
 

@@ -44,7 +44,7 @@ def conversation(
     for call in tool_calls:
         waiting_calls[call.turn, call.id].append(call)
     names: dict[str, str] = {}
-    index = -1
+    index = -1  # of the last reply's turn, which the tool results after it belong to
     for message in messages:
         role = str(message.get("role"))
         if role == "assistant":

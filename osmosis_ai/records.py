@@ -366,4 +366,5 @@ class ModelSpec(Record, frozen=True):
     stand_in: bool = False
 
     def __repr__(self) -> str:
+        # Without the key, which a traceback or a log might show.
         return f"ModelSpec(name={self.name!r}, engine={self.engine!r}, base_url={self.base_url!r})"

@@ -87,6 +87,7 @@ class _JobStream(io.TextIOBase):
         label = self._label()
         with self._lock:
             *lines, rest = (self._parts.pop(label, "") + text).split("\n")
+            # A line that never ends must not pile up in memory.
             if len(rest) > LINE_CHARACTERS:
                 lines, rest = [*lines, rest], ""
             if rest:

@@ -147,6 +147,7 @@ class PoolRunner:
             for kept in fresh.pools():
                 await kept.opened()
         except BaseException:
+            # On cancellation too; otherwise the workers would keep loading.
             for kept in fresh.pools():
                 kept.abandon()
             raise

@@ -173,6 +173,7 @@ class Encoder:
             data = _encoder.encode(_all_well_formed(msgspec.to_builtins(value)))
         except TypeError as error:
             raise StoreError(f"a {type(value).__name__.strip('_')} that isn't JSON can't be stored: {error}") from error
+        # Masked after encoding, so that one pass finds values at any depth, and in keys.
         return self._masker.encoded(data)
 
 

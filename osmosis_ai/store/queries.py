@@ -245,6 +245,7 @@ class Queries:
             if not found and name:
                 # A range instead of LIKE, whose wildcards the name may contain.
                 bounds = (name, name + "\U0010ffff")
+                # One more than the message below shows.
                 found = db.execute(_RUNS + "WHERE id >= ? AND id < ? ORDER BY id LIMIT 11", bounds).fetchall()
         if len(found) == 1:
             return _run_info(RunColumns(*found[0]))

@@ -76,6 +76,7 @@ class Gate:
             self._is_open = True
             waiters, self._waiters = self._waiters, []
         for loop, event in waiters:
+            # The waiter's loop may run in another thread.
             # A closed loop has no waiters left.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
@@ -412,6 +413,7 @@ class ScriptedEndpoint:
         return web.Response(body=reply.body, status=reply.status, headers=headers)
 
     async def _unless_closing(self, wait: Any) -> None:
+        # A request held at a gate must not keep the endpoint from closing.
         waiting = asyncio.ensure_future(wait)
         closing = asyncio.ensure_future(self._closing.wait())
         try:

@@ -50,6 +50,7 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
     tools, functions = protocol.agent_part(spec, share), protocol.scorer_part(spec)
     # Within an agent loop, only the whole rollout has a time limit.
     longest_call = spec.limits.timeout if spec.agent else min(spec.limits.tool_timeout, spec.limits.timeout)
+    # With the grace, the worker's own watchdog comes first; the pool kills only workers with a frozen interpreter.
     longest_call += FREEZE_GRACE_SECONDS
     longest_score = spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
     load = options.load_seconds
@@ -175,6 +176,7 @@ class TemplateSpawner:
         self._stopped = False
 
     async def spawn(self) -> LocalChannel:
+        # One start at a time, so that there is only one template.
         async with self._lock:
             if self._stopped:
                 raise OSError("no more workers are started")

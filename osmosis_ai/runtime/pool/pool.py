@@ -142,6 +142,7 @@ class WorkerPool:
             try:
                 done = await self.scorers.run(rest, protocol.ScoresDone, listen)
             except JobFailedError as failed:
+                # The worker may have died before it reported its first function.
                 name = started or waiting[0]
                 scores[name] = Score(name, failure=_blame_function(self._refs[name], failed.failure))
             else:

@@ -83,6 +83,7 @@ class TrajectoryBuilder:
     def add(self, event: protocol.Progress) -> None:
         """Process an event."""
         if isinstance(event, protocol.TurnDone):
+            # Appended only now, because the calls of a turn may end in any order.
             self._flush_results()
             self._turns.append(event.turn)
             self._messages.append(event.message)
@@ -107,6 +108,7 @@ class TrajectoryBuilder:
             self._samples.append(event.turn)
         elif isinstance(event, protocol.Reworded):
             self._messages = list(event.messages)
+            # The new messages include the last turn's results.
             self._results.clear()
         elif isinstance(event, protocol.Paused):
             self._paused = monotonic()

@@ -141,6 +141,7 @@ class Debugger:
             return False
         conversation = [*paused.messages[:first], *after]
         self.paused = msgspec.structs.replace(paused, messages=conversation)
+        # A request is replaced as a whole; a reply or results replace only themselves.
         self._replaced = conversation if paused.stage == "request" else after
         self.edited = True
         return True
@@ -226,6 +227,7 @@ def _first_editable(paused: Paused) -> int:
     """Return the index of the first editable message."""
     if paused.stage == "reply":
         return len(paused.messages) - 1
+    # Before the first request, the whole prompt is editable.
     if paused.index == 0 and paused.stage == "request":
         return 0
     replies = [place for place, message in enumerate(paused.messages) if message.get("role") == "assistant"]

@@ -32,6 +32,7 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
         "model": policy.name,
         "base_url": policy.base_url,
         "param": policy.params,
+        # The policy's params include these two.
         "temperature": None,
         "max_tokens": None,
         "baseline_model": baseline and baseline.name,
@@ -39,6 +40,7 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
     }
     identity: dict[str, Any] = {}
     for option, value in option_values(plan.config):
+        # Several options may share an identity, such as `parameters`.
         if option.option.identity is not None:
             identity.setdefault(option.option.identity, {})[option.name] = resolved.get(option.name, value)
     identity = {name: next(iter(parts.values())) if len(parts) == 1 else parts for name, parts in identity.items()}

@@ -117,6 +117,7 @@ class Scoring:
         # One slot at a time; otherwise all slots would wait with one rollout each.
         async with self._gathering:
             size = min(MAX_BATCH, max(1, int(BATCH_SECONDS / self._seconds_each)))
+            # New rollouts first; stored ones fill up the batch.
             batch = self._added(size)
             batch += islice(stored, size - len(batch))
             if not batch:

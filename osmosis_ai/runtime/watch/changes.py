@@ -97,6 +97,7 @@ class GitIgnore:
             found = file.stat()
         except OSError:
             return NO_RULES
+        # The rules are cached until the file's time or size changes.
         seen = (found.st_mtime_ns, found.st_size)
         if self._rules.get(str(folder), (None,))[0] != seen:
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -117,6 +118,7 @@ def repository_files(root: Path, folder: str) -> Iterator[str]:
 
 
 def _is_ignored_folder(folder: Path) -> bool:
+    # A virtual environment may have any name.
     return folder.name in IGNORED_FOLDERS or (folder / "pyvenv.cfg").exists()
 
 

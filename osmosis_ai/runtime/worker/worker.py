@@ -257,6 +257,7 @@ class Worker:
         for name in job.functions:
             self._emit(protocol.ScoringStarted(job.id, name))
             by_function.append(await self._call_function(name, trajectories, job.id))
+        # From scores by function to scores by rollout.
         self._emit(protocol.ScoresDone(job.id, [list(scores) for scores in zip(*by_function, strict=True)]))
         self._retire_if_blocked(chain.from_iterable(by_function))
 
@@ -338,6 +339,7 @@ class Worker:
             if clock.cancelled_caught:
                 reason, failure = "timeout", _timed_out(limits.timeout)
             if rollout.stepper is not None:
+                # The duration excludes the user's pauses.
                 started += rollout.stepper.paused_seconds
             # Sent before the session closes, so that a tool that keeps the session open can't delay the record.
             self._emit(protocol.RolloutDone(job.id, reason, elapsed_ms(started), failure))
