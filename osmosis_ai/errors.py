@@ -13,7 +13,8 @@ blame.
 
 The other errors reach the caller. `evaluate_rubric` raises `MissingAPIKeyError` and `ProviderRequestError`; the
 trainer's client and an agent loop's `ctx.chat` raise an `OsmosisRolloutError`. If a rollout or a scorer doesn't catch
-them, they become its failure.
+them, they become its failure. Errors between neighboring modules (`HttpError`, `JobFailedError`, `RefusedError`) are
+defined where they are raised.
 
     OsmosisError
     ├── StartError                 the run can't start: exit code 2, one clear message
