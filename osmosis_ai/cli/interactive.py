@@ -248,6 +248,7 @@ class _Commands:
         paused = self._debugger.paused
         text = self._masker.encoded(msgspec.json.encode(_single(self._debugger.editable())))
         shown = msgspec.json.format(text, indent=2).decode("utf-8") + "\n"
+        # Reopen a refused edit, but only at the step it was made at.
         if self._refused_text is not None and self._refused_text[0] is paused:
             shown = self._refused_text[1]
         written = edited_text(shown, os.environ, on_terminal=self._prompt.on_terminal)

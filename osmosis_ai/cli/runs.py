@@ -132,6 +132,7 @@ def show(
         every = store.scored(info.id, with_trajectory=row is not None, row=row, run_index=run_index, failed=failed)
         found = list(islice(every, limit))
         more = 0
+        # Count only if the limit may have cut the list.
         if len(found) == limit:
             more = store.count_rollouts(info.id, row=row, run_index=run_index, failed=failed) - limit
         if not found and row is not None:
@@ -402,6 +403,7 @@ def _writable(file: str | None) -> Path | None:
     from osmosis_ai.runtime.run.prepare import check_output
 
     path = check_output(file, Path.cwd())
+    # The file is replaced by a rename, for which its folder must be writable.
     if path is not None and path.is_file() and not os.access(path.resolve().parent, os.W_OK):
         raise UsageError(f"-o {file} can't be replaced: its folder isn't writable")
     return path

@@ -149,6 +149,7 @@ class _Serving:
         level = self._options.log_level
         logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(levelname)s %(message)s", force=True)
         server = make_server(app, level, log_config=None)
+        # From now on a signal is the server's to handle: `_signals` must no longer cancel.
         self._starting.shield = True
         await server.serve(sockets=[self._listener])
 

@@ -221,6 +221,7 @@ class _Watcher:
 
         def interrupt() -> None:
             if self.interrupted:
+                # os._exit skips clean-up, so restore the terminal first.
                 self._terminal.close()
                 pool = self.session.pool()
                 if pool is not None:

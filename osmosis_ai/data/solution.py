@@ -78,6 +78,7 @@ def read_solution(value: object) -> list[SolutionStep] | None:
                 checked = [_read_call(call) for call in (step if isinstance(step, list) else [step])]
                 if not checked:
                     raise ValueError("an empty list, where tool calls are expected")
+            # Before this step's calls are counted: they run together, so they can't refer to each other.
             _check_references(checked, made)
         except ValueError as error:
             raise ValueError(f"step {number}: {error}") from None

@@ -127,6 +127,7 @@ class Closer:
         waiting = list(self._closing if tasks is None else tasks)
         if not waiting:
             return True
+        # Shielded, so that sessions close even if the rollout is being cancelled.
         with anyio.CancelScope(shield=True):
             _, late = await asyncio.wait(waiting, timeout=grace)
         self.clean = self.clean and not late

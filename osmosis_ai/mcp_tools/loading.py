@@ -64,6 +64,7 @@ def load_server(entry: Path, name: str | None = None) -> object:
     if name is not None:
         return _named(module, name, servers, shown)
     usual = [servers[usual] for usual in _USUAL_NAMES if usual in servers]
+    # By id, because several names may be bound to one server.
     distinct = usual[:1] or list({id(server): server for server in servers.values()}.values())
     if len(distinct) == 1:
         return distinct[0]

@@ -119,6 +119,7 @@ class ToolSession:
         return CallOutcome(text, "timeout")
 
     async def _connect(self, backend: Backend) -> McpSession:
+        # Locked, so that simultaneous first calls don't open two sessions.
         async with self._opening:
             if backend.prefix not in self._sessions:
                 session = self._open(backend, self._sampling_handler)

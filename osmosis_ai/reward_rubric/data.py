@@ -95,6 +95,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(line) > MAX_LINE_BYTES:
+                    # Skip the rest of the line without holding it in memory.
                     while line and not line.endswith(b"\n"):
                         line = file.readline(MAX_LINE_BYTES)
                     yield number, None

@@ -354,6 +354,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
     if all values on one side are equal.
     """
     try:
+        # Rounding may push the correlation slightly beyond 1.
         return max(-1.0, min(1.0, correlation(_ranks(a), _ranks(b))))
     except StatisticsError:
         return None

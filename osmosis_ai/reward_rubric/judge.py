@@ -280,6 +280,7 @@ async def _complete(evaluation: _Evaluation, messages: list[Message]) -> Complet
     model = RetryingModel(judge.model, policy, judge.limiter, lambda error, _: last.append(error))
     with anyio.move_on_after(evaluation.timeout):
         return await model.complete(messages, [], params)
+    # The error that caused the last retry says more than a timeout.
     if last:
         raise last[-1]
     raise ModelError(f"the judge gave no answer within {evaluation.timeout:g} s", kind="timeout")

@@ -128,6 +128,7 @@ class TrainerClient:
         def announce(error: OsmosisRolloutError, seconds: float) -> None:
             logger.info("rollout %r: %s; trying again in %.1f s", self._rollout_id, error, seconds)
 
+        # Only the number of attempts is limited, not the total time.
         policy = RetryPolicy(retries + 1, math.inf, settings.retry_base_delay, settings.retry_max_delay)
         return await with_retries(attempt, OsmosisRolloutError, policy, on_wait=announce)
 

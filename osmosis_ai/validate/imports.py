@@ -108,6 +108,7 @@ def _declared(document: JsonObject) -> set[str] | None:
             continue
         declared.add(_normalised(match[1]))
         extras = {extra.strip() for extra in (match[2] or "").split(",")}
+        # These extras added the MCP packages in earlier versions, so they still count as a declaration.
         if _normalised(match[1]) == "osmosis-ai" and any(map(EXTRAS.get, extras)):
             declared |= {"mcp", "fastmcp"}
     return declared

@@ -68,6 +68,7 @@ def check_key_variables(folder: Path, root: Path, environ: Mapping[str, str]) ->
         except UnreadableError:
             continue  # the scan reports it
         names = dict(_values_of(tree, "api_key_env"))
+        # A file that passes a key, or names a variable, doesn't need the providers' own variables.
         if not names and "api_key" not in dict(_values_of(tree, "api_key", any_value=True)):
             names = {
                 KEY_VARIABLES[provider]: line

@@ -128,6 +128,7 @@ class _Rows:
         self._rows += 1
         self._indexes.append(row.index)
         self._lengths.append((len(row.system_prompt) + len(row.user_prompt)) // CHARACTERS_PER_TOKEN)
+        # Hashes of more rows would take too much memory; duplicates among those go unnoticed.
         if len(self._seen) < MAX_REMEMBERED:
             prompts = _digest(row.system_prompt, row.user_prompt)
             whole = _digest(str(prompts), row.ground_truth or "", repr(sorted(row.extra.items())))
@@ -231,6 +232,7 @@ def line_of_row(path: Path, index: int) -> int | None:
     rows = -1
     with path.open("rb") as file:
         number, begins, blank = 1, True, True
+        # Read in bounded pieces, because a line may be huge.
         while chunk := file.readline(1 << 20):
             blank = blank and not chunk.strip() if not begins else not chunk.strip()
             begins = chunk.endswith(b"\n")

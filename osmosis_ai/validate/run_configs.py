@@ -156,6 +156,7 @@ class _Config:
 
     def _check_value(self, table: str, key: str, value: object, field: Field) -> None:
         wanted = {"str": str, "int": int, "number": (int, float)}[field.type]
+        # In Python, a bool is an int.
         if not isinstance(value, wanted) or isinstance(value, bool):  # type: ignore[arg-type]
             message = f"{key} is {_found(value)}, not {_TYPES[field.type]}"
             self._add("OSM504", message, table, key)
@@ -257,6 +258,7 @@ class _Config:
 
 
 def _in_range(value: float, field: Field) -> bool:
+    # TOML has nan and inf.
     if value != value or value in (float("inf"), float("-inf")):
         return False
     if field.least is not None and (value < field.least or (field.exclusive and value == field.least)):

@@ -62,6 +62,7 @@ def kind_of_secret(text: str) -> str | None:
     """Return the kind of known key that a text contains; None if it contains none, or only a placeholder."""
     for kind, pattern in _KINDS:
         for found in pattern.finditer(text):
+            # Low entropy means a placeholder such as sk-aaaa….
             if kind == "a private key" or (not _PLACEHOLDER.search(found[0]) and _entropy(found[0]) > 3):
                 return kind
     return None

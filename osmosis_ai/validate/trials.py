@@ -112,6 +112,7 @@ class Trials:
             again = {score.function: score for score in scores[2 * number + 1]}
             for first in scores[2 * number]:
                 self._count(first)
+                # Repeating a failure says nothing about determinism.
                 repeated = again[first.function] if first.failure is None else None
                 if repeated is not None:
                     self._count(repeated)

@@ -127,6 +127,7 @@ class _Validation:
                 with self._area("solutions"):
                     await self._play_solutions()
         components = [component for found in self._components.values() for component in found]
+        # Several checks may find the same problem.
         unique = dict.fromkeys(map(msgspec.json.encode, self._findings))
         findings = [msgspec.json.decode(one, type=Finding) for one in unique]
         findings.sort(key=lambda one: (one.file or "", one.line or 0, one.code))
@@ -212,6 +213,7 @@ class _Validation:
         for module in modules[:MAX_MODULES_ALONE]:
             of_module = [ref for ref in refs if ref.module == module]
             try:
+                # A single module has just failed to load; don't try it again.
                 if len(modules) > 1:
                     async with self._pool(self._function_spec(of_module)):
                         good += of_module

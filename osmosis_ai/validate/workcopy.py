@@ -42,7 +42,9 @@ def check_working_copy(root: Path) -> Iterator[Finding]:
 
 
 def _check_uncommitted(root: Path) -> Iterator[Finding]:
+    # With -z, a rename would print two paths for one change.
     entries = _git(root, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all", "--", ".")
+    # Porcelain paths start at the top of the working copy, which may be above the repository.
     prefix = _git(root, "rev-parse", "--show-prefix").rstrip("\n")
     changed = [entry[3:].removeprefix(prefix) for entry in entries.split("\0") if len(entry) > 3]
     if changed:
@@ -120,6 +122,7 @@ def _paths(root: Path, *arguments: str) -> list[str]:
 def _git(root: Path, *arguments: str) -> str:
     """Run a git command and return its output, without running programs that the repository's git config names."""
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *arguments]
+    # Without optional locks, `git status` doesn't write to the index.
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     try:
         done = subprocess.run(  # noqa: S603 - git with fixed arguments

@@ -145,6 +145,7 @@ class JsonWindow:
                 if not self._grow(where):
                     raise UnreadableError(where, "the file ends inside a string of this row")
                 continue
+            # A quote is escaped if an odd number of backslashes precedes it.
             before = quote
             while self._data[before - 1] == 0x5C:
                 before -= 1

@@ -110,6 +110,7 @@ class OracleModel(_OfflineModel):
             made += len(step)
         if not self._row.ground_truth:
             return self._answer("")
+        # Reversed, so that the first message of each role wins.
         said = {message["role"]: str(message.get("content") or "") for message in reversed(messages)}
         return self._answer(render(self._row.ground_truth, said.get("system", ""), said.get("user", "")))
 

@@ -114,6 +114,7 @@ class _Filler:
 
 def _alternatives(schema: object, root: JsonObject, budget: list[int]) -> Iterator[JsonObject]:
     """Yield the alternatives of a schema, as schemas without references and unions."""
+    # A list, because all branches of the recursion share the budget.
     budget[0] -= 1
     if not isinstance(schema, dict) or budget[0] < 0:
         return
