@@ -92,7 +92,7 @@ def test_nothing_is_overwritten(osmosis: Osmosis, tmp_path: Path) -> None:
     (tmp_path / "old" / "mcp" / "main.py").write_text("mine", encoding="utf-8")
     done = osmosis("init", "old")
     assert done.code == 2
-    assert "mcp/main.py already" in done.stderr
+    assert "already has mcp/main.py" in done.stderr
     assert [path.name for path in (tmp_path / "old").rglob("*") if path.is_file()] == ["main.py"]
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert osmosis("init", "file").code == 2

@@ -380,7 +380,7 @@ def test_a_broken_edit_is_refused_and_can_be_mended(repo: Path) -> None:
         "message = {'role': 'assistant'}": "a reply needs a string as its `content`, or `tool_calls`",
         "message = {'role': 'assistant', 'tool_calls': 3}": "`tool_calls` must be a list",
         "message = {'role': 'assistant', 'tool_calls': ['x']}": "tool_calls[0] must look like",
-        "message = {'role': 'assistant', 'tool_calls': [{'id': 'x', 'function': {'name': 'add'}}] * 2}": "own",
+        "message = {'role': 'assistant', 'tool_calls': [{'id': 'x', 'function': {'name': 'add'}}] * 2}": "each of the `tool_calls` needs its own `id`",  # noqa: E501
     }
     done = type_in(
         repo,

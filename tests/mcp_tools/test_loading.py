@@ -165,7 +165,7 @@ def test_the_other_spelling_of_a_removed_import(load: Load, tmp_path: Path) -> N
             "from tools.gone import add",
             None,
         ),
-        ("exits_at_import", "mcp/main.py:3: SystemExit: no configuration", 'sys.exit("no configuration")', "ended"),
+        ("exits_at_import", "mcp/main.py:3: SystemExit: no configuration", 'sys.exit("no configuration")', "exited"),
         ("interrupts_at_import", "mcp/main.py:1: KeyboardInterrupt", "raise KeyboardInterrupt", "interrupted"),
         ("runs_at_import", "mcp/main.py:5: ValueError: ", "mcp.run(", '`if __name__ == "__main__":`'),
         (

@@ -88,7 +88,9 @@ async def test_a_tool_that_changes_changes_the_answer() -> None:
 
 
 async def test_a_reference_that_leads_nowhere_ends_the_rollout() -> None:
-    with pytest.raises(ModelError, match=r"row 3 .*\{\{result\[1\].*no 'items' in the result: Error: broken") as caught:
+    with pytest.raises(
+        ModelError, match=r"row 3's solution .*\{\{result\[1\].*there is no 'items' in the result: Error: broken"
+    ) as caught:
         await play(row(SOLUTION), ["2", "Error: broken"])
     assert caught.value.kind == "solution"
     assert not caught.value.retryable

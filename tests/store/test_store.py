@@ -305,7 +305,7 @@ def test_a_run_from_beginning_to_end(store: RunStore) -> None:
 
 
 def test_runs_are_listed_newest_first_and_found_by_the_beginning_of_their_id(store: RunStore) -> None:
-    with pytest.raises(StoreError, match="no run yet"):
+    with pytest.raises(StoreError, match="has no runs yet"):
         store.find_run("latest")
     ids = [new_run(store) for _ in range(30)]
     assert [run.id for run in store.list_runs(30)] == ids[::-1]
