@@ -16,10 +16,11 @@ demo: $(VENV)/.package  ## run the main job on the example repository with the e
 
 environment: $(VENV)/.dev  ## what the targets below need, installed
 
+# Four at a time on two cores: much of what they do is waiting. Tests that share something expensive are a group.
 # Workers and commands of the tests import the package; one that has to compile it each time takes a third longer.
 test: $(VENV)/.dev  ## the test suite; one test: make test TESTS=tests/test_dataset.py
 	$(BIN)/python -m compileall -q osmosis_ai
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -n 4 --dist loadgroup $(TESTS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/ruff check
@@ -27,7 +28,7 @@ check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/mypy
 
 test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pyproject.toml allows
-	$(LOWEST)/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
+	$(LOWEST)/bin/python -m pytest -n 4 --dist loadgroup $(TESTS)
 
 benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py

@@ -90,6 +90,9 @@ def schema_of(record: type[msgspec.Struct]) -> JsonObject:
     schema: JsonObject = msgspec.json.decode(encoded)
     for name, definition in schema["$defs"].items():
         definition["title"] = name
+        if "description" in definition:
+            # From 3.13 on the compiler removes the indentation itself.
+            definition["description"] = inspect.cleandoc(definition["description"])
         for field, description in docs[name].items():
             definition["properties"][field]["description"] = description
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -113,6 +113,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Faults:
 
 
 @pytest.mark.parametrize("name", TOOL_FAULTS)
+@pytest.mark.xdist_group("faults")
 def test_a_tool_fault_is_its_own_rollouts(name: str, faults: Faults) -> None:
     result = faults.rows[f"tool:{name}"]
     pattern = TOOL_FAULTS[name]
@@ -128,6 +129,7 @@ def test_a_tool_fault_is_its_own_rollouts(name: str, faults: Faults) -> None:
 
 
 @pytest.mark.parametrize("name", SCORE_FAULTS)
+@pytest.mark.xdist_group("faults")
 def test_a_reward_fault_costs_its_own_score(name: str, faults: Faults) -> None:
     result = faults.rows[f"score:{name}"]
     pattern = SCORE_FAULTS[name]
@@ -140,6 +142,7 @@ def test_a_reward_fault_costs_its_own_score(name: str, faults: Faults) -> None:
         assert re.fullmatch(pattern, result["scoring_errors"][FAULTY]), result["scoring_errors"]
 
 
+@pytest.mark.xdist_group("faults")
 def test_all_others_are_untouched(faults: Faults) -> None:
     fine = [result for name, result in faults.rows.items() if name.startswith("fine:")]
     assert len(fine) == FINE
@@ -148,6 +151,7 @@ def test_all_others_are_untouched(faults: Faults) -> None:
         assert (result["scores"], result["scoring_errors"]) == ({EXACT: 1.0, FAULTY: 0.5}, {})
 
 
+@pytest.mark.xdist_group("faults")
 def test_the_summary_counts_each_fault_once(faults: Faults) -> None:
     summary = faults.done.json["summary"]
     ended = sum(pattern is not None for pattern in TOOL_FAULTS.values())
@@ -160,6 +164,7 @@ def test_the_summary_counts_each_fault_once(faults: Faults) -> None:
     assert errors == {name: {kind: 1} for name, kind in {**TOOL_ERRORS, **ends}.items()}
 
 
+@pytest.mark.xdist_group("faults")
 def test_the_log_of_a_flood_is_bounded(faults: Faults) -> None:
     (log,) = (faults.root / ".osmosis" / "logs").glob("*.log")
     assert log.stat().st_size < 40 << 20
@@ -360,6 +365,7 @@ def endpoint_faults(tmp_path_factory: pytest.TempPathFactory) -> EndpointFaults:
 
 
 @pytest.mark.parametrize("name", ENDPOINT_FAULTS)
+@pytest.mark.xdist_group("endpoint faults")
 def test_an_endpoint_fault_is_its_own_rollouts(name: str, endpoint_faults: EndpointFaults) -> None:
     done, results, requests = endpoint_faults
     result = results[name]

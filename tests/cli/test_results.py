@@ -19,6 +19,8 @@ from commands import COMMAND, Finished, Osmosis, clean_environment, documented, 
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, hang, status, text, tool_call, tool_calls
 from repos import ROWS, write_repo
 
+pytestmark = pytest.mark.xdist_group("results")
+
 EXACT_NAME = "reward_fn.rewards:exact"
 
 

@@ -16,6 +16,8 @@ from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, t
 from repos import EXACT, write_repo
 from running import running
 
+pytestmark = pytest.mark.xdist_group("resume")
+
 FUNCTION = "reward_fn.rewards:exact"
 ROWS = [
     {"system_prompt": "s", "user_prompt": f"What is {number} + 1?", "ground_truth": str(number + 1)}

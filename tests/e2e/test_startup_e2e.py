@@ -47,7 +47,9 @@ def imported(*arguments: str, cwd: Path) -> set[str]:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["test", "--help"], ["eval", "--help"], ["--version"], []])
 def test_help_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
-    assert imported(*arguments, cwd=tmp_path) & set(HEAVY) == set()
+    # To read options, new versions of typer import pydantic.
+    heavy = {*HEAVY, "pydantic"} if arguments == ["--help"] else set(HEAVY)
+    assert imported(*arguments, cwd=tmp_path) & heavy == set()
 
 
 def test_help_lists_every_option(osmosis: Osmosis) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("loading")
+
 REPOS = Path(__file__).parent.parent / "repos"
 SDK = 2 if importlib.util.find_spec("mcp.server.mcpserver") else 1
 

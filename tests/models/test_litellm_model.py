@@ -27,7 +27,7 @@ from osmosis_ai.testing import (
     tool_call,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("litellm")]
 
 KEY = "sk-secret-0123456789"
 MESSAGES = [{"role": "user", "content": "hello"}]

@@ -16,6 +16,8 @@ from pydantic import ValidationError
 from osmosis_ai.rollout import InitResponse, RolloutRequest, RolloutStatus
 from osmosis_ai.rollout.testing import TrainerDouble, by_turn, text
 
+pytestmark = pytest.mark.xdist_group("generated rollouts")
+
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 JSON = st.recursive(
     SCALARS,

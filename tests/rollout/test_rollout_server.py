@@ -17,6 +17,8 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.rollout import RolloutContext, RolloutResult, RolloutStatus, create_app
 from osmosis_ai.rollout.testing import Gate, TrainerDouble, by_turn, serve_app, text, tool_call
 
+pytestmark = pytest.mark.xdist_group("rollout server")
+
 Server: TypeAlias = tuple[str, TrainerDouble]
 SUM = by_turn(tool_call("add", a=1, b=2), text("3"))
 
