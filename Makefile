@@ -28,6 +28,7 @@ check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/mypy
 
 test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pyproject.toml allows
+	$(LOWEST)/bin/python -m compileall -q osmosis_ai
 	$(LOWEST)/bin/python -m pytest -n 4 --dist loadgroup $(TESTS)
 
 benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
@@ -46,7 +47,7 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 
 $(LOWEST)/.dev: pyproject.toml $(VENV)/.dev
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
-	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[dev]'
 	touch $@
 
 clean:
