@@ -35,7 +35,7 @@ benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py
 
 $(VENV)/bin/python:
-	@if command -v uv >/dev/null; then uv venv --quiet --seed --python $(PYTHON) $(VENV); else $(PYTHON) -m venv $(VENV); fi
+	@(command -v uv && uv venv --quiet --seed --python $(PYTHON) $(VENV)) >/dev/null || $(PYTHON) -m venv $(VENV)
 
 $(VENV)/.package: pyproject.toml | $(VENV)/bin/python
 	$(call INSTALL,.)
