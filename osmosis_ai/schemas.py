@@ -95,7 +95,20 @@ def schema_of(record: type[msgspec.Struct]) -> JsonObject:
             definition["description"] = inspect.cleandoc(definition["description"])
         for field, description in docs[name].items():
             definition["properties"][field]["description"] = description
+    _put_null_last(schema)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _put_null_last(schema: object) -> None:
+    """Order alternatives alike for every version of msgspec."""
+    if isinstance(schema, dict):
+        for part in schema.values():
+            _put_null_last(part)
+        if "anyOf" in schema:
+            schema["anyOf"].sort(key=lambda part: part == {"type": "null"})
+    elif isinstance(schema, list):
+        for part in schema:
+            _put_null_last(part)
 
 
 def field_docs(record: type[msgspec.Struct]) -> dict[str, str]:

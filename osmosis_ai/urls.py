@@ -50,7 +50,7 @@ def http_url(text: str, *, bare: bool = False) -> URL:
 
     try:
         url = URL(text)
-        usable = bool(url.raw_host) and url.port != 0
+        usable = bool(url.raw_host) and url.explicit_port != 0
     except ValueError:  # a UnicodeError too, from a host name that IDNA can't encode
         usable = False
     if not usable:
