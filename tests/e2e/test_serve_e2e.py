@@ -94,7 +94,6 @@ def trainer(script: Any = TWO_TURNS, **options: Any) -> Iterator[TrainerDouble]:
         yield double
 
 
-@pytest.mark.in_process
 def test_a_loop_is_served(tmp_path: Path) -> None:
     root = copy_repo("agent_class", tmp_path, [])
     with trainer(api_key="the-trainers-key") as double, serving(root, "-m", "calculator.agents:CalculatorAgent") as it:
@@ -142,7 +141,6 @@ def add''',
 )
 
 
-@pytest.mark.in_process
 def test_a_repositorys_tools_are_served_without_code(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo", main=NESTED, rewards=None)
     script = by_turn(tool_call("order", items=[{"bread": 2}]), tool_call("add", a="x"), text("done"))
@@ -181,7 +179,6 @@ WRONGS = {
 }
 
 
-@pytest.mark.in_process
 def test_what_a_loop_does_wrong_is_an_error_completion_of_its_own_rollout(tmp_path: Path) -> None:
     root = copy_repo("agent_misbehaving", tmp_path, [])
     source = (root / "agents.py").read_text(encoding="utf-8")
@@ -207,7 +204,6 @@ def test_what_a_loop_does_wrong_is_an_error_completion_of_its_own_rollout(tmp_pa
         assert it.results(double, it.start(double, ["fine again"]))["fine again"].status == "COMPLETED"
 
 
-@pytest.mark.in_process
 def test_a_rollout_goes_on_when_another_one_takes_its_worker_down(tmp_path: Path) -> None:
     """It repeats its course in another worker without asking the trainer again for earlier replies."""
     root = copy_repo("agent_misbehaving", tmp_path, [])
@@ -254,7 +250,6 @@ def accepted() -> Reply:
     return Reply(b"{}")
 
 
-@pytest.mark.in_process
 def test_code_is_loaded_anew_when_it_changes(tmp_path: Path) -> None:
     root = copy_repo("agent_instance", tmp_path, [])
     gate = Gate()
@@ -297,7 +292,6 @@ def test_a_server_that_is_stopped_reports_what_still_runs(tmp_path: Path) -> Non
     assert "Traceback" not in finished.stderr
 
 
-@pytest.mark.in_process
 def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
     root = copy_repo("agent_instance", tmp_path, [])
     with trainer() as double, serving(root, "-m", "server:agent_loop", key=None) as it:
@@ -310,7 +304,6 @@ def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
         assert it.command.wait().stderr.count(found[1]) == 1
 
 
-@pytest.mark.in_process
 def test_registration_is_not_offered_yet_and_says_so(tmp_path: Path) -> None:
     root = copy_repo("agent_instance", tmp_path, [])
     with running("serve", "-m", "server:agent_loop", "-p", "0", "--api-key", KEY, cwd=root) as command:
@@ -355,7 +348,6 @@ def test_a_loop_that_isnt_valid_is_served_only_when_asked_for(tmp_path: Path, os
         assert it.results(double, it.start(double, ["What is 1 + 2?"]))["What is 1 + 2?"].status == "COMPLETED"
 
 
-@pytest.mark.in_process
 def test_loops_write_their_events_where_they_are_told_to(tmp_path: Path) -> None:
     root = copy_repo("agent_class", tmp_path, [])
     options = ("-m", "calculator.agents:CalculatorAgent", "--log", "events")

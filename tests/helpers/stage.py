@@ -2,6 +2,7 @@
 
 Signals reach a process's main thread only. So a test with the mark `in_process` runs in a thread, and the command that
 it starts with `running` in the main thread: it has this process's fork server, which has imported everything already.
+Not for `osmosis serve`: once uvicorn has seen Ctrl-C, sse-starlette ends every event stream of the process.
 """
 
 from __future__ import annotations
