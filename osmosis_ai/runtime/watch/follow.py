@@ -47,11 +47,13 @@ class Follower:
     def learn(self) -> None:
         """Record the content of every file that results may depend on, to recognize a save without a change."""
         watched = self._watched()
+        paths = {watched.dataset, ".env", "pyproject.toml", *watched.rubric_files, *self._outside}
+        paths.update(watched.tool_sources, watched.function_sources)
         for folder in ("reward_fn", "reward_rubric", "configs", watched.agent_dir):
             if folder is not None:
-                self._hashes.learn(repository_files(self._root, folder))
-        named = {watched.dataset, ".env", "pyproject.toml", *watched.rubric_files, *self._outside}
-        self._hashes.learn({*watched.tool_sources, *watched.function_sources, *named})
+                paths.update(repository_files(self._root, folder))
+        # In one call: each call takes what was saved since the last one for unknown.
+        self._hashes.learn(paths)
 
     async def follow(
         self,

@@ -27,7 +27,7 @@ from osmosis_ai.reward_rubric.resolve import rubric_files
 from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.kept import KeptPool
 from osmosis_ai.runtime.pool.pool import WorkerPool
-from osmosis_ai.runtime.protocol import Progress, Ready, RolloutJob, WorkerSpec
+from osmosis_ai.runtime.protocol import Progress, Ready, RolloutJob, WorkerSpec, agent_part, scorer_part
 from osmosis_ai.runtime.run.plan import POLICY, RunPlan
 from osmosis_ai.runtime.run.prepare import Prepared, check_judges, prepare
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
@@ -294,8 +294,8 @@ class WatchSession:
         summary, rows = self._summary, self._rows
         if stale.dataset or summary is None:
             summary, rows = await anyio.to_thread.run_sync(_read_dataset, prepared.plan)
-        tools = msgspec.structs.replace(prepared.worker, functions=[])
-        functions = msgspec.structs.replace(prepared.worker, mcp=None, agent=None, policies={})
+        tools = agent_part(prepared.worker, prepared.worker.batch_size)
+        functions = scorer_part(prepared.worker)
         agents, scorers, data = self._agents, self._scorers, self._data
         fresh: list[_Side] = []
         try:

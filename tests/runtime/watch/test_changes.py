@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import anyio
@@ -17,7 +18,8 @@ from osmosis_ai.runtime.watch.changes import (
     from_root,
     repository_files,
 )
-from osmosis_ai.runtime.watch.follow import FileHashes, Follower, Save
+from osmosis_ai.runtime.watch.follow import CLOCK_SECONDS, FileHashes, Follower, Save
+from waiting import PATIENCE, eventually
 
 RULES = "*.log\n/build/\n!kept.log\n.env\n"
 WATCHED = Watched(
@@ -191,8 +193,8 @@ def test_saves_are_noticed(tmp_path: Path) -> None:
         follower = Follower(tmp_path, lambda: Watched("rows.jsonl", "mcp", frozenset(), frozenset()))
         follower.learn()
         async with anyio.create_task_group() as group:
-            group.start_soon(follower.follow, send, stop)
-            # Nobody says when watching has begun, so the files are saved until they are noticed.
+            await group.start(follower.follow, send, stop)
+            # One look may find some of the files, the next one the others.
             while seen != {"mcp/main.py", "reward_fn/b.py", "rows.jsonl"}:
                 for name in ("mcp/main.py", "reward_fn/b.py", "rows.jsonl", "unwanted.py", "mcp/run.tmp"):
                     (tmp_path / name).write_text(str(anyio.current_time()), encoding="utf-8")
@@ -204,3 +206,30 @@ def test_saves_are_noticed(tmp_path: Path) -> None:
         return seen
 
     assert anyio.run(notice) == {"mcp/main.py", "reward_fn/b.py", "rows.jsonl"}
+
+
+def test_a_tool_saved_while_results_were_made_is_noticed(tmp_path: Path) -> None:
+    """Its module becomes known with the results, after every folder that is watched from the start."""
+
+    async def notice() -> list[str]:
+        send, receive = anyio.create_memory_object_stream[Save](100)
+        stop = anyio.Event()
+        sources: set[str] = set()
+        for folder in ("lib", "mcp", "reward_fn"):
+            (tmp_path / folder).mkdir()
+        follower = Follower(tmp_path, lambda: Watched("rows.jsonl", "mcp", frozenset(sources), frozenset()))
+        follower.learn()
+        tool = tmp_path / "lib" / "tool.py"
+        tool.write_text("1", encoding="utf-8")
+        eventually(lambda: time.time() - tool.stat().st_mtime > 2 * CLOCK_SECONDS)
+        sources.add("lib/tool.py")
+        follower.learn()
+        async with anyio.create_task_group() as group:
+            await group.start(follower.follow, send, stop)
+            tool.write_text("1", encoding="utf-8")
+            with anyio.fail_after(PATIENCE):
+                save = await receive.receive()
+            stop.set()
+        return save.paths
+
+    assert anyio.run(notice) == ["lib/tool.py"]
