@@ -216,6 +216,9 @@ class ScoringConfig(Record, frozen=True):
         float | None, Option("Exit with 1 if a function's mean score is lower.", metavar="MEAN", commands=EVAL)
     ] = None
     score_partial: Annotated[bool, Option("Also score rollouts that ran out of time.")] = False
+    keep_going: Annotated[
+        bool, Option("Leave out reward and rubric files that can't be loaded, instead of refusing to run; exit with 1.")
+    ] = False
 
 
 class WorkersConfig(Record, frozen=True):

@@ -45,6 +45,8 @@ defined where they are raised.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from osmosis_ai.failures import FAILURE_KINDS, FailureKind
 
 __all__ = [
@@ -98,6 +100,12 @@ class RepositoryError(StartError):
 
 class FunctionError(StartError):
     """A reward function doesn't exist, can't be loaded or has the wrong form."""
+
+    @classmethod
+    def of_all(cls, messages: Iterable[str], *, others: bool) -> FunctionError:
+        """Make the error for functions that can't be loaded. `others` is True if some can be."""
+        hint = ["Fix it, or score with the other functions by adding --keep-going."] if others else []
+        return cls("\n".join([*messages, *hint]))
 
 
 class ModelStartError(StartError):

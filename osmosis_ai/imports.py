@@ -11,7 +11,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFi
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SourceLoader", "content_hash", "hash_when_imported", "uncached_imports"]
+__all__ = ["SourceLoader", "content_hash", "hash_when_imported", "install_hint", "uncached_imports"]
 
 _roots: set[Path] = set()
 _imported: dict[str, str] = {}
@@ -68,3 +68,13 @@ def hash_when_imported(file: Path) -> str | None:
 def content_hash(data: bytes) -> str:
     """Hash a file's content."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def install_hint(error: BaseException, *folders: Path) -> str | None:
+    """Return what to install if an import failed because a package is missing; None if `folders` have such a module."""
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if not package or package in sys.modules:
+        return None
+    if any((folder / form).exists() for folder in folders for form in (package, f"{package}.py")):
+        return None
+    return f"Install the package that provides it into this environment, for example: pip install {package}"

@@ -201,7 +201,7 @@ def _function(options: RecordsConfig, cwd: Path) -> tuple[None, FunctionRef, _Ju
     from osmosis_ai.reward_rubric.resolve import resolve_rubrics
     from osmosis_ai.reward_rubric.target import rubric_extra_info
 
-    (ref,) = resolve_rubrics([options.rubric], find_repository(None, cwd), cwd)
+    (ref,), _ = resolve_rubrics([options.rubric], find_repository(None, cwd), cwd)
     judge = rubric_extra_info({}, None)
     return None, ref, _JudgeFacts("function", judge["provider"], judge["model"], None)
 

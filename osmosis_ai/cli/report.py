@@ -7,7 +7,7 @@ from rich.table import Table
 from osmosis_ai.cli.console import Output, table_of
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.run.report import Baseline, Policy, Report
-from osmosis_ai.text import counted
+from osmosis_ai.text import counted, indented
 
 __all__ = ["mean_and_error", "print_report", "shown_interval"]
 
@@ -30,6 +30,10 @@ def print_report(output: Output, report: Report) -> None:
     if report.tools:
         output.result(_tools_table(report))
     _print_failures(output, report)
+    if report.not_scored:
+        output.result("not scored with (--keep-going)")
+        for failure in report.not_scored:
+            output.line(indented(failure.message))
     output.result(f"run {report.run_id}")
 
 

@@ -16,13 +16,13 @@ import typer
 from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import ExitCode, command_session, nearest_folder, shared_options
-from osmosis_ai.errors import StoreError, UsageError
+from osmosis_ai.errors import FunctionError, StoreError, UsageError
 from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
 from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
     from osmosis_ai.masking import Masker
-    from osmosis_ai.records import FunctionRef, Record
+    from osmosis_ai.records import Failure, FunctionRef, Record
     from osmosis_ai.runtime.pool.base import PoolOptions
     from osmosis_ai.runtime.protocol import WorkerSpec
     from osmosis_ai.store.queries import RunInfo
@@ -277,13 +277,18 @@ def rescore(
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes; 0 scores in this process. Default: CPUs.")
     ] = None,
+    keep_going: Annotated[
+        bool,
+        typer.Option("--keep-going", help="Leave out reward files that can't be loaded, instead of refusing to score."),
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show user code's output live on stderr.")] = False,
     root: _Root = None,
     json: Json = False,
 ) -> None:
     """Score a stored run again with the current reward code, without any model call.
 
-    Skips rollouts that this code has scored already. The exit code is 1 if a score could not be computed.
+    Skips rollouts that this code has scored already. The exit code is 1 if a score could not be computed, or a function
+    was left out.
     """
     import asyncio
 
@@ -296,15 +301,15 @@ def rescore(
         info = session.store.find_run(run)
         if info.alive:
             raise UsageError(f"run {info.id} is still being written; rescore it when it has ended")
-        refs = _functions(session, info, eval_fn or [])
+        refs, left_out = _functions(session, info, eval_fn or [], keep_going=keep_going)
         limits = LimitsConfig(reward_timeout=reward_timeout)
-        spec = scorer_spec(session.root, refs, limits, store=session.store.path, required=bool(eval_fn))
+        spec = scorer_spec(session.root, refs, limits, store=session.store.path, keep_going=keep_going)
         options = PoolOptions(
             workers=default_workers(spec.batch_size) if workers is None else workers,
             log=str(new_log(session.store.path.parent)),
             debug=debug,
         )
-        raise typer.Exit(asyncio.run(_rescore(session, info, spec, options)))
+        raise typer.Exit(asyncio.run(_rescore(session, info, spec, options, left_out)))
 
 
 @app.command("rm")
@@ -347,7 +352,9 @@ def remove(
             output.say(f"{counted(len(found), 'run')} removed")
 
 
-async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions) -> int:
+async def _rescore(
+    session: _Session, info: RunInfo, spec: WorkerSpec, options: PoolOptions, left_out: list[Failure]
+) -> int:
     from osmosis_ai.cli.runs_output import RescoreProgress, print_rescored
     from osmosis_ai.runtime.pool.backends import open_pool
     from osmosis_ai.runtime.run.scoring import rescore as score_again
@@ -356,7 +363,8 @@ async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: 
     store, output = session.store, session.output
     before = {total.function: total.mean for total in store.function_totals(info.id)}
     async with open_pool(spec, options) as pool:
-        for problem in pool.loaded.problems:
+        not_scored = [*left_out, *pool.loaded.problems]
+        for problem in not_scored:
             output.warn(f"not scored with: {problem.message}")
         names = list(pool.loaded.functions)
         with RescoreProgress(output, info.rollouts - info.failed) as listener:
@@ -367,27 +375,30 @@ async def _rescore(session: _Session, info: RunInfo, spec: WorkerSpec, options: 
         await store.mark(info.id, info.status, {**(info.summary or {}), "functions": means})
     named = [total for total in totals if total.function in names]
     if session.json:
-        session.show(RescoredRun(info.id, listener.done, before, {total.function: total for total in named}))
+        functions = {total.function: total for total in named}
+        session.show(RescoredRun(info.id, listener.done, before, functions, not_scored))
     else:
         print_rescored(output, listener.done, before, named)
-    return ExitCode.FAILED if pool.loaded.problems or any(total.errors for total in named) else 0
+    return ExitCode.FAILED if not_scored or any(total.errors for total in named) else 0
 
 
-def _functions(session: _Session, info: RunInfo, eval_fns: list[str]) -> list[FunctionRef]:
+def _functions(
+    session: _Session, info: RunInfo, eval_fns: list[str], *, keep_going: bool
+) -> tuple[list[FunctionRef], list[Failure]]:
     from osmosis_ai.discovery.repository import find_repository
     from osmosis_ai.runtime.run.prepare import find_functions
 
     repository = find_repository(None, session.root)
     refs, problems = find_functions(eval_fns, repository, Path.cwd())
-    for problem in problems:
-        session.output.warn(f"{problem.file}:{problem.line}: {problem.message}")
+    if problems and not (keep_going and refs):
+        raise FunctionError.of_all((failure.message for failure in problems), others=bool(refs))
     if not refs:
         raise UsageError(
             f"nothing to score with: no @osmosis_reward function in {session.root / 'reward_fn'}; "
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
             + ("; an agent loop's own rewards need a new run" if info.config.get("agent") else "")
         )
-    return refs
+    return refs, problems
 
 
 def _nothing_there(store: RunStore, run: RunInfo, row: int, run_index: int | None, failed: bool) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from osmosis_ai.folders import UnreadableError, read_bounded
-from osmosis_ai.records import Record
+from osmosis_ai.records import Failure, Record
 
 __all__ = [
     "MAX_FILE_BYTES",
@@ -44,6 +44,10 @@ class Problem(Record, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.file if self.line is None else f'{self.file}:{self.line}'}: {self.message}"
+
+    def as_failure(self, origin: Literal["reward", "rubric"]) -> Failure:
+        """Return it as the failure to load the functions of the file."""
+        return Failure(origin, str(self), kind="load", file=self.file, line=self.line)
 
 
 def python_files(folder: Path, root: Path, problems: list[Problem]) -> Iterator[Path]:

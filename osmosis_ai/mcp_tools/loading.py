@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from osmosis_ai.errors import RepositoryError
-from osmosis_ai.imports import SourceLoader, uncached_imports
+from osmosis_ai.imports import SourceLoader, install_hint, uncached_imports
 from osmosis_ai.tracebacks import describe, locate
 
 __all__ = ["import_failure", "import_fastmcp", "load_server", "prepare_path"]
@@ -124,11 +124,8 @@ def _hint(exc: BaseException, mcp_dir: Path, root: Path, line: str) -> str | Non
                 "The installed MCP SDK is version 1, which has no MCPServer. "
                 "Write `from fastmcp import FastMCP` instead, or install `mcp>=2`."
             )
-        package = missing.partition(".")[0]
-        if isinstance(exc, ModuleNotFoundError) and package and package not in sys.modules:
-            here = [folder / form for folder in (mcp_dir, root) for form in (package, f"{package}.py")]
-            if not any(path.exists() for path in here):
-                return f"Install the package that provides it into this environment, for example: pip install {package}"
+        if hint := install_hint(exc, mcp_dir, root):
+            return hint
     if isinstance(exc, SystemExit):
         return "The code exited while it was imported."
     if isinstance(exc, KeyboardInterrupt):

@@ -11,7 +11,7 @@ from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.scan import Component, Problem, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.imports import content_hash
-from osmosis_ai.records import FunctionRef
+from osmosis_ai.records import Failure, FunctionRef
 from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, Rubric, did_you_mean, load_rubrics
 
 __all__ = ["discovered_rubrics", "resolve_rubrics", "rubric_files"]
@@ -20,7 +20,7 @@ ALL = "all"
 SUFFIXES = (".yaml", ".yml")
 
 
-def resolve_rubrics(specs: list[str], repository: Repository, cwd: Path) -> list[FunctionRef]:
+def resolve_rubrics(specs: list[str], repository: Repository, cwd: Path) -> tuple[list[FunctionRef], list[Failure]]:
     """Find the rubrics that `--rubric` values name.
 
     `all` is every `@osmosis_rubric` function in `reward_rubric/` and every entry of the repository's
@@ -30,13 +30,17 @@ def resolve_rubrics(specs: list[str], repository: Repository, cwd: Path) -> list
 
     Returns:
         Each rubric once, in the order given. An entry of a file has no module, its id as the attribute, and its file
-        relative to its root.
+        relative to its root. With `all`, also the files that can't
+        be used.
 
     Raises:
-        FunctionError: There is no such rubric, or a file can't be used; the message lists the rubrics.
+        FunctionError: There is no such rubric, or its file can't be used; the message lists the rubrics.
     """
-    refs = [ref for spec in specs for ref in _resolve(spec.strip(), repository, cwd)]
-    return list({ref.name: ref for ref in refs}.values())
+    refs: list[FunctionRef] = []
+    problems: list[Failure] = []
+    for spec in map(str.strip, specs):
+        refs += _all(repository, problems) if spec == ALL else _resolve(spec, repository, cwd)
+    return list({ref.name: ref for ref in refs}.values()), problems
 
 
 def rubric_files(specs: list[str], repository: Repository, cwd: Path) -> list[Path]:
@@ -52,15 +56,19 @@ def discovered_rubrics(repository: Repository) -> tuple[list[FunctionRef], list[
     return found, problems
 
 
+def _all(repository: Repository, problems: list[Failure]) -> list[FunctionRef]:
+    found, unreadable = discovered_rubrics(repository)
+    problems += [problem.as_failure("rubric") for problem in unreadable]
+    try:
+        found += _default_entries(repository)
+    except FunctionError as error:
+        problems.append(Failure("rubric", str(error), kind="load", file=DEFAULT_FILE))
+    if not found and not problems:
+        raise FunctionError(f"--rubric all: there are no rubrics. {_what_there_is([], [])}")
+    return found
+
+
 def _resolve(spec: str, repository: Repository, cwd: Path) -> list[FunctionRef]:
-    if spec == ALL:
-        functions, problems = discovered_rubrics(repository)
-        if problems:
-            raise FunctionError(str(problems[0]))
-        found = functions + _default_entries(repository)
-        if not found:
-            raise FunctionError(f"--rubric all: there are no rubrics. {_what_there_is([], [])}")
-        return found
     file = _named_file(spec)
     if file is not None:
         return _of_file(spec, file, spec.removeprefix(file).removeprefix("#"), repository, cwd)

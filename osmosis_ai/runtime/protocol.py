@@ -42,10 +42,10 @@ class WorkerSpec(Record, frozen=True):
     """What to load into a worker: the repository's tools (`mcp`) or its agent loop, its functions, or both; and the
     models it may call.
 
-    Loading fails if a `required` function can't be loaded; any other is left out. `store` is the run store's file, from
-    which scorers read rollouts; None if nothing is scored. `cache` is the file of stored model replies, None for no
-    cache. With `allow_rewrites`, an agent loop may change messages it has already sent. Its `log_event` writes to
-    `debug_dir`, None for nowhere.
+    Loading fails if a function can't be loaded; with `keep_going`, the function is left out. `store` is the run store's
+    file, from which scorers read rollouts; None if nothing is scored. `cache` is the file of stored model replies, None
+    for no cache. With `allow_rewrites`, an agent loop may change messages it has already sent. Its `log_event` writes
+    to `debug_dir`, None for nowhere.
     """
 
     root: str
@@ -53,7 +53,7 @@ class WorkerSpec(Record, frozen=True):
     mcp: McpSource | None = None
     policies: dict[str, ModelSpec] = {}
     functions: list[FunctionRef] = []
-    required: frozenset[str] = frozenset()
+    keep_going: bool = False
     batch_size: int = 8
     store: str | None = None
     cache: str | None = None
@@ -64,7 +64,7 @@ class WorkerSpec(Record, frozen=True):
 
 def agent_part(spec: WorkerSpec, batch_size: int) -> WorkerSpec:
     """Return the spec of a worker that runs rollouts: no functions, and no store, because it holds ground truths."""
-    return msgspec.structs.replace(spec, functions=[], required=frozenset(), store=None, batch_size=batch_size)
+    return msgspec.structs.replace(spec, functions=[], keep_going=False, store=None, batch_size=batch_size)
 
 
 def scorer_part(spec: WorkerSpec) -> WorkerSpec:

@@ -227,6 +227,8 @@ class RescoredRun(Record, frozen=True):
     """Mean score by function before rescoring."""
     functions: dict[str, FunctionTotals]
     """The functions' scores now."""
+    not_scored: list[Failure]
+    """Files and functions that could not be loaded, and were left out with `--keep-going`."""
 
 
 class WrittenExport(Record, frozen=True):

@@ -206,9 +206,9 @@ def check_load_problems(problems: Sequence[Failure], signatures: Sequence[Findin
             continue
         seen.add(problem.message)
         place = re.match(r"([^\s:]+\.py):(\d+): ", problem.message)
-        message = problem.message[place.end() :] if place else problem.message
+        message, _, remedy = (problem.message[place.end() :] if place else problem.message).partition("\n")
         at = Place(place[1], int(place[2])) if place else Place(problem.file, problem.line)
-        yield finding("OSM202", message, at, "Functions in this file can't score until this is fixed.")
+        yield finding("OSM202", message, at, remedy or "Functions in this file can't score until this is fixed.")
 
 
 # What functions read

@@ -229,6 +229,8 @@ class _Validation:
             str(self._root),
             LimitsConfig(reward_timeout=CALL_SECONDS),
             functions=list(refs),
+            # The functions that can be loaded are checked all the same.
+            keep_going=True,
             batch_size=1,
             store=None if scratch is None else str(scratch.path),
         )

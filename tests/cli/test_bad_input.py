@@ -12,7 +12,7 @@ import pytest
 
 from commands import Finished, Osmosis, run_osmosis
 from osmosis_ai.testing import ScriptedEndpoint, text
-from repos import ADDING, write_repo
+from repos import ADDING, EXACT, write_repo
 
 
 class Bad(NamedTuple):
@@ -132,6 +132,30 @@ FUNCTIONS = {
             "from osmosis_ai import osmosis_reward\n\n\n@osmosis_reward\n"
             "def length(solution_str: str, ground_truth: int, extra_info: dict = None) -> float: return 1.0\n",
         ),
+    ),
+    "one file of two": Bad(
+        ["test"], ["reward_fn/more.py:1", "SyntaxError", "--keep-going"], write("reward_fn/more.py", "def (\n")
+    ),
+    "every file": Bad(["test"], ["reward_fn/rewards.py:1", "SyntaxError"], write("reward_fn/rewards.py", "def (\n")),
+    "a missing package": Bad(
+        ["test"],
+        ["reward_fn/rewards.py:1", "ModuleNotFoundError", "pip install no_such_package"],
+        write("reward_fn/rewards.py", f"import no_such_package\n{EXACT}"),
+    ),
+    "refused by its decorator": Bad(
+        ["test"],
+        ["reward_fn/rewards.py:5", "TypeError", "ground_truth"],
+        write("reward_fn/rewards.py", EXACT.replace("ground_truth: str", "ground_truth: int")),
+    ),
+    "a rubric file": Bad(
+        ["test", "--rubric", "all"],
+        ["rubric_configs.yaml:1", "YAML", "reward_rubric/tone.py:1"],
+        lambda repo: (write("rubric_configs.yaml", "{")(repo), write("reward_rubric/tone.py", "def (\n")(repo)),
+    ),
+    "nothing left to score with": Bad(
+        ["eval", "--keep-going"],
+        ["reward_fn/rewards.py:1", "no_such_package"],
+        write("reward_fn/rewards.py", f"import no_such_package\n{EXACT}"),
     ),
     "none at all": Bad(["eval"], ["nothing to score with", "--eval-fn"], remove("reward_fn/rewards.py")),
 }

@@ -92,7 +92,7 @@ def score(scorer: Scorer, trajectory: ScoringInput) -> Score:
 
 
 def load(root: Path, name: str) -> Scorer:
-    (ref,) = resolve_rubrics([name], find_repository(str(root / "mcp" / "main.py"), root), root)
+    (ref,), _ = resolve_rubrics([name], find_repository(str(root / "mcp" / "main.py"), root), root)
     sys.path.insert(0, str(root))
     try:
         return load_scorer(ref)
@@ -204,7 +204,7 @@ def test_the_names_of_rubrics(root: Path) -> None:
     repository = find_repository(str(root / "mcp" / "main.py"), root)
 
     def names(*specs: str, cwd: Path = root) -> list[str]:
-        refs = resolve_rubrics(list(specs), repository, cwd)
+        refs, _ = resolve_rubrics(list(specs), repository, cwd)
         assert all(ref.kind == "rubric" for ref in refs)
         return [ref.name for ref in refs]
 
@@ -217,7 +217,7 @@ def test_the_names_of_rubrics(root: Path) -> None:
     elsewhere = root.parent / "elsewhere.yml"
     elsewhere.write_text(FILE, encoding="utf-8")
     assert names(f"{elsewhere}#short") == [f"{elsewhere.as_posix()}#short"]
-    (ref,) = resolve_rubrics(["short"], repository, root)
+    (ref,), _ = resolve_rubrics(["short"], repository, root)
     assert (ref.module, ref.attribute, ref.file, ref.line) == ("", "short", "rubric_configs.yaml", 8)
     assert [ref.name for ref in discovered_rubrics(repository)[0]] == functions
 

@@ -65,12 +65,12 @@ def test_a_worker_with_tools_has_no_store_and_one_with_functions_no_model(tmp_pa
     """Ground truths are in the store, keys in the models."""
     key = "sk-a-key-of-the-model"
     models = {"policy": ModelSpec("m", "endpoint", "m", base_url="http://127.0.0.1:9/v1", api_key=key)}
-    spec = msgspec.structs.replace(make_spec(tmp_path), policies=models, required=frozenset({"reward_fn.a:b"}))
+    spec = msgspec.structs.replace(make_spec(tmp_path), policies=models, keep_going=True)
     agents = agent_part(spec, 4)
-    assert (agents.functions, agents.required, agents.store, agents.batch_size) == ([], frozenset(), None, 4)
+    assert (agents.functions, agents.keep_going, agents.store, agents.batch_size) == ([], False, None, 4)
     assert (agents.mcp, agents.policies, agents.agent) == (spec.mcp, models, spec.agent)
     assert b"reward_fn" not in encode(agents)
     scorers = scorer_part(spec)
     assert (scorers.mcp, scorers.agent, scorers.policies, scorers.cache) == (None, None, {}, None)
-    assert (scorers.functions, scorers.store, scorers.required) == (spec.functions, spec.store, spec.required)
+    assert (scorers.functions, scorers.store, scorers.keep_going) == (spec.functions, spec.store, True)
     assert key.encode() not in encode(scorers)

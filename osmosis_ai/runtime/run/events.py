@@ -8,7 +8,7 @@ from osmosis_ai.records import Message, Record, Rollout, Score, Tool, ToolCall, 
 
 
 class Notice(Record, frozen=True):
-    """A message for the user, for example about an offline stand-in or a function that can't be loaded."""
+    """A message for the user, for example about an offline stand-in or a function that was left out."""
 
     message: str
     severity: Literal["info", "warning"] = "info"

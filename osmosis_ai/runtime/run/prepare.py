@@ -12,10 +12,10 @@ from osmosis_ai.data.dataset import Dataset, open_dataset
 from osmosis_ai.data.formats import suffixes
 from osmosis_ai.discovery.agents import AgentSource, resolve_agent
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
-from osmosis_ai.discovery.scan import Problem, discovered_refs, resolve_function, scan_functions
+from osmosis_ai.discovery.scan import discovered_refs, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, MissingAPIKeyError, ModelStartError, UsageError
 from osmosis_ai.models.choice import choose_model
-from osmosis_ai.records import FunctionRef, ModelSpec, Record
+from osmosis_ai.records import Failure, FunctionRef, ModelSpec, Record
 from osmosis_ai.reward_rubric.configs import load_rubric
 from osmosis_ai.reward_rubric.resolve import resolve_rubrics
 from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, current_redirect, find_target
@@ -37,11 +37,11 @@ __all__ = [
 
 
 class Prepared(Record, frozen=True):
-    """A run that can start: its plan, its workers' spec, and the problems found on the way."""
+    """A run that can start: its plan, its workers' spec, and the files left out of scoring (`--keep-going`)."""
 
     plan: RunPlan
     worker: WorkerSpec
-    problems: list[Problem]
+    left_out: list[Failure]
 
 
 def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepared:
@@ -53,12 +53,14 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
     agent, repository = find_agent(config.agent, cwd)
     own = agent if isinstance(agent, AgentSource) else None
     dataset = find_dataset(config.data.dataset, repository, cwd)
-    functions, problems = find_functions(config.scoring.eval_fn, repository, cwd)
-    functions = [*functions, *resolve_rubrics(config.scoring.rubric, repository, cwd)]
+    rewards, unreadable = find_functions(config.scoring.eval_fn, repository, cwd)
+    rubrics, unusable = resolve_rubrics(config.scoring.rubric, repository, cwd)
+    functions, left_out = [*rewards, *rubrics], [*unreadable, *unusable]
     # An agent loop may set its rollouts' rewards itself.
-    if config.command == "eval" and not functions and own is None:
-        for problem in problems:
-            raise FunctionError(str(problem))
+    unscored = config.command == "eval" and not functions and own is None
+    if left_out and (unscored or not config.scoring.keep_going):
+        raise FunctionError.of_all((failure.message for failure in left_out), others=bool(functions))
+    if unscored:
         raise UsageError(
             f"nothing to score with: no @osmosis_reward function in {repository.root / 'reward_fn'}; "
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
@@ -82,23 +84,21 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         debug_dir=environ.get("ROLLOUT_DEBUG_DIR") or None,
         policies=plan.policies,
         functions=functions,
-        # Rubrics score only on request, so a requested one must load.
-        required=frozenset(ref.name for ref in functions if config.scoring.eval_fn or ref.kind == "rubric"),
+        keep_going=config.scoring.keep_going,
         store=str(database_path(repository.root)),
         cache=_find_cache(repository) if config.model.cache else None,
     )
-    return Prepared(plan, worker, problems)
+    return Prepared(plan, worker, left_out)
 
 
 def scorer_spec(
-    root: Path, functions: list[FunctionRef], limits: LimitsConfig, *, store: Path, required: bool
+    root: Path, functions: list[FunctionRef], limits: LimitsConfig, *, store: Path, keep_going: bool = False
 ) -> WorkerSpec:
     """Make the spec of a worker that only scores, from the database `store`; `limits.reward_timeout` bounds each score.
 
-    With `required`, loading fails if any function can't be loaded; otherwise such functions are left out.
+    Loading fails if any function can't be loaded; with `keep_going`, such functions are left out.
     """
-    names = frozenset(ref.name for ref in functions) if required else frozenset[str]()
-    return WorkerSpec(root=str(root), limits=limits, functions=functions, required=names, store=str(store))
+    return WorkerSpec(root=str(root), limits=limits, functions=functions, keep_going=keep_going, store=str(store))
 
 
 def find_root(mcp: str | None, module: str | None, cwd: Path) -> Path:
@@ -139,11 +139,11 @@ def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset
     raise UsageError(f"no dataset: there is no test_data.jsonl in {cwd}; name a {suffixes(' or ')} file with -d FILE")
 
 
-def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple[list[FunctionRef], list[Problem]]:
-    """Return the named functions, else every discovered reward function; and the files that could not be read."""
+def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple[list[FunctionRef], list[Failure]]:
+    """Return the named functions; else every discovered reward function, and the files that could not be read."""
     discovered, problems = discovered_refs(repository)
     if not specs:
-        return discovered, problems
+        return discovered, [problem.as_failure("reward") for problem in problems]
     components = []
     if repository.reward_dir is not None:
         components = list(scan_functions(repository.reward_dir, repository.root, "reward").components)
@@ -154,7 +154,8 @@ def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple
             raise
         # The function may be in a file that could not be read, so report that too.
         raise FunctionError(f"{problems[0]}\n{error}") from error
-    return list({ref.name: ref for ref in refs}.values()), problems
+    # Other functions' files don't matter.
+    return list({ref.name: ref for ref in refs}.values()), []
 
 
 def check_output(path: str | None, cwd: Path) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -104,6 +104,8 @@ class Report(Record, frozen=True, kw_only=True):
     """Requests of rubrics to their judges."""
     wall_ms: float
     """Time from the first rollout to the last record, in milliseconds."""
+    not_scored: list[Failure] = []
+    """Files and functions that could not be loaded, and were left out of scoring (`--keep-going`)."""
     interactive: bool = False
     """True if the user stepped through the run."""
 
@@ -124,9 +126,10 @@ class Report(Record, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> bool:
-        """True if every rollout ran without error and was scored."""
+        """True if every rollout ran without error and was scored by every function."""
         everyone = [self.policy] if self.baseline is None else [self.policy, self.baseline]
-        return self.scoring_errors == 0 and not any(policy.failed or policy.missing for policy in everyone)
+        unscored = self.scoring_errors or self.not_scored
+        return not unscored and not any(policy.failed or policy.missing for policy in everyone)
 
     def outcomes(self) -> Iterator[Outcome]:
         """Stream every rollout with its scores but without its trajectory, in the order of the dataset.
@@ -182,12 +185,13 @@ def build_report(
     run_id: str,
     store: Path,
     wall_ms: float,
+    not_scored: Sequence[Failure] = (),
     interactive: bool = False,
 ) -> Report:
     """Summarize a run in one pass, with a few numbers per rollout in memory.
 
     `functions` are the names of the scoring functions, `outcomes` all stored rollouts; `wall_ms` is the time from the
-    first rollout to the last record.
+    first rollout to the last record; `not_scored` is as in the report.
     """
     grid = _ScoreGrid(functions)
     tallies = {policy: _PolicyTally() for policy in plan.policies}
@@ -233,6 +237,7 @@ def build_report(
         failures=failures.causes(),
         judges=judges,
         wall_ms=round(wall_ms, 1),
+        not_scored=list(not_scored),
         interactive=interactive,
     )
 
@@ -424,6 +429,7 @@ def _totals(report: Report) -> objects.RunTotals:
         judges=report.judges,
         tools=report.tools,
         failures=report.failures,
+        not_scored=report.not_scored,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from osmosis_ai.records import FinishReason, JsonObject, Origin, Record, TokenUsage
+from osmosis_ai.records import Failure, FinishReason, JsonObject, Origin, Record, TokenUsage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison
 
 Rows = TypeVar("Rows")
@@ -120,6 +120,8 @@ class RunTotals(Record, frozen=True, kw_only=True):
     """Statistics of each tool."""
     failures: list[Cause]
     """Failures by cause, most frequent first, including a baseline's."""
+    not_scored: list[Failure] = []
+    """Files and functions that could not be loaded, and were left out of scoring with `--keep-going`."""
 
 
 class PlannedTotals(RunTotals, frozen=True):

@@ -32,7 +32,7 @@ async def function_judge(ref: FunctionRef, limits: LimitsConfig, options: PoolOp
     """Load a rubric function into workers, and yield a judge that calls it; raise StartError if it can't be loaded."""
     async with (
         ScratchStore.open(Masker.from_environment(os.environ, options.keys)) as scratch,
-        open_pool(scorer_spec(Path(ref.root), [ref], limits, store=scratch.path, required=True), options) as pool,
+        open_pool(scorer_spec(Path(ref.root), [ref], limits, store=scratch.path), options) as pool,
     ):
 
         async def judge(record: RubricRecord) -> Answer:

@@ -22,11 +22,11 @@ from anyio.abc import TaskGroup
 from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import DatasetSummary, open_dataset
 from osmosis_ai.environment import environment_of
-from osmosis_ai.errors import DatasetError, StartError, StoreError
+from osmosis_ai.errors import DatasetError, FunctionError, StartError, StoreError
 from osmosis_ai.masking import Masker
 from osmosis_ai.models.engines import banner_of
 from osmosis_ai.options import secret_values
-from osmosis_ai.records import Outcome, Rollout
+from osmosis_ai.records import Failure, Outcome, Rollout
 from osmosis_ai.reward_rubric.target import judge_variables
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.pool.backends import open_pool
@@ -179,6 +179,7 @@ class RunSession:
         self._group = group
         self._listener = listener
         self._summary: DatasetSummary
+        self._not_scored: list[Failure] = []
         self._run: Run | None = None
         self._recorded: Completed | None = None
         self._queue: deque[RunEvent] = deque()
@@ -307,8 +308,6 @@ class RunSession:
 
     async def _load(self, stack: AsyncExitStack) -> None:
         plan = self.plan
-        for problem in self._prepared.problems:
-            self._tell(events.Notice(str(problem), "warning"))
         counted: asyncio.Future[DatasetSummary] = asyncio.get_running_loop().create_future()
         self._group.start_soon(self._check_dataset, counted)
         options = pool_options(plan.config, self.store, self._environ)
@@ -327,7 +326,10 @@ class RunSession:
             if banner is not None:
                 self._tell(events.Notice(banner))
         loaded = self.pool.loaded
-        for failure in loaded.problems:
+        self._not_scored = [*self._prepared.left_out, *loaded.problems]
+        if plan.config.command == "eval" and plan.agent is None and not loaded.functions:
+            raise FunctionError.of_all((failure.message for failure in self._not_scored), others=False)
+        for failure in self._not_scored:
             self._tell(events.Notice(f"not scored with: {failure.message}", "warning"))
         self._tell(
             events.RunLoaded(
@@ -411,6 +413,7 @@ class RunSession:
             run_id=self.id,
             store=self.store.path,
             wall_ms=wall_ms,
+            not_scored=self._not_scored,
             interactive=self.scratch is not None,
         )
         await self.store.mark(self.id, "interrupted" if unfinished else "finished", run_summary(report))

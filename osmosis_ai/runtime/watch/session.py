@@ -20,8 +20,7 @@ from osmosis_ai.code_hashes import file_hash, function_code
 from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import Dataset, DatasetSummary
 from osmosis_ai.discovery.repository import Repository
-from osmosis_ai.discovery.scan import Problem
-from osmosis_ai.errors import FunctionError, RepositoryError, StartError
+from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout
 from osmosis_ai.reward_rubric.resolve import rubric_files
 from osmosis_ai.runtime.pool.base import Pool, PoolOptions
@@ -310,12 +309,9 @@ class WatchSession:
                 fresh.append(scorers)
             for kept in fresh:
                 await kept.opened()
-            # With --eval-fn, files of other functions don't matter.
-            problems = prepared.problems if not self._config.scoring.eval_fn else []
             own = prepared.worker.agent is not None
             if not own and not agents.pool.loaded.tools:
                 raise RepositoryError("mcp/main.py: the server has no tools")
-            _refuse_broken(problems, scorers.pool.loaded if scorers is not None else Ready())
         except BaseException:
             for kept in fresh:
                 kept.abandon()
@@ -392,6 +388,7 @@ class WatchSession:
         self, plan: RunPlan, loaded: Ready, tally: _Tally, trigger: list[str], started: float, *, out_of_budget: bool
     ) -> Iteration:
         assert self._run_id is not None
+        assert self._prepared is not None
         # Files imported only while the code ran are part of it from now on.
         self._run_key["tools"] = self._tool_content(loaded)
         names = score_names(loaded, {total.function for total in self.store.function_totals(self._run_id)})
@@ -403,6 +400,7 @@ class WatchSession:
             run_id=self._run_id,
             store=self.store.path,
             wall_ms=(monotonic() - started) * 1000,
+            not_scored=[*self._prepared.left_out, *loaded.problems],
         )
         # The run stays open; lists of runs show the figures so far.
         await self.store.mark(self._run_id, "running", run_summary(report))
@@ -459,14 +457,6 @@ def _read_dataset(plan: RunPlan) -> tuple[DatasetSummary, dict[str, _Place]]:
 def _excerpt(prompt: str) -> str:
     text = " ".join(prompt.split())
     return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]}…"
-
-
-def _refuse_broken(problems: Iterable[Problem], functions: Ready) -> None:
-    """Raise FunctionError if only a part of the functions loads: the user is mid-edit, so keep the last good code."""
-    for problem in problems:
-        raise FunctionError(str(problem))
-    for failure in functions.problems:
-        raise FunctionError(failure.message)
 
 
 def _verdict(outcome: Outcome, threshold: float) -> _Verdict:

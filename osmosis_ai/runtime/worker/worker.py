@@ -605,15 +605,18 @@ def _load_functions(spec: protocol.WorkerSpec) -> tuple[dict[str, Scorer], list[
             sys.path.insert(0, folder)
         uncached_imports(Path(folder))
     scorers: dict[str, Scorer] = {}
-    problems: list[Failure] = []
+    # By message, because all functions of a file fail for the same reason.
+    problems: dict[str, Failure] = {}
     for ref in spec.functions:
         try:
             scorers[ref.name] = load_scorer(ref)
         except FunctionError as error:
-            if ref.name in spec.required:
-                raise
-            problems.append(Failure(ref.kind, str(error), kind="load", file=ref.file, line=ref.line))
-    return scorers, problems
+            place = tracebacks.locate(error.__cause__ or error, Path(ref.root))
+            file, line = (ref.file, ref.line) if place is None else (place.file, place.line)
+            problems.setdefault(str(error), Failure(ref.kind, str(error), kind="load", file=file, line=line))
+    if problems and not spec.keep_going:
+        raise FunctionError.of_all(problems, others=bool(scorers))
+    return scorers, list(problems.values())
 
 
 async def _no_call_by_hand(name: str, arguments: str) -> tuple[ToolCall, str]:

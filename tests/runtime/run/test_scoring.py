@@ -62,7 +62,7 @@ def refs(repo: Path, *names: str) -> list[FunctionRef]:
 
 @asynccontextmanager
 async def workers(repo: Path, store: Path, *functions: str) -> AsyncIterator[Pool]:
-    spec = scorer_spec(repo, refs(repo, *functions), LimitsConfig(), store=store, required=True)
+    spec = scorer_spec(repo, refs(repo, *functions), LimitsConfig(), store=store)
     async with open_pool(spec, PoolOptions(workers=1)) as pool:
         yield pool
 
