@@ -8,7 +8,8 @@ New code doesn't need them. Everything kept for compatibility alone is defined o
   errors have moved to `osmosis_ai.errors`; `core/exceptions.py` only re-exports them.
 - `serve_agent_loop(skip_register=…)` and `osmosis serve --skip-register`: earlier versions registered loops with the
   platform; nothing is registered now.
-- `FLAGS` and `COMMANDS`: options and commands released under a second name.
+- `FLAGS` and `COMMANDS`: options and commands released under a second name. `osmosis preview --path FILE` is the second
+  form of `osmosis preview FILE`.
 - `NOT_OFFERED`: commands of the platform, which tell the user what works locally instead.
 - `EXTRAS` of `pip install osmosis-ai[…]`: the base install holds everything; two of them used to add the MCP packages.
 """
@@ -22,7 +23,11 @@ __all__ = ["COMMANDS", "EXTRAS", "FLAGS", "NOT_OFFERED"]
 EXTRAS = {"mcp": True, "server": False, "full": True}
 """The extras, all empty now; True for those that used to add the MCP packages."""
 
-FLAGS: Mapping[str, tuple[str, ...]] = {"--dataset": ("--data",), "--module": ("--agent",)}
+FLAGS: Mapping[str, tuple[str, ...]] = {
+    "--dataset": ("--data",),
+    "--module": ("--agent",),
+    "--n": ("--number", "-n"),
+}
 """Second names of options, by current name."""
 
 COMMANDS: Mapping[str, str] = {"eval rubric": "eval-rubric"}

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, validate
+from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Given, OutputConfig, takes
 from osmosis_ai.compat import COMMANDS, NOT_OFFERED
 from osmosis_ai.config import Command, RunConfig
@@ -26,18 +27,17 @@ _BadCommandLine: Any = typer.BadParameter.__base__
 
 app = typer.Typer(
     name="osmosis",
+    cls=HelpGroup,
     help="Run, score and debug rollouts of an MCP repository, locally.",
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
 )
-eval_app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+eval_app = typer.Typer(cls=HelpGroup, invoke_without_command=True)
 
 
 @app.callback(invoke_without_command=True)
 def root(
-    context: typer.Context, version: bool = typer.Option(False, "--version", help="Show the version and exit.")
+    context: typer.Context, version: bool = typer.Option(False, "-V", "--version", help="Show the version and exit.")
 ) -> None:
     if version:
         from osmosis_ai import __version__
@@ -52,11 +52,20 @@ def root(
 def run_test(
     given: Given,
     interactive: Annotated[
-        bool, typer.Option("-i", "--interactive", help="Step through rollouts at a prompt; ? lists the commands.")
+        bool,
+        typer.Option(
+            "-i",
+            "--interactive",
+            help="Step through rollouts at a prompt; ? lists the commands.",
+            rich_help_panel="Interactive",
+        ),
     ] = False,
-    row: Annotated[int | None, typer.Option(min=0, metavar="N", help="With --interactive: the first row.")] = None,
+    row: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="With -i: the row to start with.", rich_help_panel="Interactive"),
+    ] = None,
 ) -> None:
-    """Run the agent over a dataset and score it with every reward function of the repository."""
+    """Run the agent over a dataset and score it with every reward function."""
     if interactive:
         from osmosis_ai.cli.interactive import interact
 
@@ -86,9 +95,10 @@ def _run(given: Given, command: Command) -> None:
 
 @takes(ServeConfig)
 def serve(given: Given) -> None:
-    """Serve an agent to a trainer: run each requested rollout in a worker process, against the trainer's model.
+    """Serve an agent to a trainer, which supplies the model.
 
-    A loop that raises, hangs or crashes its process fails only its own rollout, which is reported to the trainer.
+    Each requested rollout runs in a worker process. A loop that raises, hangs or crashes its process fails only its own
+    rollout, which is reported to the trainer.
     """
     from osmosis_ai.cli.serving import serve_agent
 
@@ -112,16 +122,16 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve,
 }
 for _name, _command in _COMMANDS.items():
-    app.command(_name)(_command)
+    app.command(_name, cls=HelpCommand)(_command)
 for _name, _group in {"eval": eval_app, "runs": runs.app, "cache": cache.app}.items():
     app.add_typer(_group, name=_name)
 for _name, _today in COMMANDS.items():
-    eval_app.command(_name.removeprefix("eval "))(_COMMANDS[_today])
+    eval_app.command(_name.removeprefix("eval "), cls=HelpCommand)(_COMMANDS[_today])
 for _name, _instead in NOT_OFFERED.items():
     (eval_app if _name.startswith("eval ") else app).command(
         _name.rpartition(" ")[2],
         help=f"Not offered yet: {_instead}.",
-        rich_help_panel="Not offered yet",
+        hidden=True,
         # Accept any arguments: the answer is always the same.
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(_refusing(_name, _instead))

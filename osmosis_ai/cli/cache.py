@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import command_session, nearest_folder, shared_options
 from osmosis_ai.errors import UsageError
 from osmosis_ai.text import json_text
 
+if TYPE_CHECKING:
+    from osmosis_ai.cli.console import Output
+
 __all__ = ["app"]
 
 CACHE = ".osmosis/cache.db"
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+app = typer.Typer(cls=HelpGroup, invoke_without_command=True)
 
 _Root = Annotated[
     str | None,
@@ -40,7 +43,7 @@ class _Session(NamedTuple):
 
 @app.callback()
 def cache(context: typer.Context, root: _Root = None, json: Json = False) -> None:
-    """Show the stored model replies of --cache: how many, their size, how often they were used."""
+    """Show how many model replies --cache has stored, their size, and how often they were used."""
     context.obj = (root, json)
     if context.invoked_subcommand is not None:
         return
@@ -54,7 +57,7 @@ def cache(context: typer.Context, root: _Root = None, json: Json = False) -> Non
         )
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def clear(context: typer.Context, root: _Root = None, json: Json = False) -> None:
     """Remove every stored reply. Runs that use the cache continue and fill it again."""
     with _session(context, root, json) as session:

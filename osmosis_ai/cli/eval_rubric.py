@@ -37,7 +37,7 @@ class RecordsConfig(Record, frozen=True):
     config: Annotated[
         str | None, once("The rubric file.", metavar="FILE", default="rubric_configs.yaml beside the data")
     ] = None
-    number: Annotated[int, once("Runs per record.", ("--number", "-n"), "N", minimum=1)] = 1
+    n: Annotated[int, once("Judge every record N times.", metavar="N", minimum=1)] = 1
     batch_size: Annotated[int, once("Maximum number of concurrent runs.", metavar="N", minimum=1)] = 8
     timeout: Annotated[
         float, once("Time limit for one run of an @osmosis_rubric function.", metavar="SECONDS", minimum=0.001)
@@ -91,7 +91,10 @@ class EvalRubricConfig(Record, frozen=True):
 
 @takes(EvalRubricConfig)
 def eval_rubric(given: Given) -> None:
-    """Have a judge score recorded solutions, and measure how well it agrees with itself and with people."""
+    """Have a judge score recorded solutions.
+
+    Measures how well the judge agrees with itself and, with --against, with human labels.
+    """
     import asyncio
 
     from osmosis_ai.reward_rubric.target import judge_variables
@@ -259,7 +262,7 @@ async def _evaluate(plan: _Plan, view: Output) -> list[RecordResult] | None:
     from osmosis_ai.tasks import task_group
 
     options, tally = plan.config.records, _Tally()
-    progress = LiveProgress(view, len(plan.records) * options.number, "runs", tally.__str__)
+    progress = LiveProgress(view, len(plan.records) * options.n, "runs", tally.__str__)
 
     def done(record: RubricRecord, run: JudgedRun) -> None:
         tally.add(run)
@@ -272,7 +275,7 @@ async def _evaluate(plan: _Plan, view: Output) -> list[RecordResult] | None:
                 async with task_group() as ticker:
                     ticker.start_soon(progress.keep_showing)
                     judged = await judge_records(
-                        plan.records, judge, number=options.number, batch_size=options.batch_size, done=done
+                        plan.records, judge, number=options.n, batch_size=options.batch_size, done=done
                     )
                     ticker.cancel_scope.cancel()
     return None if scope.cancel_called else judged
@@ -336,7 +339,7 @@ def _results(plan: _Plan, judged: list[RecordResult]) -> RubricResults:
         generated_at=evaluation.now(),
         rubric_id=plan.rubric_id,
         **plan.judge._asdict(),
-        number=plan.config.records.number,
+        number=plan.config.records.n,
         data_path=str(plan.data),
         spread=evaluation.spread_of(judged),
         agreement=labelled,

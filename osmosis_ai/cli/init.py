@@ -25,7 +25,10 @@ def init(
         typer.Argument(metavar="DIR", help="The folder to create; it may exist.", show_default=False),
     ],
 ) -> None:
-    """Create a small, complete repository: tools, a reward, a rubric, rows, a CI workflow. Overwrites no file."""
+    """Create a small, complete repository to start from.
+
+    It has tools, a reward function, a rubric, rows and a CI workflow. No file is overwritten.
+    """
     from osmosis_ai.cli.console import Output
 
     files = {folder / path: text for path, text in _files(_project_name(folder))}

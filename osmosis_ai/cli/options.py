@@ -127,7 +127,14 @@ def _parameter(option: DeclaredOption) -> inspect.Parameter:
         kind = str
     else:
         bounds["min"] = declared.minimum
-    shown = typer.Option(*flags, metavar=declared.metavar, help=help, rich_help_panel=option.panel, **bounds)
+    shown = typer.Option(
+        *flags,
+        metavar=declared.metavar,
+        help=help,
+        rich_help_panel=option.panel,
+        autocompletion=(lambda: list(declared.choices)) if declared.choices else None,
+        **bounds,
+    )
     # Every option defaults to None here, to tell an omitted option from a typed default.
     annotation = Annotated[kind | None, shown]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -15,7 +15,11 @@ __all__ = ["preview"]
 
 
 def preview(
-    path: Annotated[str, typer.Option("--path", metavar="FILE", help="A rubric file (YAML) or a dataset.")],
+    file: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="A rubric file (YAML), judging records or a dataset.", show_default=False),
+    ] = None,
+    path: Annotated[str | None, typer.Option("--path", metavar="FILE", help="FILE under an earlier name.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Show at most N entries.")] = None,
 ) -> None:
     """Check a rubric file or a dataset and show every entry."""
@@ -27,11 +31,13 @@ def preview(
     from osmosis_ai.cli.console import Output
     from osmosis_ai.masking import Masker
 
-    file = Path(path).expanduser()
-    summary, entries, keys = _load(file)
+    if (file is None) == (path is None):
+        raise UsageError("name one file: osmosis preview FILE")
+    name = file or path or ""
+    summary, entries, keys = _load(Path(name).expanduser())
     masker = Masker.from_environment(os.environ, keys)
     output = Output(masker.text)
-    output.line(f"Loaded {summary} from {path}")
+    output.line(f"Loaded {summary} from {name}")
     for entry in itertools.islice(entries, limit):
         output.line(msgspec.json.format(masker.encoded(msgspec.json.encode(entry)), indent=2).decode("utf-8"))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import ExitCode, command_session, nearest_folder, shared_options
 from osmosis_ai.errors import FunctionError, StoreError, UsageError
@@ -21,6 +21,7 @@ from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
 from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
+    from osmosis_ai.cli.console import Output
     from osmosis_ai.masking import Masker
     from osmosis_ai.records import Failure, FunctionRef, Record
     from osmosis_ai.runtime.pool.base import PoolOptions
@@ -36,7 +37,7 @@ RUNS = ".osmosis/runs.db"
 _DEFAULT_FORMAT = format_of(None).name
 _TEXT_FORMATS = ", ".join(each.name for each in EXPORT_FORMATS.values() if each.text)
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+app = typer.Typer(cls=HelpGroup, invoke_without_command=True)
 
 
 def _export_format(name: str) -> ExportFormat:
@@ -88,7 +89,7 @@ def runs(
         list_runs(context, limit=limit)
 
 
-@app.command("list")
+@app.command("list", cls=HelpCommand)
 def list_runs(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="The N latest runs.")] = 20,
@@ -109,7 +110,7 @@ def list_runs(
             session.output.say("no runs yet; `osmosis test` and `osmosis eval` create one")
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def show(
     context: typer.Context,
     run: _Run = "latest",
@@ -154,11 +155,12 @@ def show(
 
 
 @app.command(
+    cls=HelpCommand,
     help="Compare run B with run A on the rows both have.\n\n"
     "Rows are the same if their content is. Shows for each function the paired difference B − A with its 95 % "
     "confidence interval, the number of rows that B wins, loses and ties, and the rows that crossed the pass "
     "threshold. With several attempts per row, a row's score is their mean; a missing score counts as 0. The exit code "
-    "is 1 if there is nothing to compare."
+    "is 1 if there is nothing to compare.",
 )
 def compare(
     context: typer.Context,
@@ -188,6 +190,7 @@ def compare(
 
 
 @app.command(
+    cls=HelpCommand,
     help="Export a run for training: one row per rollout.\n\n"
     "Each row has messages, tools (the schemas offered), reward (the only score, or the mean of them), rewards by "
     "function, row_id, row_index, run_index, model, finish_reason, error, ground_truth, metadata (the dataset row's "
@@ -196,7 +199,7 @@ def compare(
         text
         for each in EXPORT_FORMATS.values()
         for text in (f"{each.description[:-1]}:", *(f"    {call}" for call in each.read_with))
-    )
+    ),
 )
 def export(
     context: typer.Context,
@@ -206,7 +209,7 @@ def export(
         typer.Option(
             "--format",
             parser=_export_format,
-            metavar=f"<{'|'.join(EXPORT_FORMATS)}>",
+            metavar="|".join(EXPORT_FORMATS),
             help=f"Default: by the file's suffix, else {_DEFAULT_FORMAT}.",
         ),
     ] = None,
@@ -220,7 +223,11 @@ def export(
         float | None, typer.Option(metavar="X", help="Only rollouts with a reward of at least X.")
     ] = None,
     policy: Annotated[
-        _Policy, typer.Option(help="The rollouts of which model, for a run with a baseline model.")
+        _Policy,
+        typer.Option(
+            metavar="|".join(each.value for each in _Policy),
+            help="The rollouts of which model, for a run with a baseline model.",
+        ),
     ] = _Policy.policy,
     root: _Root = None,
     json: Json = False,
@@ -262,7 +269,7 @@ def export(
             output.say(f"{written} of {info.rollouts} rollouts of run {info.id} written{where}{chosen_only}")
 
 
-@app.command()
+@app.command(cls=HelpCommand)
 def rescore(
     context: typer.Context,
     run: _Run = "latest",
@@ -312,12 +319,10 @@ def rescore(
         raise typer.Exit(asyncio.run(_rescore(session, info, spec, options, left_out)))
 
 
-@app.command("rm")
+@app.command("rm", cls=HelpCommand)
 def remove(
     context: typer.Context,
-    runs: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN...", help="Ids, their beginnings, or `latest`.")
-    ] = None,
+    runs: Annotated[list[str] | None, typer.Argument(metavar="RUN", help="Ids, their beginnings, or `latest`.")] = None,
     all_finished: Annotated[bool, typer.Option("--all-finished", help="Remove every finished run.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
     root: _Root = None,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from osmosis_ai.cli.console import Output
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import OsmosisError, StoreError
 
 if TYPE_CHECKING:
+    from osmosis_ai.cli.console import Output
     from osmosis_ai.masking import Masker
 
 __all__ = ["CommandSession", "ExitCode", "command_session", "interrupts", "nearest_folder", "shared_options"]
@@ -47,9 +47,12 @@ class CommandSession:
     """
 
     def __init__(self, *, quiet: bool) -> None:
+        # Imported here, because `--help` and completion need no rich.
+        from osmosis_ai.cli.console import Output
+
         self.cwd = Path.cwd()
         self.environ: dict[str, str] = dict(os.environ)
-        self.output = Output(quiet=quiet)
+        self.output: Output = Output(quiet=quiet)
         self.use()
 
     def use(self, *folders: Path, keys: Iterable[str] = ()) -> None:

@@ -24,7 +24,7 @@ FORMATS = ("text", "json", "github")
 
 
 def validate(
-    repo: Annotated[Path, typer.Argument(metavar="[REPO]", help="The repository's root.", show_default=False)] = Path(),
+    repo: Annotated[Path, typer.Argument(metavar="REPO", help="The repository's root.", show_default=False)] = Path(),
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -59,8 +59,9 @@ def validate(
     form: Annotated[str, typer.Option("--format", metavar="text|json|github", help="Report format.")] = "text",
     json: Json = False,
 ) -> None:
-    """Check everything in a repository: tools, functions, what rewards really reward, dataset, configs, git.
+    """Check a repository before you push it: tools, rewards, dataset, configs, git.
 
+    Tries every reward function with right, wrong, empty and odd answers, to show what it really rewards.
     docs/checks.md lists every finding's code with its cause and remedy.
     """
     import asyncio

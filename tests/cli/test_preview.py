@@ -87,3 +87,13 @@ def test_an_invalid_file_is_an_error(
     assert (done.code, done.stdout) == (2, "")
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_the_file_is_named_once(osmosis: Osmosis, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps({'system_prompt': 's', 'user_prompt': 'u'})}\n")
+    given = osmosis("preview", "rows.jsonl", cwd=tmp_path)
+    assert (given.code, given.stdout) == (0, osmosis("preview", "--path", "rows.jsonl", cwd=tmp_path).stdout)
+    for arguments in ([], ["rows.jsonl", "--path", "rows.jsonl"]):
+        refused = osmosis("preview", *arguments, cwd=tmp_path)
+        assert (refused.code, refused.stdout) == (2, "")
+        assert "name one file: osmosis preview FILE" in refused.stderr

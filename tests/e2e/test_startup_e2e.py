@@ -27,19 +27,19 @@ sys.meta_path.insert(0, Watch())
 """
 
 
-def imported(*arguments: str, cwd: Path) -> set[str]:
+def imported(*arguments: str, cwd: Path, **env: str) -> set[str]:
     """The top-level packages that a command imports in its own process."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", str(COMMAND), *arguments],
         cwd=cwd,
-        env=clean_environment(),
+        env=clean_environment(**env),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert "Usage" in done.stdout or done.stdout[0].isdigit()
+    assert "Usage" in done.stdout or done.stdout[0].isdigit() or env
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
     assert len(lines) > 50
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
@@ -48,8 +48,14 @@ def imported(*arguments: str, cwd: Path) -> set[str]:
 @pytest.mark.parametrize("arguments", [["--help"], ["test", "--help"], ["eval", "--help"], ["--version"], []])
 def test_help_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
     # To read options, new versions of typer import pydantic.
-    heavy = {*HEAVY, "pydantic"} if arguments == ["--help"] else set(HEAVY)
+    heavy = {*HEAVY, "pydantic", "rich"} if arguments == ["--help"] else set(HEAVY)
     assert imported(*arguments, cwd=tmp_path) & heavy == set()
+
+
+@pytest.mark.parametrize("words", ["osmosis te", "osmosis test --mod"])
+def test_completion_imports_nothing_heavy(words: str, tmp_path: Path) -> None:
+    asked = {"_OSMOSIS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    assert imported(cwd=tmp_path, **asked) & {*HEAVY, "rich"} == set()
 
 
 def test_help_lists_every_option(osmosis: Osmosis) -> None:

@@ -1,0 +1,307 @@
+"""Write the help of every command: usage, options, examples and exit codes, the same with every version of typer."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from osmosis_ai.compat import COMMANDS, NOT_OFFERED
+
+__all__ = ["CONTEXT", "PAGES", "HelpCommand", "HelpGroup", "Page"]
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""The settings of the root command, which its subcommands inherit."""
+
+
+class Page(NamedTuple):
+    """The end of a command's help.
+
+    Attributes:
+        see: The page of the documentation.
+        examples: Command lines, each after the purpose it serves.
+        failed: The meaning of exit code 1; empty if the command never ends with it.
+    """
+
+    see: str
+    examples: Sequence[tuple[str, str]]
+    failed: str = ""
+
+
+FLAGS_WIDTH = 34
+
+_RUN_FAILED = "a rollout failed or could not be scored"
+
+PAGES = {
+    "": Page(
+        "README.md, docs/",
+        [
+            ("Create a repository to start from", "osmosis init my-agent"),
+            ("Check its tools and rewards, offline and free", "osmosis test --model offline/oracle"),
+            ("Measure a model", "osmosis eval --model openai/gpt-5-mini --limit 20 --n 3"),
+        ],
+        "something failed",
+    ),
+    "init": Page(
+        "README.md",
+        [
+            ("Create my-agent/ and try it", "osmosis init my-agent && cd my-agent && osmosis test"),
+            ("Fill the current folder", "osmosis init ."),
+        ],
+    ),
+    "test": Page(
+        "docs/cli.md",
+        [
+            ("Try three rows without a model or a key", "osmosis test --limit 3 --model offline/oracle"),
+            ("Step through row 2 at a prompt", "osmosis test --interactive --row 2"),
+        ],
+        _RUN_FAILED,
+    ),
+    "eval": Page(
+        "docs/cli.md",
+        [
+            ("Score a local model, three attempts per row", "osmosis eval --base-url http://localhost:8000/v1 --n 3"),
+            ("Re-score whenever a file is saved", "osmosis eval --limit 20 --watch"),
+        ],
+        f"{_RUN_FAILED}, or a mean is below --fail-under",
+    ),
+    "eval-rubric": Page(
+        "docs/rubrics.md",
+        [
+            ("Judge recorded solutions", "osmosis eval-rubric --rubric explained_steps -d rubric_data.jsonl"),
+            (
+                "Run it three times per record",
+                "osmosis eval-rubric --rubric explained_steps -d rubric_data.jsonl --n 3",
+            ),
+        ],
+        "a run of the judge failed",
+    ),
+    "validate": Page(
+        "docs/checks.md",
+        [
+            ("Check the repository in the current folder", "osmosis validate"),
+            ("Annotate a pull request, without running code", "osmosis validate --static --format github"),
+        ],
+        "an error was found (with --strict: or a warning)",
+    ),
+    "runs": Page(
+        "docs/runs.md",
+        [
+            ("List the latest runs", "osmosis runs --limit 5"),
+            ("Show what failed in the last run", "osmosis runs show latest --failed"),
+        ],
+    ),
+    "runs list": Page(
+        "docs/runs.md",
+        [
+            ("List the latest runs", "osmosis runs list --limit 5"),
+            ("Read them from a script", "osmosis runs list --json"),
+        ],
+    ),
+    "runs show": Page(
+        "docs/runs.md",
+        [
+            ("Read the transcript of a row", "osmosis runs show latest --row 0"),
+            ("Show only what failed", "osmosis runs show latest --failed"),
+        ],
+    ),
+    "runs compare": Page(
+        "docs/runs.md",
+        [
+            ("Compare the last run with an earlier one", "osmosis runs compare 20260301-0941 latest"),
+            ("Count a row as passed from 0.5", "osmosis runs compare 20260301-0941 latest --pass-threshold 0.5"),
+        ],
+        "there is nothing to compare",
+    ),
+    "runs export": Page(
+        "docs/runs.md",
+        [
+            ("Write the rollouts that passed", "osmosis runs export latest --only-passed -o train.jsonl"),
+            ("Write Parquet", "osmosis runs export latest -o train.parquet"),
+        ],
+        "the file could not be written",
+    ),
+    "runs rescore": Page(
+        "docs/runs.md",
+        [
+            ("Score the last run with the current reward code", "osmosis runs rescore"),
+            ("Score it with one function", "osmosis runs rescore latest --eval-fn numbers_match_reward"),
+        ],
+        "a score could not be computed",
+    ),
+    "runs rm": Page(
+        "docs/runs.md",
+        [
+            ("Remove a run", "osmosis runs rm 20260301-0941"),
+            ("Remove all finished runs without asking", "osmosis runs rm --all-finished --yes"),
+        ],
+        "the removal was declined",
+    ),
+    "preview": Page(
+        "docs/datasets.md",
+        [
+            ("Show two rows as Osmosis reads them", "osmosis preview test_data.jsonl --limit 2"),
+            ("Check a rubric file", "osmosis preview rubric_configs.yaml"),
+        ],
+    ),
+    "config": Page(
+        "docs/options.md",
+        [
+            ("Show where each option comes from", "osmosis config"),
+            ("See what a command line would change", "osmosis config --n 5 --json"),
+        ],
+    ),
+    "cache": Page(
+        "docs/watch.md",
+        [("Show how much is stored", "osmosis cache"), ("Remove all stored replies", "osmosis cache clear")],
+    ),
+    "cache clear": Page(
+        "docs/watch.md",
+        [("Remove all stored replies", "osmosis cache clear"), ("In a script", "osmosis cache clear --json")],
+    ),
+    "serve": Page(
+        "docs/agent-loops.md",
+        [
+            ("Serve a repository's tools, for tests on this machine", "osmosis serve --mcp ./mcp --local"),
+            ("Serve your own agent loop", "osmosis serve -m server:agent_loop --port 9000"),
+        ],
+    ),
+}
+"""The help page of every command, in the order of a user's work."""
+
+
+class HelpCommand(TyperCommand):
+    """A command whose help is plain text."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _write(self, ctx, formatter)
+
+
+class HelpGroup(TyperGroup):
+    """A group whose help is plain text and lists its commands in the order of `PAGES`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = {name: place for place, name in enumerate(PAGES)}
+        path = _path(ctx)
+        return sorted(super().list_commands(ctx), key=lambda name: order.get(f"{path} {name}".strip(), len(order)))
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _write(self, ctx, formatter)
+
+
+def _write(command: Any, ctx: Any, formatter: Any) -> None:
+    parameters = [one for one in command.get_params(ctx) if not one.hidden]
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    commands = _commands(command, ctx)
+    usage = ["[OPTIONS]", *map(_usage, arguments), *(["[COMMAND]"] if commands else [])]
+    lines = [f"{_styled('Usage:')} {ctx.command_path} {' '.join(usage)}", "", *_text(command.help, formatter.width)]
+    # click 8.3 drops the help of arguments that typer 0.16 sets, so it is read from the declaration.
+    declared = get_type_hints(command.callback, include_extras=True) if arguments else {}
+    panels: dict[str, list[tuple[str, str]]] = {
+        "Arguments": [(one.metavar, _described(one, declared.get(one.name))) for one in arguments],
+        "Commands": commands,
+    }
+    for one in parameters:
+        if one.param_type_name == "option":
+            # --help itself is click's own option in older versions of typer, and has no panel.
+            panel = getattr(one, "rich_help_panel", None) or "Options"
+            panels.setdefault(panel, []).append((_flags(one), _described(one)))
+    # Panels come first; "Options" has at least --help.
+    panels["Options"] = panels.pop("Options")
+    for title, rows in panels.items():
+        lines += _section(title, rows, formatter.width)
+    formatter.write("\n".join([*lines, *_end(_path(ctx), formatter.width)]) + "\n")
+
+
+def _end(path: str, width: int) -> Iterator[str]:
+    page = PAGES[COMMANDS.get(path, path)]
+    yield from ("", _styled("Examples:"))
+    for purpose, line in page.examples:
+        yield from (_styled(f"  # {purpose}", dim=True), f"  {line}")
+    refused = [name.rpartition(" ")[2] for name in NOT_OFFERED if name.rpartition(" ")[0] == path]
+    if refused:
+        yield ""
+        yield from _text(f"Not offered yet: {', '.join(refused)}. Each says what to use instead.", width)
+    codes = [("0", "success"), ("1", page.failed), ("2", "could not start"), ("130", "interrupted")]
+    yield from _section("Exit codes", [(code, meaning) for code, meaning in codes if meaning], width)
+    yield from ("", f"{_styled('More:')} {page.see}")
+
+
+def _text(text: str, width: int) -> Iterator[str]:
+    """Wrap paragraphs; an indented one is code."""
+    for number, paragraph in enumerate(text.split("\n\n")):
+        yield from [""] if number else []
+        yield from [paragraph] if paragraph.startswith(" ") else _wrapped(paragraph, width)
+
+
+def _section(title: str, rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    if not rows:
+        return
+    yield from ("", _styled(f"{title}:"))
+    first = min(max(len(name) for name, _ in rows), FLAGS_WIDTH)
+    for name, text in rows:
+        indent = " " * (first + 4)
+        wrapped = _wrapped(text, width, indent)
+        if len(name) > first:
+            yield f"  {name}"
+        else:
+            wrapped[0] = f"  {name:<{first}}  {wrapped[0].strip()}"
+        yield from wrapped
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _commands(command: Any, ctx: Any) -> list[tuple[str, str]]:
+    if not isinstance(command, HelpGroup):
+        return []
+    found = [(name, command.get_command(ctx, name)) for name in command.list_commands(ctx)]
+    return [(name, (one.help or "").split("\n\n")[0]) for name, one in found if one is not None and not one.hidden]
+
+
+def _path(ctx: Any) -> str:
+    """Return the command's name without the program's, such as `runs show`; empty for the root."""
+    names = []
+    while ctx.parent is not None:
+        names.append(ctx.info_name)
+        ctx = ctx.parent
+    return " ".join(reversed(names))
+
+
+def _usage(argument: Any) -> str:
+    name = f"{argument.metavar}{'...' if argument.nargs == -1 else ''}"
+    return name if argument.required else f"[{name}]"
+
+
+def _flags(option: Any) -> str:
+    if option.secondary_opts:
+        return f"--[no-]{option.opts[0].removeprefix('--')}"
+    flags = ", ".join(sorted(option.opts, key=lambda flag: flag.startswith("--")))
+    return flags if option.is_flag else f"{flags} {option.metavar}"
+
+
+def _described(parameter: Any, declared: Any = None) -> str:
+    default = parameter.default
+    help = parameter.help if declared is None else get_args(declared)[1].help
+    if parameter.show_default and default not in (None, False, "", ()) and not callable(default):
+        text = f"{default:g}" if isinstance(default, float) else getattr(default, "value", default)
+        return f"{help} Default: {text}."
+    return str(help)
+
+
+def _styled(text: str, *, dim: bool | None = None) -> str:
+    if os.environ.get("NO_COLOR"):
+        return text
+    return typer.style(text, bold=None if dim else True, dim=dim)
