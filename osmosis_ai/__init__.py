@@ -7,9 +7,9 @@ Example:
     >>> report = run(RunConfig.of(mcp="./mcp", dataset="test_data.jsonl", model="offline/oracle"))
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+# Type checkers take this for True. `python -m osmosis_ai` hasn't put the working directory last on the path yet, so a
+# `typing.py` there would be imported.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from osmosis_ai.config import RunConfig

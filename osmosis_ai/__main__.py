@@ -1,15 +1,23 @@
 """Entry point of the commands `osmosis`, `osmosis-ai`, `osmosis_ai` and `python -m osmosis_ai`."""
 
-from __future__ import annotations
-
-import signal
+import os
 import sys
+
+# `python -m` puts the working directory first on the path, and PYTHONPATH may contain it. It goes last before anything
+# else is imported, because a repository's own files must not hide libraries.
+try:
+    here = os.getcwd()  # noqa: PTH109 - pathlib isn't imported yet
+except OSError:
+    here = ""  # the folder is gone; the command reports it
+sys.path.sort(key=here.__eq__)
 
 INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line."""
+    import signal
+
     try:
         from osmosis_ai.cli.early import start_early
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from osmosis_ai.errors import RepositoryError
-from osmosis_ai.imports import SourceLoader, install_hint, uncached_imports
+from osmosis_ai.imports import SourceLoader, import_from, import_hint
 from osmosis_ai.tracebacks import describe, locate
 
 __all__ = ["import_failure", "import_fastmcp", "load_server", "prepare_path"]
@@ -38,9 +38,8 @@ def prepare_path(mcp_dir: Path, root: Path) -> None:
     import_fastmcp()
     import mcp.types  # noqa: F401
 
-    first = [str(mcp_dir.resolve()), str(root.resolve())]
-    sys.path[:] = first + [entry for entry in sys.path if entry not in first]
-    uncached_imports(root)
+    mcp_dir = mcp_dir.resolve()
+    import_from(root, [str(mcp_dir), str(root.resolve())], scripts=mcp_dir)
 
 
 def load_server(entry: Path, name: str | None = None) -> object:
@@ -124,7 +123,7 @@ def _hint(exc: BaseException, mcp_dir: Path, root: Path, line: str) -> str | Non
                 "The installed MCP SDK is version 1, which has no MCPServer. "
                 "Write `from fastmcp import FastMCP` instead, or install `mcp>=2`."
             )
-        if hint := install_hint(exc, mcp_dir, root):
+        if hint := import_hint(exc, root, mcp_dir):
             return hint
     if isinstance(exc, SystemExit):
         return "The code exited while it was imported."

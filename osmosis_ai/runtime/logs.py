@@ -9,16 +9,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-__all__ = ["Capture", "LogWriter", "capture_output", "new_log", "output_in_file"]
+__all__ = ["Capture", "LogWriter", "capture_output", "held_output", "last_lines", "new_log", "output_in_file"]
 
 JOB_BYTES = 1 << 20
 PROCESS_BYTES = 8 << 20
 LINE_CHARACTERS = 8192
 KEPT_LOGS = 50
 DRAIN_SECONDS = 0.5
+TAIL_BYTES = 1 << 16
 
 
 def new_log(folder: Path) -> Path:
@@ -28,6 +29,30 @@ def new_log(folder: Path) -> Path:
     for old in sorted(logs.glob("*.log"))[: -KEPT_LOGS + 1]:
         old.unlink(missing_ok=True)
     return logs / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}.log"
+
+
+def last_lines(log: Path, pid: int, count: int) -> list[str]:
+    """Return the last `count` lines that a process wrote to a log without belonging to a job.
+
+    Fewer, if they are far from the log's end. Output that a dead process still held back counts, and is deleted.
+    """
+    held = held_output(log, pid)
+    if held.exists():
+        found = _tail(held)
+        held.unlink()
+    else:
+        lines = (line.partition("] ") for line in _tail(log) if line.startswith(f"[worker {pid} "))
+        found = [text for _, _, text in lines]
+    return found[-count:]
+
+
+def _tail(file: Path) -> list[str]:
+    try:
+        with file.open("rb") as opened:
+            opened.seek(-min(TAIL_BYTES, file.stat().st_size), os.SEEK_END)
+            return opened.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
 
 
 class LogWriter:
@@ -164,10 +189,24 @@ def capture_output(writer: LogWriter, label: Callable[[], str]) -> Capture:
     return Capture(writer, streams, drains)
 
 
+def held_output(log: Path, pid: int) -> Path:
+    """Return the file that holds the output of a process in `output_in_file`."""
+    return log.with_name(f"{log.stem}-{pid}.log")
+
+
 @contextmanager
-def output_in_file(writer: LogWriter) -> Iterator[None]:
-    """Hold back the process's output until the block ends, then log it; discard all later output."""
-    with tempfile.TemporaryFile() as held:
+def output_in_file(writer: LogWriter, log: Path | None) -> Iterator[None]:
+    """Hold back the process's output until the block ends, then log it; discard all later output.
+
+    If the process dies first, its output remains in `held_output` beside the log.
+    """
+    with ExitStack() as stack:
+        if log is None:
+            held = stack.enter_context(tempfile.TemporaryFile())
+        else:
+            file = held_output(log, os.getpid())
+            held = stack.enter_context(file.open("w+b"))
+            stack.callback(file.unlink)
         for descriptor in (1, 2):
             os.dup2(held.fileno(), descriptor)
         try:

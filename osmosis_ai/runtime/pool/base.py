@@ -122,6 +122,10 @@ class Channel(Protocol):
         """How the worker ended, in words; known once `read` has returned."""
         ...
 
+    def last_words(self) -> list[str]:
+        """Return the worker's last lines of output, and which file of the repository hides a library, if one does."""
+        ...
+
     async def read(self, take: Callable[[Event], None]) -> None:
         """Pass every event to `take`, in order, until the worker and everything it started has ended.
 

@@ -56,6 +56,10 @@ class _InlineChannel:
         self._scope = anyio.CancelScope()
         self._loop = asyncio.get_running_loop()
 
+    def last_words(self) -> list[str]:
+        # Its output is on stderr already.
+        return []
+
     async def read(self, take: Callable[[Event], None]) -> None:
         def emit(event: Event) -> None:
             # A new worker would be in this process too, along with the blocked thread.

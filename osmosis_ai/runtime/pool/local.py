@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 import anyio
 import msgspec
 import psutil
 
+from osmosis_ai.imports import hiding
 from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.logs import last_lines
 from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.runtime.pool.base import LOAD_SECONDS, PoolOptions
 from osmosis_ai.runtime.pool.forks import ChildProcess, ForkLine
 from osmosis_ai.runtime.pool.group import WorkerGroup
 from osmosis_ai.runtime.pool.pool import WorkerPool, open_groups
-from osmosis_ai.runtime.protocol import Boot, Event, Order, WorkerSpec, decode_event, detach, pack, read_frame
+from osmosis_ai.runtime.protocol import Boot, Event, Order, Places, WorkerSpec, decode_event, detach, pack, read_frame
 from osmosis_ai.runtime.worker.forking import TEMPLATE, WORKER
 from osmosis_ai.tasks import task_group
 
@@ -29,6 +33,8 @@ FREEZE_GRACE_SECONDS = 5.0
 
 DRAIN_SECONDS = 0.5
 EVENT_BUFFER = 1 << 20
+LAST_LINES = 10
+_TRACED = re.compile(r'^ *File "(.+)", line', re.MULTILINE)
 
 
 @asynccontextmanager
@@ -75,16 +81,18 @@ class LocalChannel:
     def __init__(
         self,
         process: ChildProcess,
+        places: Places,
         orders: asyncio.StreamWriter,
         events: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
         self._process = process
+        self._places = places
         self._orders = orders
         self._reader, self._events = events
 
     @classmethod
-    async def fork(cls, line: ForkLine, boot: Boot | None) -> LocalChannel:
-        """Fork a worker; raise OSError. `boot` is None if the forking process already has it."""
+    async def fork(cls, line: ForkLine, boot: Boot, *, booted: bool = False) -> LocalChannel:
+        """Fork a worker; raise OSError. `booted` is True if the forking process already has the record."""
         jobs, jobs_far = socket.socketpair()
         events, events_far = socket.socketpair()
         with ExitStack() as unused:
@@ -94,18 +102,17 @@ class LocalChannel:
                 process = await line.fork(WORKER, jobs_far, events_far)
             unused.pop_all()
         _, orders = await asyncio.open_unix_connection(sock=jobs)
-        if boot is not None:
+        if not booted:
             orders.write(pack(boot))
-        return cls(process, orders, await asyncio.open_unix_connection(sock=events, limit=EVENT_BUFFER))
+        return cls(process, boot.places, orders, await asyncio.open_unix_connection(sock=events, limit=EVENT_BUFFER))
 
     @property
     def ending(self) -> str:
         code = self._process.exit_code
-        if code is None:
-            return "lost with its parent process"
-        if code < 0:
-            return f"killed by {_signal_name(-code)}"
-        return f"exited with code {code}"
+        return "lost with its parent process" if code is None else _how_it_ended(code)
+
+    def last_words(self) -> list[str]:
+        return _last_words(self._process.pid, self._places)
 
     async def read(self, take: Callable[[Event], None]) -> None:
         try:
@@ -201,9 +208,10 @@ class TemplateSpawner:
 class _Template:
     """A process that loads the repository and then forks workers. Made by `start`."""
 
-    def __init__(self, process: ChildProcess, server: ForkLine, line: ForkLine) -> None:
+    def __init__(self, process: ChildProcess, boot: Boot, server: ForkLine, line: ForkLine) -> None:
         self.process = process
         self.loaded = False
+        self._boot = boot
         self._server = server
         self._line = line
 
@@ -218,13 +226,19 @@ class _Template:
         requests.setblocking(False)
         await asyncio.get_running_loop().sock_sendall(requests, pack(boot))
         requests.setblocking(True)
-        lost = "the process that loaded the repository was lost; its output is in the run's log"
-        return cls(process, server, ForkLine(requests, reports, lost))
+        return cls(process, boot, server, ForkLine(requests, reports, "the process that loads the repository was lost"))
 
     async def fork(self) -> LocalChannel:
         """Fork a worker; raise OSError if the template is lost or takes too long to load."""
         with anyio.move_on_after(LOAD_SECONDS):
-            channel = await LocalChannel.fork(self._line, None)
+            try:
+                channel = await LocalChannel.fork(self._line, self._boot, booted=True)
+            except OSError as error:
+                with anyio.move_on_after(DRAIN_SECONDS):
+                    await self.process.exited.wait()
+                code = self.process.exit_code
+                how = str(error) if code is None else f"{error}: {_how_it_ended(code)}"
+                raise OSError("\n    ".join([how, *_last_words(self.process.pid, self._boot.places)])) from error
             self.loaded = True
             return channel
         self.process.kill()
@@ -238,6 +252,20 @@ class _Template:
         await self._server.aclose()
 
 
+def _last_words(pid: int, places: Places) -> list[str]:
+    if places.log is None:
+        return []
+    lines = last_lines(Path(places.log), pid, LAST_LINES)
+    root = Path(places.root)
+    for file in dict.fromkeys(map(Path, _TRACED.findall("\n".join(lines)))):
+        name = file.parent.name if file.name == "__init__.py" else file.stem
+        if file.is_relative_to(root) and hiding(name, [file.parent]) == file:
+            lines.append(
+                f"{file.relative_to(root).as_posix()} has the name of a library that other code needs; rename it."
+            )
+    return lines
+
+
 def _fair_share(workers: int) -> int:
     """Return the bytes per worker if all together may take four fifths of the free memory."""
     return int(psutil.virtual_memory().available * 0.8 / workers)
@@ -247,7 +275,9 @@ def _fork_server() -> ForkLine:
     return ForkLine(*forkserver.open_line(), "the fork server was lost")
 
 
-def _signal_name(number: int) -> str:
+def _how_it_ended(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
     # Real-time signals have no names.
     names = {known.value: known.name for known in signal.Signals}
-    return names.get(number, f"signal {number}")
+    return f"killed by {names.get(-code, f'signal {-code}')}"

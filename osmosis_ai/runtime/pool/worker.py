@@ -178,7 +178,8 @@ class WorkerHandle:
 
     def _start_error(self) -> StartError:
         if self._not_ready is None:
-            how = self._how_it_ended().message
+            lines = [self._how_it_ended().message, *self._channel.last_words()]
+            how = "\n    ".join(lines)
             return StartError(f"the repository can't be loaded, because its worker was lost: {how}")
         # The worker sends the name of the error's class; raise the same class here.
         kind = getattr(errors, self._not_ready.error, StartError)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,7 +20,7 @@ import msgspec
 from osmosis_ai import errors, tracebacks
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.failures import FailureKind
-from osmosis_ai.imports import uncached_imports
+from osmosis_ai.imports import import_from
 from osmosis_ai.mcp_tools.loading import import_failure
 from osmosis_ai.records import (
     AgentReport,
@@ -76,8 +75,7 @@ def load_agent(source: AgentSource) -> LoadedAgent:
     an agent loop.
     """
     root = Path(source.root)
-    sys.path[:] = [source.root, *(entry for entry in sys.path if entry not in ("", source.root))]
-    uncached_imports(root)
+    import_from(root, [source.root])
     shown = source.file or source.module
     try:
         module = importlib.import_module(source.module)

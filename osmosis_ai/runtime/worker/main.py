@@ -93,7 +93,7 @@ def template_main(requests: socket.socket, reports: socket.socket, lifeline: int
     failure: protocol.NotReady | None = None
     loaded: LoadedRepository | None = None
     # This process must stay single-threaded to fork safely, so no thread can drain pipes: a file holds the output.
-    with output_in_file(writer):
+    with output_in_file(writer, Path(boot.places.log) if boot.places.log else None):
         try:
             loaded = load_repository(attach(boot.spec, boot.places))
             for model in boot.spec.policies.values():

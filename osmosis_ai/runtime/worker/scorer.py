@@ -23,7 +23,7 @@ from osmosis_ai import tracebacks
 from osmosis_ai.decorators import annotation_members
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.failures import FailureKind
-from osmosis_ai.imports import SourceLoader, install_hint
+from osmosis_ai.imports import SourceLoader, import_hint
 from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Message, Score, ScoringInput
 from osmosis_ai.reward_rubric.judge import trace_judge_calls
 from osmosis_ai.reward_rubric.target import rubric_extra_info
@@ -388,7 +388,7 @@ def _import_by_location(name: str, file: Path) -> ModuleType:
 def _import_problem(ref: FunctionRef, error: BaseException) -> str:
     place = tracebacks.locate(error, Path(ref.root))
     if place is not None:
-        hint = install_hint(error, Path(ref.root))
+        hint = import_hint(error, Path(ref.root))
         return f"{place}: {tracebacks.describe(error)}" + (f"\n{hint}" if hint else "")
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     if missing is not None and (ref.module == missing or ref.module.startswith(missing + ".")):

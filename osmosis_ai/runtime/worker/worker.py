@@ -24,7 +24,7 @@ from osmosis_ai import tracebacks
 from osmosis_ai.code_hashes import imported_sources
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError, StoreError
-from osmosis_ai.imports import uncached_imports
+from osmosis_ai.imports import import_from
 from osmosis_ai.models.base import ChatModel
 from osmosis_ai.models.host import HostOptions, ModelHost, create_model
 from osmosis_ai.records import (
@@ -601,9 +601,7 @@ def _open_cache(spec: protocol.WorkerSpec) -> ReplyCache | None:
 def _load_functions(spec: protocol.WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]:
     # Reversed, so that the first function's root ends up first on the path.
     for folder in reversed(list(dict.fromkeys(ref.root for ref in spec.functions))):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        uncached_imports(Path(folder))
+        import_from(Path(folder), [] if folder in sys.path else [folder])
     scorers: dict[str, Scorer] = {}
     # By message, because all functions of a file fail for the same reason.
     problems: dict[str, Failure] = {}
