@@ -1,4 +1,4 @@
-"""The package's own folder, atomic file replacement, and size-limited file reads."""
+"""Paths that users give, the package's own folder, atomic file replacement, and size-limited file reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["UnreadableError", "private_folder", "read_bounded", "replaced_file"]
+__all__ = ["UnreadableError", "given_path", "private_folder", "read_bounded", "replaced_file"]
 
 
 class UnreadableError(Exception):
@@ -20,6 +20,12 @@ class UnreadableError(Exception):
         super().__init__(message)
         self.message = message
         self.line = line
+
+
+def given_path(text: str, cwd: Path) -> Path:
+    """Return the path that a user gave, relative to the working directory; a `~` at its start is a home folder."""
+    # `Path.expanduser` raises where `~name` is no user; here it stays a name like any other.
+    return cwd / os.path.expanduser(text)  # noqa: PTH111 - see above
 
 
 def read_bounded(path: Path, limit: int, too_large: str) -> bytes:

@@ -13,6 +13,7 @@ from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import command_session, nearest_folder, shared_options
 from osmosis_ai.errors import UsageError
+from osmosis_ai.folders import given_path
 from osmosis_ai.text import json_text
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_
     root, json = shared_options(context, root, json)
     with command_session() as session:
         if root is not None:
-            folder = session.cwd / Path(root).expanduser()
+            folder = given_path(root, session.cwd)
             if not folder.is_dir():
                 raise UsageError(f"--root {root}: there is no such folder")
         else:

@@ -13,7 +13,7 @@ import typer
 from osmosis_ai.cli.options import Given, takes
 from osmosis_ai.cli.session import ExitCode, command_session, interrupts
 from osmosis_ai.errors import UsageError
-from osmosis_ai.folders import replaced_file
+from osmosis_ai.folders import given_path, replaced_file
 from osmosis_ai.options import config_of, once
 from osmosis_ai.records import FunctionRef, Record
 
@@ -154,7 +154,7 @@ def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
     options, comparison = config.records, config.comparison
     if comparison.threshold is not None and comparison.against is None:
         raise UsageError("--threshold needs --against COLUMN, the column with the human labels")
-    data = cwd / Path(options.data).expanduser()
+    data = given_path(options.data, cwd)
     is_function = ":" in options.rubric and options.config is None
     everything = load_records(data)
     rubric, function, judge = _function(options, cwd) if is_function else _entry(options, data, cwd)
@@ -178,7 +178,7 @@ def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
         rubric=rubric,
         function=function,
         labels=labels_of(records, comparison.against) if comparison.against is not None else None,
-        baseline=None if comparison.baseline is None else read_baseline(cwd / Path(comparison.baseline).expanduser()),
+        baseline=None if comparison.baseline is None else read_baseline(given_path(comparison.baseline, cwd)),
         keys=[key] if key else [],
     )
 
@@ -188,7 +188,7 @@ def _entry(options: RecordsConfig, data: Path, cwd: Path) -> tuple[Rubric, None,
     from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubric
     from osmosis_ai.reward_rubric.target import find_target
 
-    path = data.parent / DEFAULT_FILE if options.config is None else cwd / Path(options.config).expanduser()
+    path = data.parent / DEFAULT_FILE if options.config is None else given_path(options.config, cwd)
     if options.config is None and not path.is_file():
         raise UsageError(f"there is no {path}; name the rubric file with --config FILE, or a function as MODULE:FN")
     rubric = load_rubric(path, options.rubric)
@@ -221,7 +221,7 @@ def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
         folder = user_cache_path("osmosis", appauthor=False) / "eval_result" / re.sub(r"[^\w.-]|^\.+", "_", rubric_id)
         path = folder / f"rubric_eval_result_{int(time.time())}_{uuid4().hex[:8]}.json"
     else:
-        path = cwd / Path(given).expanduser()
+        path = given_path(given, cwd)
         if path.is_dir() or given.endswith(("/", os.sep)) or not path.suffix:
             path = path / f"rubric_eval_result_{int(time.time())}.json"
     try:

@@ -22,6 +22,7 @@ from osmosis_ai.cli.run import begin_command, introduce, save_results
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
 from osmosis_ai.config import RunConfig
 from osmosis_ai.errors import UsageError
+from osmosis_ai.folders import given_path
 from osmosis_ai.runtime.protocol import Paused
 from osmosis_ai.runtime.run.debugger import Debugger, Ended, RefusedError
 from osmosis_ai.runtime.run.plan import POLICY
@@ -284,7 +285,7 @@ class _Commands:
 
     def do_save(self, rest: str) -> None:
         data = self._masker.encoded(msgspec.json.encode(self._debugger.trajectory()))
-        file = Path(rest).expanduser() if rest else self._free_file()
+        file = given_path(rest, Path()) if rest else self._free_file()
         try:
             file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
         except OSError as error:

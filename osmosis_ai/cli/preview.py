@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from osmosis_ai.errors import UsageError
+from osmosis_ai.folders import given_path
 from osmosis_ai.text import counted
 
 __all__ = ["preview"]
@@ -34,7 +35,7 @@ def preview(
     if (file is None) == (path is None):
         raise UsageError("name one file: osmosis preview FILE")
     name = file or path or ""
-    summary, entries, keys = _load(Path(name).expanduser())
+    summary, entries, keys = _load(given_path(name, Path()))
     masker = Masker.from_environment(os.environ, keys)
     output = Output(masker.text)
     output.line(f"Loaded {summary} from {name}")

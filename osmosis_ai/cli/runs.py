@@ -18,6 +18,7 @@ from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import ExitCode, command_session, nearest_folder, shared_options
 from osmosis_ai.errors import FunctionError, StoreError, UsageError
 from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
+from osmosis_ai.folders import given_path, replaced_file
 from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
@@ -235,7 +236,6 @@ def export(
     """Export a run for training: one row per rollout."""
     with _session(context, root, json) as session:
         from osmosis_ai.exports.rollouts import Selection, exported_rollouts
-        from osmosis_ai.folders import replaced_file
         from osmosis_ai.store.views import WrittenExport
 
         store, output = session.store, session.output
@@ -440,7 +440,7 @@ def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_
 
 def _find_root(root: str | None, cwd: Path) -> Path:
     if root is not None:
-        folder = cwd / Path(root).expanduser()
+        folder = given_path(root, cwd)
         if not (folder / RUNS).is_file():
             raise StoreError(f"--root {root}: no runs there yet; `osmosis test` and `osmosis eval` create one")
         return folder

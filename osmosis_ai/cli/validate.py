@@ -13,6 +13,7 @@ from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
 from osmosis_ai.compat import FLAGS
 from osmosis_ai.errors import UsageError
+from osmosis_ai.folders import given_path
 from osmosis_ai.text import json_text
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def validate(
             forms = tuple(parse_answer_form(template) for template in answer_form or [])
         except ValueError as error:
             raise UsageError(str(error)) from None
-        data = None if dataset is None else session.cwd / Path(dataset).expanduser()
+        data = None if dataset is None else given_path(dataset, session.cwd)
         if data is not None and not data.is_file():
             raise UsageError(f"-d {dataset}: there is no such file")
         if agent is not None and static:

@@ -10,6 +10,7 @@ import msgspec
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.scan import Component, Problem, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, UsageError
+from osmosis_ai.folders import given_path
 from osmosis_ai.imports import content_hash
 from osmosis_ai.records import Failure, FunctionRef
 from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, Rubric, did_you_mean, load_rubrics
@@ -112,7 +113,7 @@ def _named_file(spec: str) -> str | None:
 
 
 def _find(file: str, repository: Repository, cwd: Path) -> Path:
-    candidates = [base / Path(file).expanduser() for base in (cwd, repository.root)]
+    candidates = [given_path(file, base) for base in (cwd, repository.root)]
     return next((path for path in candidates if path.is_file()), candidates[-1])
 
 

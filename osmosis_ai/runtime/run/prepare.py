@@ -14,6 +14,7 @@ from osmosis_ai.discovery.agents import AgentSource, resolve_agent
 from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
 from osmosis_ai.discovery.scan import discovered_refs, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, MissingAPIKeyError, ModelStartError, UsageError
+from osmosis_ai.folders import given_path
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.records import Failure, FunctionRef, ModelSpec, Record
 from osmosis_ai.reward_rubric.configs import load_rubric
@@ -132,7 +133,7 @@ def find_agent(config: AgentConfig, cwd: Path) -> tuple[McpSource | AgentSource,
 def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset:
     """Open the named dataset, else `test_data.jsonl` in the working directory or the repository."""
     if path is not None:
-        return open_dataset(cwd / Path(path).expanduser())
+        return open_dataset(given_path(path, cwd))
     for folder in (cwd, repository.root):
         if (folder / "test_data.jsonl").is_file():
             return open_dataset(folder / "test_data.jsonl")
@@ -162,13 +163,13 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
     """Check that the results file is writable, before the run rather than after it; raise UsageError."""
     if path is None:
         return None
-    file = cwd / Path(path).expanduser()
-    if file.is_dir():
-        raise UsageError(f"-o {path} is a folder; name a file in it, for example {path.rstrip('/')}/results.json")
-    if not file.parent.is_dir():
-        raise UsageError(f"-o {path}: the folder {file.parent} doesn't exist; create it first")
-    existed = file.exists()
+    file = given_path(path, cwd)
     try:
+        if file.is_dir():
+            raise UsageError(f"-o {path} is a folder; name a file in it, for example {path.rstrip('/')}/results.json")
+        if not file.parent.is_dir():
+            raise UsageError(f"-o {path}: the folder {file.parent} doesn't exist; create it first")
+        existed = file.exists()
         # Only opening it is a sure test: permissions say nothing about a read-only or special file system.
         with file.open("ab"):
             pass
