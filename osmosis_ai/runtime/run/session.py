@@ -425,7 +425,8 @@ class RunSession:
             if not self._ended.is_set():
                 self.cancel()
             await self._ended.wait()
-        if self.id and self._report is None and self._error is None:
+        # A store that failed would fail again.
+        if self.id and self._report is None and not isinstance(self._error, StoreError):
             await self.store.mark(self.id, "interrupted")
 
     def _raise(self) -> None:

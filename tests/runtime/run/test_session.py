@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -12,8 +13,10 @@ import pytest
 
 import osmosis_ai
 from osmosis_ai import Report, RunConfig, StartError, open_run
+from osmosis_ai.errors import DatasetError
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.events import RunEvent
+from osmosis_ai.runtime.run.session import RunSession, run_environment
 from osmosis_ai.store.run_store import RunStore
 
 MAIN = '''
@@ -56,6 +59,11 @@ def config(**options: object) -> RunConfig:
 
 def mean(report: Report) -> float:
     return report.functions["reward_fn.rewards:exact"].mean
+
+
+def status(repo: Path, run_id: str) -> str:
+    with RunStore.open(repo, create=False) as store:
+        return store.find_run(run_id).status
 
 
 def test_one_call(repo: Path) -> None:
@@ -131,8 +139,7 @@ def test_a_run_that_is_left_early_can_be_resumed(repo: Path) -> None:
             return run.id
 
     run_id = asyncio.run(leave())
-    with RunStore.open(repo, create=False) as store:
-        assert store.find_run(run_id).status == "interrupted"
+    assert status(repo, run_id) == "interrupted"
     report = osmosis_ai.run(config(resume_run=run_id), directory=repo)
     assert report.run_id == run_id
     assert report.whole
@@ -144,8 +151,7 @@ def test_a_run_that_is_never_iterated_is_interrupted(repo: Path) -> None:
             return run.id
 
     run_id = asyncio.run(open_only())
-    with RunStore.open(repo, create=False) as store:
-        assert store.find_run(run_id).status == "interrupted"
+    assert status(repo, run_id) == "interrupted"
 
 
 def test_a_cancelled_task_leaves_an_interrupted_run(repo: Path) -> None:
@@ -166,8 +172,7 @@ def test_a_cancelled_task_leaves_an_interrupted_run(repo: Path) -> None:
         return run_id
 
     run_id = asyncio.run(main())
-    with RunStore.open(repo, create=False) as store:
-        assert store.find_run(run_id).status == "interrupted"
+    assert status(repo, run_id) == "interrupted"
 
 
 @pytest.mark.parametrize(
@@ -195,3 +200,130 @@ def test_variables_of_the_run_reach_workers_and_not_this_process(repo: Path) -> 
     import os
 
     assert "FROM_FILE" not in os.environ
+
+
+def test_a_run_tells_what_it_knew_before_anyone_listened(repo: Path) -> None:
+    async def main() -> list[RunEvent]:
+        async with open_run(config(limit=1), directory=repo) as run:
+            return [event async for event in run]
+
+    kinds = [type(event) for event in asyncio.run(main())]
+    assert kinds.index(events.RunLoaded) < kinds.index(events.RunStarted) < kinds.index(events.RolloutScored)
+
+
+def test_the_rest_runs_for_the_report_and_the_report_stays_the_same(repo: Path) -> None:
+    async def main() -> tuple[Report, Report, list[RunEvent]]:
+        async with open_run(config(), directory=repo) as run:
+            async for event in run:
+                if isinstance(event, events.RolloutStarted):
+                    break
+            return await run.report(), await run.report(), [event async for event in run]
+
+    first, second, rest = asyncio.run(main())
+    assert first is second
+    assert first.whole
+    assert sum(isinstance(event, events.RolloutScored) for event in rest) == 3
+
+
+@pytest.mark.parametrize(("end", "done"), [("stop", 1), ("cancel", 0)])
+def test_a_stopped_run_reports_what_is_done_and_can_be_resumed(repo: Path, end: str, done: int) -> None:
+    async def main() -> Report:
+        def listen(event: RunEvent) -> None:
+            if isinstance(event, events.RolloutStarted):
+                getattr(run, end)()
+
+        async with open_run(config(batch_size=1), directory=repo, listener=listen) as run:
+            report = await run.report()
+            assert run.interrupted
+            return report
+
+    report = asyncio.run(main())
+    assert (len(list(report.outcomes())), report.policy.missing, report.whole) == (done, 3 - done, False)
+    assert status(repo, report.run_id) == "interrupted"
+
+    heard: list[RunEvent] = []
+    again = osmosis_ai.run(config(resume=True), directory=repo, listener=heard.append)
+    assert (again.run_id, again.whole) == (report.run_id, True)
+    (started,) = [event for event in heard if isinstance(event, events.RunStarted)]
+    assert (started.total_rollouts, started.recorded) == (3, done)
+
+
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+def test_a_run_that_is_stopped_before_it_starts_runs_nothing(repo: Path, end: str) -> None:
+    async def main() -> Report:
+        async with open_run(config(), directory=repo) as run:
+            getattr(run, end)()
+            return await run.report()
+
+    report = asyncio.run(main())
+    assert (list(report.outcomes()), report.policy.missing) == ([], 3)
+
+
+def test_failed_rollouts_that_are_retried_do_not_count_as_done(repo: Path) -> None:
+    solution = [{"tool": "add", "arguments": {"a": 1, "b": 2}}, "{{result[0].no_such_part}}"]
+    wrong = json.dumps({"system_prompt": "Add.", "user_prompt": "1 + 2?", "solution": solution})
+    (repo / "test_data.jsonl").write_text(ROW % 0 + wrong, encoding="utf-8")
+    first = osmosis_ai.run(config(), directory=repo)
+    assert (first.policy.passed, first.policy.failed) == (1, 1)
+
+    async def again() -> int:
+        async with open_run(config(retry_failed=True), directory=repo) as run:
+            assert run.id == first.run_id
+            return run.done_before
+
+    assert asyncio.run(again()) == 1
+
+
+def test_an_error_amid_the_run_is_raised_where_it_is_waited_for(repo: Path) -> None:
+    async def main() -> str:
+        async with open_run(config(), directory=repo) as run:
+            (repo / "test_data.jsonl").unlink()
+            with pytest.raises(DatasetError, match=r"test_data\.jsonl: can't be read"):
+                async for _ in run:
+                    pass
+            with pytest.raises(DatasetError):
+                await run.report()
+            return run.id
+
+    # This process goes on, so nothing else would tell that the run doesn't.
+    assert status(repo, asyncio.run(main())) == "interrupted"
+
+
+def test_rows_are_named_before_tools_where_both_are_broken(repo: Path) -> None:
+    (repo / "mcp" / "main.py").write_text("raise ValueError('not today')", encoding="utf-8")
+    (repo / "test_data.jsonl").write_text("nonsense\n", encoding="utf-8")
+    with pytest.raises(DatasetError, match=r"test_data\.jsonl, line 1"):
+        osmosis_ai.run(config(), directory=repo)
+
+
+def test_rows_have_their_place_in_the_file(repo: Path) -> None:
+    async def main() -> tuple[range, list[int]]:
+        async with open_run(config(offset=1, limit=5), directory=repo) as run:
+            return run.rows, [outcome.row_index for outcome in (await run.report()).outcomes()]
+
+    assert asyncio.run(main()) == (range(1, 3), [1, 2])
+
+
+def test_an_interactive_run_without_a_rollout_leaves_no_run(repo: Path) -> None:
+    async def main() -> None:
+        async with RunSession.open(config(), repo, interactive=True) as run:
+            await run.begin()
+            with RunStore.open(repo, create=False) as store:
+                assert store.find_run(run.id).config["interactive"] is True
+            assert (await run.conclude()).interactive
+            assert run.id == ""
+
+    asyncio.run(main())
+    with RunStore.open(repo, create=False) as store:
+        assert store.list_runs(10) == []
+
+
+def test_variables_come_from_the_caller_then_the_directory_then_the_repository(repo: Path) -> None:
+    below = repo / "below"
+    below.mkdir()
+    (repo / ".env").write_text("A=root\nB=root\nC=root\n", encoding="utf-8")
+    (below / ".env").write_text("A=below\nB=below\n", encoding="utf-8")
+    judges = {"judge_model": "a-judge", "max_cost": 1.0}
+    variables = run_environment(config(mcp="../mcp", **judges), below, {"A": "given"})
+    assert [variables[name] for name in "ABC"] == ["given", "below", "root"]
+    assert variables["OSMOSIS_JUDGE_MODEL"] == "a-judge"
