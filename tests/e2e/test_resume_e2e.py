@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import pytest
+from typing import Any
 
 from commands import Finished, run_osmosis
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, text, tool_call
 from repos import EXACT, write_repo
 from running import running
-
-pytestmark = pytest.mark.xdist_group("resume")
 
 FUNCTION = "reward_fn.rewards:exact"
 ROWS = [
@@ -96,15 +91,6 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
         assert "no unfinished run" in again.stderr
 
 
-class Difference(NamedTuple):
-    """A difference from the run to resume."""
-
-    named: str
-    options: list[str] = []
-    change: Callable[[Path], Any] | None = None
-    endpoint: bool = False
-
-
 def replace(file: str, old: str, new: str) -> Callable[[Path], object]:
     def change(root: Path) -> None:
         text = (root / file).read_text(encoding="utf-8")
@@ -114,58 +100,19 @@ def replace(file: str, old: str, new: str) -> Callable[[Path], object]:
     return change
 
 
-class Refusal(NamedTuple):
-    """The command's end, and its number of model calls for rollouts."""
-
-    done: Finished
-    chats: int
-
-
-DIFFERENCES = {
-    "dataset bytes": Difference("dataset", change=replace("test_data.jsonl", "What is 7", "What's 7")),
-    "rows": Difference("rows", ["--limit", "7"]),
-    "model": Difference("model", ["--model", "another"]),
-    "endpoint": Difference("endpoint", endpoint=True),
-    "parameters": Difference("parameters", ["--temperature", "0.5"]),
-    "turns": Difference("parameters", ["--max-turns", "3"]),
-    "n": Difference("n", ["--n", "2"]),
-    "tool code": Difference("tool code", change=replace("mcp/main.py", "return a + b", "return b + a")),
-    "baseline": Difference("baseline", ["--baseline-model", "offline/empty"]),
-}
-
-
-@pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Refusal]]:
-    """One interrupted run, and an attempt to resume it with each difference."""
-    folder = tmp_path_factory.mktemp("refusals")
-    cut = write_repo(folder / "cut", rows=ROWS)
+def test_changed_rows_and_tools_are_refused_and_told(tmp_path: Path) -> None:
+    cut = write_repo(tmp_path / "cut", rows=ROWS)
     gate = Gate()
-    with (
-        ScriptedEndpoint(held_from(3, gate)).run_in_thread() as endpoint,
-        ScriptedEndpoint(add_one).run_in_thread() as other,
-    ):
+    with ScriptedEndpoint(held_from(3, gate)).run_in_thread() as endpoint:
         kill_at(cut, endpoint, 3, 2)
         gate.open()
         before = len(endpoint.chats)
-
-        def attempt(name: str) -> Refusal:
-            difference = DIFFERENCES[name]
-            root = folder / name.replace(" ", "_")
-            shutil.copytree(cut, root)
-            if difference.change is not None:
-                difference.change(root)
-            model = ["--base-url", other.url if difference.endpoint else endpoint.url, "--model", "scripted"]
-            done = run_osmosis("eval", *model, *difference.options, "--resume", "-q", cwd=root)
-            return Refusal(done, len(other.chats) + len(endpoint.chats) - before)
-
-        yield attempt
-
-
-@pytest.mark.parametrize("name", DIFFERENCES)
-def test_another_run_is_refused_and_told_why(name: str, refused: Callable[[str], Refusal]) -> None:
-    done, chats = refused(name)
-    assert (done.code, done.stdout, chats) == (2, "", 0)
-    assert f"which differs in: {DIFFERENCES[name].named};" in done.stderr, done.stderr
+        replace("test_data.jsonl", "What is 7", "What's 7")(cut)
+        replace("mcp/main.py", "return a + b", "return b + a")(cut)
+        model = ["--base-url", endpoint.url, "--model", "scripted"]
+        done = run_osmosis("eval", *model, "--resume", "-q", cwd=cut)
+        assert (done.code, done.stdout, len(endpoint.chats)) == (2, "", before)
+    assert "which differs in: dataset, tool code;" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -226,13 +173,6 @@ def test_a_named_run_is_resumed_and_others_are_left_alone(tmp_path: Path) -> Non
         assert done.json["summary"]["missing"] == 0
         runs = run_osmosis("runs", "--json", cwd=root).json["runs"]
         assert [(run["id"], run["status"]) for run in runs] == [(newer["id"], "killed"), (older["id"], "finished")]
-
-        other = run_osmosis("test", *options, "--resume-run", newer["id"], cwd=root)
-        assert (other.code, other.stdout) == (2, "")
-        assert "is a run of `osmosis eval`" in other.stderr
-        nothing = run_osmosis("eval", *options, "--resume-run", "nothing", cwd=root)
-        assert nothing.code == 2
-        assert "no run 'nothing'" in nothing.stderr
 
 
 def test_two_runs_at_once_in_one_repository_that_git_does_not_see(tmp_path: Path) -> None:
