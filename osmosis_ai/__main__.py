@@ -18,9 +18,12 @@ def main() -> None:
     """Run the command line."""
     import signal
 
-    try:
-        from osmosis_ai.cli.early import start_early
+    from osmosis_ai.cli.status import STATUS
 
+    try:
+        from osmosis_ai.cli.early import show_status, start_early
+
+        show_status(sys.argv[1:])
         start_early(sys.argv[1:])
         from osmosis_ai.cli.app import run
 
@@ -29,6 +32,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
         code = INTERRUPTED
+    finally:
+        STATUS.clear()
     sys.exit(code)
 
 

@@ -12,6 +12,7 @@ import typer
 from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, validate
 from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Given, OutputConfig, takes
+from osmosis_ai.cli.status import STATUS
 from osmosis_ai.compat import COMMANDS, NOT_OFFERED
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import OsmosisError, UsageError
@@ -146,8 +147,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(app(arguments, standalone_mode=False) or 0)
     except OsmosisError as error:
+        STATUS.clear()
         print(f"error: {error}", file=sys.stderr)
     except _BadCommandLine as error:
+        STATUS.clear()
         print(f"error: {error.format_message()}{_hint(error)}", file=sys.stderr)
         if error.ctx is not None:
             print(f"See {error.ctx.command_path} --help", file=sys.stderr)

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from osmosis_ai.cli.status import STATUS
+
 __all__ = ["Output", "table_of"]
 
 PIPED_WIDTH = 120
@@ -27,23 +29,28 @@ class Output:
     def say(self, text: str) -> None:
         """Print a status line, unless quiet."""
         if not self.quiet:
+            STATUS.clear()
             self.messages.print(self.mask(text), markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
         """Print a line that the user should see even if quiet."""
+        STATUS.clear()
         self.messages.print(self.mask(text), style="yellow", markup=False, highlight=False)
 
     def fail(self, text: str) -> None:
         """Print an error: the problem, its place and the remedy."""
+        STATUS.clear()
         self.messages.print("[bold red]error:[/]", end=" ")
         self.messages.print(self.mask(text), markup=False, highlight=False)
 
     def result(self, renderable: Any) -> None:
         """Print a table or text to stdout."""
+        STATUS.clear()
         self.results.print(renderable, highlight=False)
 
     def line(self, text: str) -> None:
         """Print one line to stdout, unwrapped."""
+        STATUS.clear()
         self.results.file.write(self.mask(text) + "\n")
         self.results.file.flush()
 

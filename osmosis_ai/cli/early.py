@@ -1,4 +1,7 @@
-"""Start the fork server before importing the command, because both take about as long to get ready."""
+"""Do what comes before importing the command: show the status line, and start the fork server.
+
+The fork server and the command take about as long to get ready.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,35 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from osmosis_ai.cli.status import STATUS
 from osmosis_ai.compat import COMMANDS, NOT_OFFERED
 
-__all__ = ["preloads", "start_early"]
+__all__ = ["preloads", "show_status", "start_early"]
 
 STARTING = ("test", "eval", "serve")
 WITHOUT_WORKERS = {"--help", "-h", *(name.removeprefix("eval ") for name in (*COMMANDS, *NOT_OFFERED))}
+WAITS = {
+    **dict.fromkeys(STARTING, "starting workers"),
+    "eval-rubric": "loading the judge",
+    "validate": "checking the repository",
+    "runs": "opening the run store",
+    "cache": "opening the reply cache",
+    "preview": "reading the file",
+    "config": "reading the options",
+    "init": "creating the repository",
+}
+"""What each command waits for first."""
+WITHOUT_STATUS = {"--help", "-h", "--quiet", "-q", "--json", "--debug"}
+
+
+def show_status(arguments: Sequence[str]) -> None:
+    """Show what this command line waits for first, unless it wants results only."""
+    command = COMMANDS.get(" ".join(arguments[:2]), arguments[0] if arguments else "")
+    if command not in WAITS:
+        return
+    if not WITHOUT_STATUS & {*arguments}:
+        STATUS.turn_on()
+    STATUS.wait_for(WAITS[command])
 
 
 def start_early(arguments: Sequence[str]) -> None:

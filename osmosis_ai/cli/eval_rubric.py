@@ -248,9 +248,10 @@ class _Tally:
         self._scored += run.score is not None
         self._sum += run.score or 0.0
 
-    def __str__(self) -> str:
-        average = f"average {self._sum / self._scored:.3f}, " if self._scored else ""
-        return f"{average}{self._failed} failed"
+    def status(self) -> list[str]:
+        """Return the number of failures and the mean score."""
+        mean = [f"mean score {self._sum / self._scored:.3f}"] if self._scored else []
+        return [f"{self._failed:,} failed", *mean]
 
 
 async def _evaluate(plan: _Plan, view: Output) -> list[RecordResult] | None:
@@ -262,7 +263,7 @@ async def _evaluate(plan: _Plan, view: Output) -> list[RecordResult] | None:
     from osmosis_ai.tasks import task_group
 
     options, tally = plan.config.records, _Tally()
-    progress = LiveProgress(view, len(plan.records) * options.n, "runs", tally.__str__)
+    progress = LiveProgress(view, len(plan.records) * options.n, "runs", tally.status)
 
     def done(record: RubricRecord, run: JudgedRun) -> None:
         tally.add(run)

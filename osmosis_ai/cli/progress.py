@@ -1,16 +1,20 @@
-"""Show a command's progress: a live bar on a terminal, plain lines otherwise."""
+"""Show a command's progress: one live line on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import anyio
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
+from rich.cells import cell_len
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.status import STATUS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,53 +26,93 @@ __all__ = ["DatasetCheckProgress", "LiveProgress", "RunProgress"]
 
 LINE_SECONDS = 5.0
 SLOW_SECONDS = 10.0
+BAR_WIDTH = 16
 
 
 class LiveProgress:
-    """A progress display with a count and a status. Use as a context manager."""
+    """A progress display with a count and a status. Use as a context manager.
+
+    `status` returns the facts beside the count, the most important first: a narrow terminal shows as many as fit.
+    """
 
     def __init__(
-        self, output: Output, total: int, noun: str, status: Callable[[], str], *, done: int = 0, silent: bool = False
+        self,
+        output: Output,
+        total: int,
+        noun: str,
+        status: Callable[[], Sequence[str]],
+        *,
+        done: int = 0,
+        silent: bool = False,
     ) -> None:
         self.done = done
         self._output = output
         self._total = total
         self._noun = noun
         self._status = status
-        self._bar: Progress | None = None
+        self._before = done
+        self._started = monotonic()
+        self._live: Live | None = None
         self._silent = output.quiet or silent
-        if output.messages.is_terminal and not self._silent:
-            self._bar = Progress(
-                SpinnerColumn(),
-                BarColumn(bar_width=24),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                _Status(status),
-                TimeRemainingColumn(compact=True),
-                console=output.messages,
-                transient=True,
-            )
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._task = self._bar.add_task("", total=self._total, completed=self.done)
-            self._bar.start()
+        STATUS.clear()
+        if self._output.messages.is_terminal and not self._silent:
+            self._live = Live(get_renderable=self._rendered, console=self._output.messages, transient=True)
+            self._live.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the live line; it doesn't come back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live, self._silent = None, True
 
     def advance(self, count: int = 1) -> None:
         """Count `count` more as done."""
         self.done += count
-        if self._bar is not None:
-            self._bar.update(self._task, completed=self.done)
+
+    @property
+    def rate(self) -> float:
+        """Units done per second."""
+        return (self.done - self._before) / max(monotonic() - self._started, 1e-6)
 
     async def keep_showing(self) -> None:
         """Print the progress every few seconds if there is no terminal, even while nothing finishes."""
-        while self._bar is None and not self._silent:
+        while self._live is None and not self._silent:
             await anyio.sleep(LINE_SECONDS)
-            self._output.say(f"{self.done}/{self._total} {self._noun}, {self._status()}")
+            self._output.say(", ".join([f"{self._count()} {self._noun}", *self._status(), self._clock()]))
+
+    def line(self, width: int) -> tuple[int, str]:
+        """Return the width of the bar, and the text beside it, for a terminal of this width."""
+        first, *rest = self._status()
+        shown = f"{self._count()}  {first}"
+        bar = min(BAR_WIDTH, width // 8)
+        if bar + 2 + cell_len(shown) > width:
+            bar = 0
+        for part in (self._clock(), *rest):
+            if bar + 2 + cell_len(shown) + 2 + cell_len(part) <= width:
+                shown += f"  {part}"
+        return bar, shown
+
+    def _rendered(self) -> Table:
+        bar, text = self.line(self._output.messages.width)
+        line = Table.grid(padding=(0, 1))
+        cells = [ProgressBar(self._total, self.done, bar)] if bar else []
+        line.add_row(*cells, Text(text, no_wrap=True, overflow="crop"))
+        return line
+
+    def _count(self) -> str:
+        total = f"{self._total:,}"
+        return f"{self.done:{len(total)},}/{total}"
+
+    def _clock(self) -> str:
+        if self.done == self._before:
+            return f"{_minutes(monotonic() - self._started)} elapsed"
+        return f"{_minutes((self._total - self.done) / self.rate)} left"
 
 
 class RunProgress(LiveProgress):
@@ -86,10 +130,8 @@ class RunProgress(LiveProgress):
         silent = debugger and output.messages.is_terminal
         super().__init__(output, total, "rollouts", self.status, done=done, silent=silent)
         self._oldest = oldest
-        self._before = done
         self._errors = self._scoring_errors = self._values = self._tokens = self._unscored = 0
         self._sum = 0.0
-        self._started = monotonic()
 
     def rollout_done(self, rollout: Rollout) -> None:
         self._errors += rollout.failure is not None
@@ -105,31 +147,28 @@ class RunProgress(LiveProgress):
                 self._values += 1
                 self._sum += score.value
 
-    def status(self) -> str:
-        """Return rate, running mean, errors, tokens and the slowest rollout."""
-        elapsed = max(monotonic() - self._started, 1e-6)
-        parts = [f"{(self.done - self._before) / elapsed:.1f}/s"]
-        if self._values:
-            parts.append(f"mean {self._sum / self._values:.3f}")
-        parts.append(f"{self._errors} failed")
-        if self._scoring_errors:
-            parts.append(f"{self._scoring_errors} scoring errors")
-        parts.append(f"{self._tokens:,} tokens")
-        if self._unscored > 0 and self.done == self._total:
-            parts.append(f"{self._unscored} being scored")
+    def status(self) -> list[str]:
+        """Return the slowest rollout, errors, the running mean, the rate and tokens."""
+        parts = []
         oldest = self._oldest()
         if oldest is not None and oldest.seconds >= SLOW_SECONDS:
             parts.append(f"oldest: row {oldest.row_index} for {oldest.seconds:.0f} s, waiting for {oldest.waiting_on}")
-        return ", ".join(parts)
+        if self._unscored > 0 and self.done == self._total:
+            parts.append(f"{self._unscored:,} being scored")
+        parts.append(f"{self._errors:,} failed")
+        if self._scoring_errors:
+            parts.append(f"{self._scoring_errors:,} scoring errors")
+        if self._values:
+            parts.append(f"mean score {self._sum / self._values:.3f}")
+        parts.append(f"{self.rate:.1f}/s")
+        parts.append(f"{self._tokens:,} tokens")
+        return parts
 
 
-class _Status(ProgressColumn):
-    def __init__(self, status: Callable[[], str]) -> None:
-        super().__init__()
-        self._status = status
-
-    def render(self, task: Task) -> Text:
-        return Text(self._status())
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class DatasetCheckProgress:

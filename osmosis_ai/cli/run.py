@@ -13,6 +13,7 @@ from osmosis_ai.cli.options import Given, OutputOptions, effective_config, outpu
 from osmosis_ai.cli.progress import DatasetCheckProgress, RunProgress
 from osmosis_ai.cli.report import print_report
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session, interrupts
+from osmosis_ai.cli.status import STATUS
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.options import secret_values
@@ -22,7 +23,7 @@ from osmosis_ai.runtime.run.prepare import check_output, find_agent
 from osmosis_ai.runtime.run.report import Report
 from osmosis_ai.runtime.run.session import RunSession
 from osmosis_ai.tasks import task_group
-from osmosis_ai.text import counted
+from osmosis_ai.text import counted, visible
 
 __all__ = ["begin_command", "introduce", "run_command", "save_results"]
 
@@ -43,6 +44,9 @@ def begin_command(
 ) -> tuple[RunConfig, Path | None]:
     """Return a command line's config and its results file, checked to be writable; raises UsageError."""
     config = msgspec.structs.replace(effective_config(RunConfig, given, session.cwd).config, command=command)
+    if config.workers.workers == 0 or config.workers.debug:
+        # User code writes to the terminal, perhaps with a debugger.
+        STATUS.turn_off()
     _, repository = find_agent(config.agent, session.cwd)
     session.use(repository.root, keys=secret_values(config))
     return config, check_output(output.output, session.cwd)
@@ -59,6 +63,7 @@ class _Run:
         self._results = results
         self._run: RunSession | None = None
         self._progress: RunProgress | None = None
+        self._started = False
         self._checking = DatasetCheckProgress(session.output)
 
     async def run(self) -> int:
@@ -95,6 +100,8 @@ class _Run:
         elif isinstance(event, events.RolloutScored):
             assert self._progress is not None
             self._progress.scores_done(event.scores)
+        elif isinstance(event, events.RolloutStarted):
+            self._show_start()
         elif isinstance(event, events.DatasetProgress):
             self._checking.show(event.read, event.total)
         elif isinstance(event, events.RunStarted):
@@ -104,6 +111,13 @@ class _Run:
             self._output.warn(event.message)
         else:
             introduce(self._output, event)
+
+    def _show_start(self) -> None:
+        """With --debug: say what the time until the first rollout went into."""
+        if self._config.workers.debug and not self._started:
+            times = ", ".join(f"{what} at {seconds:.2f} s" for what, seconds in STATUS.waits)
+            self._output.say(f"first rollout after {STATUS.elapsed():.2f} s ({times})")
+        self._started = True
 
     def _print(self, report: Report) -> None:
         results = None
@@ -138,6 +152,7 @@ class _Run:
     def _stop(self) -> None:
         """Give running rollouts a grace period at Ctrl-C."""
         if self._run is None:
+            STATUS.wait_for("stopping")
             self._scope.cancel()
             return
         grace = f"running rollouts have {GRACE_SECONDS:.0f} s to finish"
@@ -146,13 +161,17 @@ class _Run:
         asyncio.get_running_loop().call_later(GRACE_SECONDS, self._run.cancel)
 
     def _kill(self) -> None:
+        if self._progress is not None:
+            self._progress.remove()
         if self._run is not None:
             self._run.pool.kill()
 
 
 def introduce(output: Output, event: RunEvent) -> None:
     """Print the events of opening a run; ignore all others."""
-    if isinstance(event, events.Notice):
+    if isinstance(event, events.Waiting):
+        STATUS.wait_for(visible(output.mask(event.what)))
+    elif isinstance(event, events.Notice):
         (output.warn if event.severity == "warning" else output.say)(event.message)
     elif isinstance(event, events.RunLoaded):
         attempts = f" × {event.attempts}" if event.attempts > 1 else ""

@@ -16,6 +16,7 @@ import typer
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import ExitCode, command_session, nearest_folder, shared_options
+from osmosis_ai.cli.status import STATUS
 from osmosis_ai.errors import FunctionError, StoreError, UsageError
 from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
 from osmosis_ai.folders import given_path, replaced_file
@@ -435,6 +436,8 @@ def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_
         folder = _find_root(root, session.cwd)
         session.use(folder)
         with RunStore.open(folder, masker=session.masker, create=False) as store:
+            # An export writes to stdout itself.
+            STATUS.clear()
             yield _Session(folder, store, session.output, session.masker, json)
 
 

@@ -172,7 +172,7 @@ class RescoreProgress(LiveProgress):
     """The progress of rescoring, in rollouts."""
 
     def __init__(self, output: Output, total: int) -> None:
-        super().__init__(output, total, "rollouts", lambda: "scoring")
+        super().__init__(output, total, "rollouts", lambda: ["scoring"])
 
     def scores_done(self, scored: list[Scored]) -> None:
         self.advance(len(scored))

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.options import Given, effective_config
 from osmosis_ai.cli.session import ExitCode, command_session
+from osmosis_ai.cli.status import STATUS
 from osmosis_ai.config import LimitsConfig
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
@@ -112,6 +113,7 @@ class _Serving:
 
     async def run(self, settings: ServerSettings, client: ClientSettings, key: str | None, *, made: bool) -> int:
         """Serve and return the exit code. Raises StartError if the agent can't be loaded or isn't valid."""
+        STATUS.wait_for("loading the agent")
         with self._signals(), self._starting:
             async with self._runner.running():
                 if not self._options.no_validate:

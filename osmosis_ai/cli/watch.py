@@ -20,6 +20,7 @@ from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.options import Given, OutputOptions, output_options
 from osmosis_ai.cli.run import begin_command, save_results
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
+from osmosis_ai.cli.status import STATUS
 from osmosis_ai.cli.watch_screen import BrokenSave, Display, Screen
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
@@ -211,6 +212,7 @@ class _Watcher:
     def _display(self) -> AbstractContextManager[Display]:
         if self._options.json or not sys.stdout.isatty():
             return nullcontext(_JsonLines(self._output, self._masker))
+        STATUS.turn_off()
         return Screen(self._output, self._shown)
 
     @asynccontextmanager

@@ -249,8 +249,8 @@ def test_progress_names_the_oldest_rollout_and_what_it_waits_for(tmp_path: Path)
             command.interrupt()
             done = command.wait()
     assert re.search(
-        r"2/3 rollouts, [\d.]+/s, mean 0\.500, 0 failed, 30 tokens, "
-        r"oldest: row 1 for 1\d s, waiting for tool wait\n",
+        r"2/3 rollouts, oldest: row 1 for 1\d s, waiting for tool wait, "
+        r"0 failed, mean score 0\.500, [\d.]+/s, 30 tokens, \d+:\d\d left\n",
         done.stderr,
     ), done.stderr
     assert done.stdout == ""

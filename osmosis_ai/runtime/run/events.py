@@ -21,6 +21,12 @@ class DatasetProgress(Record, frozen=True):
     total: int
 
 
+class Waiting(Record, frozen=True):
+    """What the run waits for before its first rollout, such as `loading tools from mcp/main.py`."""
+
+    what: str
+
+
 class RunLoaded(Record, frozen=True):
     """Workers have loaded the repository, and every row has passed its check.
 
@@ -101,6 +107,7 @@ class LimitReached(Record, frozen=True):
 RunEvent: TypeAlias = (
     Notice
     | DatasetProgress
+    | Waiting
     | RunLoaded
     | RunStarted
     | RolloutStarted

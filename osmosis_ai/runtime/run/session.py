@@ -45,6 +45,7 @@ from osmosis_ai.store.queries import Completed
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.tasks import task_group
+from osmosis_ai.urls import show_url
 
 __all__ = ["Listener", "RunSession", "open_run", "open_store", "pool_options", "run", "run_environment"]
 
@@ -311,6 +312,7 @@ class RunSession:
         counted: asyncio.Future[DatasetSummary] = asyncio.get_running_loop().create_future()
         self._group.start_soon(self._check_dataset, counted)
         options = pool_options(plan.config, self.store, self._environ)
+        self._tell(events.Waiting(f"loading {_loaded(self._prepared)}"))
         try:
             # Not `wait_for`, which would cancel the future at the timeout.
             await asyncio.wait([counted], timeout=COUNTING_SECONDS)
@@ -319,6 +321,8 @@ class RunSession:
                 options = msgspec.structs.replace(options, workers=min(options.workers, rollouts))
             self.pool = await stack.enter_async_context(open_pool(self._prepared.worker, options))
         finally:
+            if not counted.done():
+                self._tell(events.Waiting(f"checking {plan.dataset}"))
             # A dataset error is raised here first, even if the repository can't be loaded either.
             self._summary = await counted
         self.plan = plan = plan.with_dataset(self._summary)
@@ -344,7 +348,8 @@ class RunSession:
         )
         priced = plan.config.limits.max_cost is not None
         check_judges(plan.functions, self._environ, priced=priced)
-        for policy in plan.policies:
+        for policy, spec in plan.policies.items():
+            self._tell(events.Waiting(f"asking {spec.name} for a first reply"))
             await self.pool.probe(policy, price=priced)
 
     async def _check_dataset(self, counted: asyncio.Future[DatasetSummary]) -> None:
@@ -465,6 +470,16 @@ class RunSession:
             self._tell(events.TurnDone(event.job, event.turn, event.message))
         elif isinstance(event, CallDone):
             self._tell(events.ToolCallDone(event.job, event.call, event.message))
+
+
+def _loaded(prepared: Prepared) -> str:
+    """Name what the workers load, for a status line."""
+    source = prepared.worker.mcp
+    if source is None:
+        return f"agent loop {prepared.plan.agent}"
+    return (
+        f"tools from {show_url(source.url) if source.url else os.path.relpath(source.path or '', prepared.plan.root)}"
+    )
 
 
 def pool_options(config: RunConfig, store: RunStore, environ: Mapping[str, str]) -> PoolOptions:

@@ -118,14 +118,18 @@ def test_events_come_in_order(repo: Path) -> None:
     assert told == heard
     kinds = [type(event) for event in told if not isinstance(event, events.DatasetProgress)]
     assert kinds == [
+        events.Waiting,
         events.Notice,
         events.RunLoaded,
+        events.Waiting,
         events.RunStarted,
         events.RolloutStarted,
         events.TurnDone,
         events.RolloutDone,
         events.RolloutScored,
     ]
+    waits = [event.what for event in told if isinstance(event, events.Waiting)]
+    assert waits == ["loading tools from mcp/main.py", "asking offline/oracle for a first reply"]
     started = next(event for event in told if isinstance(event, events.RunStarted))
     assert (started.run_id, started.total_rollouts, started.recorded) == (report.run_id, 1, None)
 
