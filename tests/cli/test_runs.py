@@ -15,13 +15,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from commands import COMMAND, Osmosis
 from osmosis_ai.store.queries import Queries
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.testing.endpoint import Reply, Request, ScriptedEndpoint, by_turn, text, tool_call
-
-COMMAND = Path(sys.executable).with_name("osmosis")
-
-Osmosis = Callable[..., Any]
 
 BROKEN_ON_7 = """
 from osmosis_ai import osmosis_reward

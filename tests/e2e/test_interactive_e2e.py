@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commands import Finished, Osmosis, clean_environment, documented, run_osmosis
+from commands import COMMAND, Finished, Osmosis, clean_environment, documented, run_osmosis
 from osmosis_ai.store.queries import Queries, ScoredRollout
 from osmosis_ai.testing.endpoint import (
     Gate,
@@ -32,7 +32,6 @@ from osmosis_ai.testing.endpoint import (
 from repos import ADDING, write_repo
 from terminal import Terminal
 
-COMMAND = Path(sys.executable).with_name("osmosis")
 PATIENCE = 60.0
 EXACT = "reward_fn.rewards:exact"
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from osmosis_ai.cli.app import run
 from osmosis_ai.models.engines import ENGINES
 from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.schemas import SCHEMAS
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 COMMAND = Path(sys.executable).with_name("osmosis")
 PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas"
@@ -112,6 +113,61 @@ class Capture(io.TextIOWrapper):
     @property
     def text(self) -> str:
         return os.pread(self.fileno(), os.fstat(self.fileno()).st_size, 0).decode()
+
+
+class Command(ABC):
+    """A command that runs beside the test, which looks at it, interrupts it and must not leave it running."""
+
+    def __init__(self) -> None:
+        self._stdout, self._stderr = Capture(), Capture()
+
+    @abstractmethod
+    def ended(self, seconds: float = 0.0) -> int | None:
+        """Wait up to so many seconds for its end and return the exit code, or None while it runs."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Send Ctrl-C."""
+
+    @abstractmethod
+    def descendants(self) -> list[psutil.Process]:
+        """List every live process that it has started."""
+
+    def wait(self) -> Finished:
+        """Wait until the command and all its descendants have ended."""
+        code = self.ended(PATIENCE * 3)
+        assert code is not None, self.said()
+        finished = Finished(code, self.printed(), self.said())
+        eventually(lambda: not self.descendants(), lambda: f"left behind: {self._left()}\n{finished.stderr}")
+        return finished
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition that must become true while the command runs."""
+
+        def come_true() -> object:
+            assert self.ended() is None, f"it ended with {self.ended()}:\n{self.said()}"
+            return condition()
+
+        eventually(come_true, lambda: f"it never came true; the command said:\n{self.said()}")
+
+    def printed(self) -> str:
+        """Return its stdout so far."""
+        return self._stdout.text
+
+    def said(self) -> str:
+        """Return its stderr so far."""
+        return self._stderr.text
+
+    def close(self) -> None:
+        self._stdout.close()
+        self._stderr.close()
+
+    def _left(self) -> str:
+        lines = []
+        for process in self.descendants():
+            with suppress(psutil.Error):
+                lines.append(f"{process.pid} in group {os.getpgid(process.pid)}: {' '.join(process.cmdline())}")
+        return "; ".join(lines)
 
 
 def run_here(

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from commands import Capture, Finished, run_here, worker_processes
-from waiting import PATIENCE, eventually
+from commands import Command, run_here, worker_processes
+from waiting import PATIENCE
 
 _stages: dict[threading.Thread, Stage] = {}
 
@@ -66,12 +66,12 @@ def current_stage() -> Stage | None:
     return _stages.get(threading.current_thread())
 
 
-class StagedCommand:
+class StagedCommand(Command):
     """A command in the main thread of this process; `running.Running` is the same in a process of its own."""
 
     def __init__(self, stage: Stage, *arguments: str | Path, cwd: Path, environ: dict[str, str]) -> None:
+        super().__init__()
         self._arguments, self._cwd, self._environ = arguments, cwd, environ
-        self._stdout, self._stderr = Capture(), Capture()
         self._code: int | None = None
         self._ended = threading.Event()
         stage.start(self)
@@ -89,39 +89,15 @@ class StagedCommand:
             signal.signal(signal.SIGINT, playing)
             self._ended.set()
 
+    def ended(self, seconds: float = 0.0) -> int | None:
+        return self._code if self._ended.wait(seconds) else None
+
     def interrupt(self) -> None:
-        """Ctrl-C."""
         assert not self._ended.is_set(), self.said()
         os.kill(os.getpid(), signal.SIGINT)
 
-    def wait(self) -> Finished:
-        """Wait for its end and for that of everything it started."""
-        assert self._ended.wait(PATIENCE * 3), self.said()
-        assert self._code is not None
-        finished = Finished(self._code, self.printed(), self.said())
-        eventually(lambda: not worker_processes(), lambda: f"left behind: {worker_processes()}\n{finished.stderr}")
-        return finished
-
-    def until(self, condition: Callable[[], object]) -> None:
-        """Wait for a condition that must come true while the command runs."""
-
-        def come_true() -> object:
-            assert not self._ended.is_set(), f"it ended with {self._code}:\n{self.said()}"
-            return condition()
-
-        eventually(come_true, lambda: f"it never came true; the command said:\n{self.said()}")
-
     def descendants(self) -> list[psutil.Process]:
-        """Every process that it has started and that runs."""
         return worker_processes()
-
-    def printed(self) -> str:
-        """Its stdout so far."""
-        return self._stdout.text
-
-    def said(self) -> str:
-        """Its stderr so far."""
-        return self._stderr.text
 
     def close(self) -> None:
         """End it, if a test has left it running."""
@@ -131,5 +107,4 @@ class StagedCommand:
             # Nothing else can end the main thread; xdist tells of the test that took its process down.
             faulthandler.dump_traceback(file=sys.__stderr__)
             os._exit(70)
-        self._stdout.close()
-        self._stderr.close()
+        super().close()

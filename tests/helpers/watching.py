@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from commands import Command
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
-from running import Running, StagedCommand, running
+from running import running
 from waiting import eventually
 
 SERVER = """
@@ -76,7 +77,7 @@ def repository(root: Path, files: dict[str, str | None] | None = None) -> Path:
 class Watching:
     """A running `--watch` command, its output lines, and the requests to its model."""
 
-    def __init__(self, command: Running | StagedCommand, root: Path, endpoint: ScriptedEndpoint) -> None:
+    def __init__(self, command: Command, root: Path, endpoint: ScriptedEndpoint) -> None:
         self.command = command
         self.endpoint = endpoint
         self._root = root
