@@ -83,8 +83,9 @@ def options_page() -> str:
 def schema_of(record: type[msgspec.Struct]) -> JsonObject:
     """Return a record's JSON Schema, with the docstring below each field as its description."""
     docs = {found.__name__: field_docs(found) for found in _records(msgspec.inspect.type_info(record))}
-    encoded = msgspec.json.encode(msgspec.json.schema(record)).decode("utf-8")
-    for name, definition in msgspec.json.schema(record)["$defs"].items():
+    made = msgspec.json.schema(record)
+    encoded = msgspec.json.encode(made).decode("utf-8")
+    for name, definition in made["$defs"].items():
         # msgspec includes a generic record's parameters in its name.
         encoded = encoded.replace(name, definition["title"].partition("[")[0])
     schema: JsonObject = msgspec.json.decode(encoded)

@@ -120,7 +120,8 @@ class _Watcher:
     async def run(self) -> None:
         """Watch until the user quits or a save requires a restart."""
         before = self._before
-        with open_store(str(self._root), self._masker) as store, self._terminal:
+        send, events = anyio.create_memory_object_stream[Save | str](1000)
+        with open_store(str(self._root), self._masker) as store, self._terminal, send, events:
             async with task_group() as group:
                 environ = run_environment(self._config, self._cwd)
                 self.session = WatchSession(
@@ -136,7 +137,7 @@ class _Watcher:
                 )
                 self._follower = Follower(self._root, self.session.watched, self._outside())
                 self._follower.learn()
-                async with self._events(group) as events:
+                async with self._sending(send, group):
                     try:
                         await self._follow(self._terminal.enter_context(self._display()), events)
                     finally:
@@ -216,9 +217,10 @@ class _Watcher:
         return Screen(self._output, self._shown)
 
     @asynccontextmanager
-    async def _events(self, group: anyio.abc.TaskGroup) -> AsyncIterator[MemoryObjectReceiveStream[Save | str]]:
+    async def _sending(
+        self, send: MemoryObjectSendStream[Save | str], group: anyio.abc.TaskGroup
+    ) -> AsyncIterator[None]:
         """Merge file changes, key presses and Ctrl-C into one stream."""
-        send, receive = anyio.create_memory_object_stream[Save | str](1000)
         loop = asyncio.get_running_loop()
 
         def interrupt() -> None:
@@ -237,7 +239,7 @@ class _Watcher:
         loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
             self._terminal.enter_context(_keys(send))
-            yield receive
+            yield
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             stop.set()

@@ -162,10 +162,11 @@ class PoolRunner:
         follower = Follower(root, watched)
         follower.learn()
         send, saves = anyio.create_memory_object_stream[Save](1000)
-        await group.start(follower.follow, send, self._stop)
-        async for save in saves:
-            if save.stale.tools:
-                await self.reload()
+        with send, saves:
+            await group.start(follower.follow, send, self._stop)
+            async for save in saves:
+                if save.stale.tools:
+                    await self.reload()
 
 
 def _watched_folders(spec: WorkerSpec) -> tuple[Path, str | None]:
