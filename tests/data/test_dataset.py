@@ -418,7 +418,8 @@ def test_rows_beyond_the_bound_are_problems(tmp_path: Path) -> None:
     text = error_of(tmp_path / "rows.json", b"[" + good + b"," + large + b"," + good + b",3]")
     assert "row 1 (the first is 0): larger than 64 MiB" in text
     header = b"system_prompt,user_prompt\n"
-    assert "larger than 64 MiB" in error_of(tmp_path / "rows.csv", header + b'a,"' + b"x\n" * (MAX_ROW_BYTES // 2))
+    unclosed = b'a,"' + (b"x" * 1023 + b"\n") * (MAX_ROW_BYTES // 1024)
+    assert "larger than 64 MiB" in error_of(tmp_path / "rows.csv", header + unclosed)
 
 
 @pytest.mark.parametrize("content", [b"PAR1", b"not parquet at all", b"PAR1" + b"\0" * 100 + b"PAR1"])
