@@ -25,7 +25,7 @@ test: $(VENV)/.dev  ## the test suite; one test: make test TESTS=tests/test_data
 check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pyproject.toml allows
 	$(LOWEST)/bin/python -m compileall -q osmosis_ai
