@@ -16,6 +16,7 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.folders import given_path, replaced_file
 from osmosis_ai.options import config_of, once
 from osmosis_ai.records import FunctionRef, Record
+from osmosis_ai.urls import show_url
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
@@ -31,12 +32,18 @@ class RecordsConfig(Record, frozen=True):
     """Records: the records to judge, and the rubric."""
 
     rubric: Annotated[
-        str, once("A rubric of the rubric file, or an @osmosis_rubric function.", metavar="ID|MODULE:FN")
+        str,
+        once(
+            "A rubric of the rubric file or the repository, as in `osmosis eval`: the name of an entry or of an "
+            "@osmosis_rubric function.",
+            metavar="NAME|FILE#ID",
+        ),
     ] = ""
     data: Annotated[str, once("The records: JSONL with a solution_str in each line.", ("--data", "-d"), "FILE")] = ""
     config: Annotated[
         str | None, once("The rubric file.", metavar="FILE", default="rubric_configs.yaml beside the data")
     ] = None
+    limit: Annotated[int | None, once("Judge at most N records.", metavar="N", minimum=1)] = None
     n: Annotated[int, once("Judge every record N times.", metavar="N", minimum=1)] = 1
     batch_size: Annotated[int, once("Maximum number of concurrent runs.", metavar="N", minimum=1)] = 8
     timeout: Annotated[
@@ -74,7 +81,13 @@ class RubricOutput(Record, frozen=True):
     """Output: the result's destination."""
 
     output: Annotated[
-        str | None, once("A file, or a folder for a new file.", ("--output", "-o"), "PATH", default="in the cache")
+        str | None,
+        once(
+            "Write the result to this file, or to a new one in this folder.",
+            ("--output", "-o"),
+            "PATH",
+            default="a new file in .osmosis/eval-rubric",
+        ),
     ] = None
     quiet: Annotated[bool, once("No progress, only results.", ("--quiet", "-q"))] = False
     json: Annotated[bool, once("The result on one line of stdout, and nothing else there.")] = False
@@ -124,6 +137,7 @@ class _JudgeFacts(NamedTuple):
     provider: str
     model: str
     config_path: str | None
+    base_url: str | None
 
 
 class _Plan(NamedTuple):
@@ -155,9 +169,8 @@ def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
     if comparison.threshold is not None and comparison.against is None:
         raise UsageError("--threshold needs --against COLUMN, the column with the human labels")
     data = given_path(options.data, cwd)
-    is_function = ":" in options.rubric and options.config is None
     everything = load_records(data)
-    rubric, function, judge = _function(options, cwd) if is_function else _entry(options, data, cwd)
+    rubric, function, judge = _judge_of(options, data, cwd)
     name = rubric.id if rubric is not None else options.rubric
     # Records may name a function with or without its module.
     names = {None, name, function.attribute} if function is not None else {None, name}
@@ -165,6 +178,7 @@ def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
     if not records:
         there = sorted({record.rubric_id for record in everything if record.rubric_id})
         raise UsageError(f"{data} has no records for the rubric {name!r}, only for {', '.join(there)}")
+    records = records[: options.limit]
     key = rubric.model_info.get("api_key") if rubric is not None else None
     return _Plan(
         config=config,
@@ -183,30 +197,54 @@ def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
     )
 
 
-def _entry(options: RecordsConfig, data: Path, cwd: Path) -> tuple[Rubric, None, _JudgeFacts]:
+def _judge_of(options: RecordsConfig, data: Path, cwd: Path) -> tuple[Rubric | None, FunctionRef | None, _JudgeFacts]:
+    """Find the rubric: in the file of --config, in the rubric file beside the data, else as runs do."""
+    from osmosis_ai.discovery.repository import find_repository
+    from osmosis_ai.errors import FunctionError
+    from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubrics
+    from osmosis_ai.reward_rubric.resolve import resolve_rubrics
+
+    if options.config is not None:
+        return _entry(given_path(options.config, cwd), options.rubric)
+    beside = data.parent / DEFAULT_FILE
+    here = [rubric.id for rubric in load_rubrics(beside)] if beside.is_file() else []
+    if options.rubric in here:
+        return _entry(beside, options.rubric)
+    try:
+        refs, _ = resolve_rubrics([options.rubric], find_repository(None, cwd), cwd)
+    except FunctionError:
+        if not here or ":" in options.rubric or "#" in options.rubric:
+            raise
+        # Its error lists the rubrics of the file beside the data.
+        return _entry(beside, options.rubric)
+    if len(refs) > 1:
+        raise UsageError(f"--rubric {options.rubric} names {len(refs)} rubrics; write FILE#ID to choose one")
+    return _function(refs[0]) if refs[0].module else _entry(Path(refs[0].root, refs[0].file or ""), refs[0].attribute)
+
+
+def _entry(path: Path, rubric_id: str) -> tuple[Rubric, None, _JudgeFacts]:
     from osmosis_ai.errors import MissingAPIKeyError
-    from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubric
+    from osmosis_ai.reward_rubric.configs import load_rubric
     from osmosis_ai.reward_rubric.target import find_target
 
-    path = data.parent / DEFAULT_FILE if options.config is None else given_path(options.config, cwd)
-    if options.config is None and not path.is_file():
-        raise UsageError(f"there is no {path}; name the rubric file with --config FILE, or a function as MODULE:FN")
-    rubric = load_rubric(path, options.rubric)
+    rubric = load_rubric(path, rubric_id)
     try:
         target = find_target(rubric.model_info)
     except (MissingAPIKeyError, ValueError) as error:
         raise UsageError(f"rubric {rubric.id}: {error}") from None
-    return rubric, None, _JudgeFacts("config", target.provider, target.model, str(path))
+    return rubric, None, _JudgeFacts("config", target.provider, target.model, str(path), _shown(target.base_url))
 
 
-def _function(options: RecordsConfig, cwd: Path) -> tuple[None, FunctionRef, _JudgeFacts]:
-    from osmosis_ai.discovery.repository import find_repository
-    from osmosis_ai.reward_rubric.resolve import resolve_rubrics
-    from osmosis_ai.reward_rubric.target import rubric_extra_info
+def _function(ref: FunctionRef) -> tuple[None, FunctionRef, _JudgeFacts]:
+    from osmosis_ai.reward_rubric.target import current_redirect, rubric_extra_info
 
-    (ref,), _ = resolve_rubrics([options.rubric], find_repository(None, cwd), cwd)
-    judge = rubric_extra_info({}, None)
-    return None, ref, _JudgeFacts("function", judge["provider"], judge["model"], None)
+    judge, redirect = rubric_extra_info({}, None), current_redirect()
+    base_url = None if redirect is None else _shown(redirect.base_url)
+    return None, ref, _JudgeFacts("function", judge["provider"], judge["model"], None, base_url)
+
+
+def _shown(url: str | None) -> str | None:
+    return None if url is None else show_url(url)
 
 
 def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
@@ -215,16 +253,20 @@ def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
     import time
     from uuid import uuid4
 
-    if given is None:
-        from platformdirs import user_cache_path
+    from osmosis_ai.discovery.repository import find_repository
+    from osmosis_ai.folders import private_folder
 
-        folder = user_cache_path("osmosis", appauthor=False) / "eval_result" / re.sub(r"[^\w.-]|^\.+", "_", rubric_id)
+    store = find_repository(None, cwd).root / ".osmosis"
+    if given is None:
+        folder = store / "eval-rubric" / re.sub(r"[^\w.-]|^\.+", "_", rubric_id)
         path = folder / f"rubric_eval_result_{int(time.time())}_{uuid4().hex[:8]}.json"
     else:
         path = given_path(given, cwd)
         if path.is_dir() or given.endswith(("/", os.sep)) or not path.suffix:
             path = path / f"rubric_eval_result_{int(time.time())}.json"
     try:
+        if given is None:
+            private_folder(store)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK):
             raise UsageError(f"the result can't be written: the folder {path.parent} is read-only; use --output PATH")

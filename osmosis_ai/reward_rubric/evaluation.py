@@ -177,6 +177,8 @@ class RubricResults(Record, frozen=True, kw_only=True):
     """Agreement with human labels, with `--against`."""
     baseline: BaselineDifference | None = None
     """The average compared with an earlier result's, with `--baseline`."""
+    base_url: str | None = None
+    """The judge's OpenAI-compatible endpoint, absent for the provider's own."""
     overall_statistics: Statistics
     """Statistics of all runs."""
     records: list[RecordResult]

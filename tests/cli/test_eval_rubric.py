@@ -222,7 +222,7 @@ def test_agreement_spread_and_baseline(osmosis: Osmosis, tmp_path: Path) -> None
     assert "human" not in sent
 
 
-def test_the_default_place_is_the_cache_and_eval_rubric_is_the_newer_name(
+def test_the_default_place_is_beside_the_runs_and_eval_rubric_is_the_newer_name(
     osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint
 ) -> None:
     prepare(tmp_path, endpoint)
@@ -231,9 +231,29 @@ def test_the_default_place_is_the_cache_and_eval_rubric_is_the_newer_name(
     elsewhere.mkdir()
     done = osmosis("eval", "rubric", "--rubric", "followup", "-d", "../data.jsonl", cwd=elsewhere, env=home)
     assert done.code == 0, done.stderr
-    (file,) = (tmp_path / "home").rglob("rubric_eval_result_*.json")
-    assert file.parent.parts[-3:] == ("osmosis", "eval_result", "followup")
+    (file,) = tmp_path.rglob("rubric_eval_result_*.json")
+    assert file.parent == elsewhere / ".osmosis" / "eval-rubric" / "followup"
+    assert (elsewhere / ".osmosis" / ".gitignore").read_text(encoding="utf-8") == "*\n"
     assert str(file) in done.stderr.replace("\n", "")
+
+
+@pytest.mark.parametrize("name", ["own", "reward_rubric.mine:own", "followup", "rubric_configs.yaml#followup"])
+def test_rubrics_are_named_as_in_a_run(name: str, osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
+    prepare(tmp_path, endpoint)
+    (tmp_path / "reward_rubric").mkdir()
+    (tmp_path / "reward_rubric" / "mine.py").write_text(FUNCTION, encoding="utf-8")
+    (tmp_path / "records").mkdir()
+    records = "".join(f"{json.dumps({'solution_str': score})}\n" for score in ("0.9", "0.4", "0.1"))
+    (tmp_path / "records" / "data.jsonl").write_text(records, encoding="utf-8")
+    done = osmosis(
+        *("eval-rubric", "--rubric", name, "-d", "records/data.jsonl", "--limit", "2", "--n", "2", "--json"),
+        *("--judge-model", "local", "--judge-base-url", endpoint.url),
+        env={"OSMOSIS_JUDGE_API_KEY": KEY},
+    )
+    assert done.code == 0, done.stderr
+    result = documented("eval-rubric", done.stdout)
+    assert [[run["score"] for run in record["runs"]] for record in result["records"]] == [[0.9, 0.9], [0.4, 0.4]]
+    assert (result["model"], result["base_url"], result["number"]) == ("local", endpoint.url, 2)
 
 
 def test_a_repositorys_own_function_judges_in_a_worker(
