@@ -99,7 +99,7 @@ def serve(given: Given) -> None:
     """Serve an agent to a trainer, which supplies the model.
 
     Each requested rollout runs in a worker process. A loop that raises, hangs or crashes its process fails only its own
-    rollout, which is reported to the trainer.
+    rollout, which is reported to the trainer. With --mcp results have no reward: the trainer scores them.
     """
     from osmosis_ai.cli.serving import serve_agent
 

@@ -37,6 +37,7 @@ from osmosis_ai.serve.workers import PoolRunner
 
 __all__ = ["serve_agent"]
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 NOT_REGISTERED = (
     "platform registration isn't available yet, so give the trainer this address yourself "
     "(--skip-register hides this message)"
@@ -149,7 +150,7 @@ class _Serving:
 
     async def _serve(self, app: ASGIApp) -> None:
         level = self._options.log_level
-        logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(levelname)s %(message)s", force=True)
+        logging.basicConfig(level=level.upper(), stream=sys.stderr, format=LOG_FORMAT, force=True)
         server = make_server(app, level, log_config=None)
         # From now on a signal is the server's to handle: `_signals` must no longer cancel.
         self._starting.shield = True

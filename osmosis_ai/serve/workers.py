@@ -27,8 +27,6 @@ from osmosis_ai.text import failure_line
 
 __all__ = ["PoolRunner"]
 
-BUILT_IN = "mcp"
-
 _log = logging.getLogger(__name__)
 
 
@@ -63,8 +61,8 @@ class PoolRunner:
 
     @property
     def name(self) -> str:
-        """The agent loop's name."""
-        return self.loaded.agent or BUILT_IN
+        """The agent loop's name; for the built-in loop, the name of the repository's folder."""
+        return self.loaded.agent or Path(self._spec.root).name
 
     @property
     def loaded(self) -> Ready:

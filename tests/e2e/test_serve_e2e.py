@@ -161,7 +161,11 @@ def test_a_repositorys_tools_are_served_without_code(tmp_path: Path) -> None:
         short = double.request("Order bread.", max_turns=1)
         it.init(short)
         assert double.wait_for_completion(short.rollout_id, PATIENCE).finish_reason == "max_turns"
-        assert it.ask("/health")[1]["agent_loop"] == "mcp"
+        # The built-in loop goes by the name of the repository's folder.
+        assert it.ask("/health")[1]["agent_loop"] == "repo"
+        assert "agent repo, tools: order, add" in it.command.said()
+        stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
+        it.command.until(lambda: re.search(rf"^{stamp} INFO ", it.command.said(), re.MULTILINE))
 
 
 WRONGS = {
