@@ -158,22 +158,13 @@ FUNCTIONS = {
 
 OPTIONS = {
     "batch size": Bad(["test", "--batch-size", "0"], ["--batch-size", "1"]),
-    "n": Bad(["eval", "--n", "0"], ["--n", "1"]),
-    "limit": Bad(["test", "--limit", "-1"], ["--limit", "1"]),
-    "offset": Bad(["test", "--offset", "-1"], ["--offset", "0"]),
-    "turns": Bad(["test", "--max-turns", "0"], ["--max-turns", "1"]),
     "timeout": Bad(["test", "--timeout", "soon"], ["--timeout", "valid"]),
     "unknown": Bad(["test", "--dataest", "x"], ["--dataest", "--dataset"]),
     "no value": Bad(["test", "--limit", "--model", "m"], ["--limit", "valid integer"]),
     "command": Bad(["evaluate"], ["evaluate", "eval"]),
     "argument": Bad(["test", "rows.jsonl"], ["rows.jsonl"]),
     "parameter": Bad(["test", "--param", "stop=END"], ["--param", "stop=END", "quotes"]),
-    "parameter without value": Bad(["test", "--param", "stop"], ["--param stop", "NAME=JSON"]),
-    "messages": Bad(["test", "--param", "messages=[]"], ["messages"]),
     "output nobody can create": Bad(["test", "-o", "/proc/results.json"], ["-o /proc/results.json can't be written"]),
-    "a .env that isn't UTF-8": Bad(
-        ["test"], [".env is not UTF-8 (byte 0xff)"], lambda repo: (repo / ".env").write_bytes(b"NAME=\xff\n")
-    ),
 }
 
 
