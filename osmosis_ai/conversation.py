@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from osmosis_ai.records import Message, Rollout, ToolCall, Turn
-from osmosis_ai.text import content_text, counted, duration, indented, json_text
+from osmosis_ai.text import content_text, counted, duration, failure_text, indented, json_text
 
 __all__ = ["Section", "call_facts", "call_text", "conversation", "labelled", "reply", "rollout_facts", "turn_facts"]
 
@@ -135,6 +135,8 @@ def _result(message: Message, call: ToolCall | None, name: str) -> Section:
     body = [content_text(message.get("content"))]
     if call is None:
         return Section(f"result of {name}", body)
+    if call.failure is not None and call.failure.detail is not None:
+        body.append(failure_text(call.failure))
     if call.content is not None:
         body.append(labelled("not shown to the model as text", json_text(call.content)))
     return Section(f"result of {call.name}, {call_facts(call)}", body)

@@ -187,9 +187,10 @@ class Turn(Record, frozen=True):
 class ToolCall(Record, frozen=True):
     """One tool call of a rollout.
 
-    `arguments` is the text the model wrote. `error` says why the call failed, None if it succeeded. `truncated_from` is
-    the result's full length in characters if it was cut for the model. `content` keeps what the model saw only as a
-    placeholder: structured content, images, files. `edited` is True if the user changed the result in the debugger.
+    `arguments` is the text the model wrote. `error` says why the call failed, None if it succeeded, and `failure` how:
+    with the traceback of a tool that raised in its worker. `truncated_from` is the result's full length in characters
+    if it was cut for the model. `content` keeps what the model saw only as a placeholder: structured content, images,
+    files. `edited` is True if the user changed the result in the debugger.
     """
 
     turn: int
@@ -202,6 +203,7 @@ class ToolCall(Record, frozen=True):
     truncated_from: int | None = None
     content: Any = None
     edited: bool = False
+    failure: Failure | None = None
 
 
 class Rollout(Record, frozen=True):
@@ -294,11 +296,12 @@ class AgentReport(Record, frozen=True):
 
 
 class CallSummary(Record, frozen=True):
-    """One tool call without its text."""
+    """One tool call without its text. `failure` is without its traceback."""
 
     name: str
     duration_ms: float
     error: CallError | None = None
+    failure: Failure | None = None
 
 
 class Outcome(Record, frozen=True):

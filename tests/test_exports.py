@@ -29,7 +29,7 @@ from osmosis_ai.records import (
     Turn,
     Usage,
 )
-from osmosis_ai.store.queries import RunInfo
+from osmosis_ai.store.queries import RolloutFilter, RunInfo
 from osmosis_ai.store.run_store import RunStore
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -82,7 +82,7 @@ write_jsonl, write_parquet = (EXPORT_FORMATS[name].write for name in ("jsonl", "
 
 
 def objects(store: RunStore, run: RunInfo, **selection: Any) -> list[ExportedRollout]:
-    return list(exported_rollouts(store, run, Selection(**selection)))
+    return list(exported_rollouts(store, run, Selection(**selection), RolloutFilter()))
 
 
 def parquet(items: list[ExportedRollout], functions: list[str]) -> Any:
@@ -105,7 +105,7 @@ def test_json_lines_keep_everything(store: RunStore) -> None:
         tools=TOOLS,
     )
     sink = io.BytesIO()
-    assert write_jsonl(exported_rollouts(store, run, Selection()), [], sink, unmasked) == 1
+    assert write_jsonl(exported_rollouts(store, run, Selection(), RolloutFilter()), [], sink, unmasked) == 1
     assert json.loads(sink.getvalue()) == {
         "id": "policy4",
         "run_id": run.id,

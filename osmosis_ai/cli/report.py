@@ -7,6 +7,7 @@ from rich.table import Table
 from osmosis_ai.cli.console import Output, table_of
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.runtime.run.report import Baseline, Policy, Report
+from osmosis_ai.runtime.run.results import Cause
 from osmosis_ai.text import counted, indented
 
 __all__ = ["mean_and_error", "print_report", "shown_interval"]
@@ -29,7 +30,8 @@ def print_report(output: Output, report: Report) -> None:
         output.result(f"judges: {counted(report.judges.calls, 'call')}, {report.judges.total_tokens:,} tokens{cost}")
     if report.tools:
         output.result(_tools_table(report))
-    _print_failures(output, report)
+    _print_causes(output, "tool errors", report.tool_errors)
+    _print_causes(output, "failures", report.failures)
     if report.not_scored:
         output.result("not scored with (--keep-going)")
         for failure in report.not_scored:
@@ -94,18 +96,18 @@ def _tools_table(report: Report) -> Table:
     return table
 
 
-def _print_failures(output: Output, report: Report) -> None:
-    if not report.failures:
+def _print_causes(output: Output, title: str, causes: list[Cause]) -> None:
+    if not causes:
         return
-    output.result("failures")
-    for cause in report.failures[:MAX_CAUSES]:
+    output.result(title)
+    for cause in causes[:MAX_CAUSES]:
         where = f" at {cause.file}:{cause.line}" if cause.file and cause.line else ""
         subject = f"{cause.function}: " if cause.function else ""
         output.line(
             f"  {cause.count} × {cause.origin}{where}, for example row {cause.row_index}: {subject}{cause.message}"
         )
-    if len(report.failures) > MAX_CAUSES:
-        output.result(f"  … and {len(report.failures) - MAX_CAUSES} further causes")
+    if len(causes) > MAX_CAUSES:
+        output.result(f"  … and {len(causes) - MAX_CAUSES} further causes")
 
 
 def _table(title: str, first: str, *columns: str) -> Table:

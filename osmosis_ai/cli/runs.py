@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import msgspec
 import typer
 
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from osmosis_ai.records import Failure, FunctionRef, Record
     from osmosis_ai.runtime.pool.base import PoolOptions
     from osmosis_ai.runtime.protocol import WorkerSpec
-    from osmosis_ai.store.queries import RunInfo
+    from osmosis_ai.store.queries import RolloutFilter, RunInfo
     from osmosis_ai.store.run_store import RunStore
 
 __all__ = ["app"]
@@ -54,6 +55,17 @@ _Root = Annotated[
     typer.Option("--root", metavar="DIR", help="The repository. Default: the nearest folder upwards that has runs."),
 ]
 _Threshold = Annotated[float, typer.Option(metavar="SCORE", help="A row passes with at least this mean score.")]
+
+
+_Failed = Annotated[bool, typer.Option("--failed", help="Only rollouts that failed or could not be scored.")]
+_ToolErrors = Annotated[bool, typer.Option("--tool-errors", help="Only rollouts with a tool call that failed.")]
+_NotPassed = Annotated[
+    bool,
+    typer.Option("--not-passed", help="Only rollouts that failed, or with a score below the run's pass threshold."),
+]
+_Below = Annotated[
+    float | None, typer.Option("--below", metavar="S", help="Only rollouts that failed, or with a score below S.")
+]
 
 
 class _Policy(str, Enum):
@@ -120,7 +132,10 @@ def show(
         int | None, typer.Option(min=0, metavar="N", help="Show this row's transcript instead of the table.")
     ] = None,
     run_index: Annotated[int | None, typer.Option(min=0, metavar="K", help="Only the K-th attempt of a row.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only what failed or could not be scored.")] = False,
+    failed: _Failed = False,
+    tool_errors: _ToolErrors = False,
+    not_passed: _NotPassed = False,
+    below: _Below = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show at most N rollouts.")] = 50,
     root: _Root = None,
     json: Json = False,
@@ -132,14 +147,15 @@ def show(
 
         store, output = session.store, session.output
         info = store.find_run(run)
-        every = store.scored(info.id, with_trajectory=row is not None, row=row, run_index=run_index, failed=failed)
-        found = list(islice(every, limit))
+        wanted = _filter(info, failed=failed, tool_errors=tool_errors, not_passed=not_passed, below=below)
+        wanted = msgspec.structs.replace(wanted, row=row, run_index=run_index)
+        found = list(islice(store.scored(info.id, wanted, with_trajectory=row is not None), limit))
         more = 0
         # Count only if the limit may have cut the list.
         if len(found) == limit:
-            more = store.count_rollouts(info.id, row=row, run_index=run_index, failed=failed) - limit
+            more = store.count_rollouts(info.id, wanted) - limit
         if not found and row is not None:
-            raise UsageError(_nothing_there(store, info, row, run_index, failed))
+            raise UsageError(_nothing_there(store, info, wanted))
         if session.json:
             shown, totals = run_view(info), store.function_totals(info.id)
             if row is None:
@@ -154,6 +170,8 @@ def show(
         else:
             print_run(output, info, store.function_totals(info.id))
             print_rollouts(output, info, found, more)
+            if not found and (given := _given(wanted)):
+                output.say(f"no rollout of the run matches {given}")
 
 
 @app.command(
@@ -224,6 +242,10 @@ def export(
     min_reward: Annotated[
         float | None, typer.Option(metavar="X", help="Only rollouts with a reward of at least X.")
     ] = None,
+    failed: _Failed = False,
+    tool_errors: _ToolErrors = False,
+    not_passed: _NotPassed = False,
+    below: _Below = None,
     policy: Annotated[
         _Policy,
         typer.Option(
@@ -249,7 +271,8 @@ def export(
         path = _writable(file)
         info = store.find_run(run)
         threshold = float(info.config.get("pass_threshold", 1.0)) if only_passed else None
-        rollouts = exported_rollouts(store, info, Selection(policy.value, threshold, min_reward))
+        wanted = _filter(info, failed=failed, tool_errors=tool_errors, not_passed=not_passed, below=below)
+        rollouts = exported_rollouts(store, info, Selection(policy.value, threshold, min_reward), wanted)
         functions = store.functions(info.id)
         if path is None:
             written = chosen.write(rollouts, functions, sys.stdout.buffer, session.masker.encoded)
@@ -407,13 +430,34 @@ def _functions(
     return refs, problems
 
 
-def _nothing_there(store: RunStore, run: RunInfo, row: int, run_index: int | None, failed: bool) -> str:
-    if store.count_rollouts(run.id, row=row):
-        given = {f"--run-index {run_index}": run_index is not None, "--failed": failed}
-        return f"run {run.id} has row {row}, but no rollout of it for {' '.join(filter(given.get, given))}"
+def _filter(run: RunInfo, *, failed: bool, tool_errors: bool, not_passed: bool, below: float | None) -> RolloutFilter:
+    from osmosis_ai.store.queries import RolloutFilter
+
+    bounds = [float(run.config.get("pass_threshold", 1.0))] if not_passed else []
+    if below is not None:
+        bounds.append(below)
+    return RolloutFilter(failed=failed, tool_errors=tool_errors, below=min(bounds, default=None))
+
+
+def _given(wanted: RolloutFilter) -> str:
+    """Name the options that chose these rollouts."""
+    given = {
+        f"--run-index {wanted.run_index}": wanted.run_index is not None,
+        "--failed": wanted.failed,
+        "--tool-errors": wanted.tool_errors,
+        f"--below {wanted.below}": wanted.below is not None,
+    }
+    return " ".join(filter(given.get, given))
+
+
+def _nothing_there(store: RunStore, run: RunInfo, wanted: RolloutFilter) -> str:
+    from osmosis_ai.store.queries import RolloutFilter
+
+    if store.count_rollouts(run.id, RolloutFilter(row=wanted.row)):
+        return f"run {run.id} has row {wanted.row}, but no rollout of it for {_given(wanted)}"
     span = store.row_span(run.id)
     there = "it has no rollouts yet" if span is None else f"its rows are within {span[0]} … {span[1]}"
-    return f"run {run.id} has no row {row}; {there}"
+    return f"run {run.id} has no row {wanted.row}; {there}"
 
 
 def _writable(file: str | None) -> Path | None:

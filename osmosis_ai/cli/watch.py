@@ -32,6 +32,7 @@ from osmosis_ai.runtime.run.session import open_store, pool_options, run_environ
 from osmosis_ai.runtime.watch.changes import from_root
 from osmosis_ai.runtime.watch.follow import Follower, Save
 from osmosis_ai.runtime.watch.session import Iteration, Rerun, WatchSession
+from osmosis_ai.store.queries import RolloutFilter
 from osmosis_ai.tasks import task_group
 
 __all__ = ["watch_command"]
@@ -200,8 +201,8 @@ class _Watcher:
         from osmosis_ai.store.transcript import transcript
 
         first = [*flipped.passed, *flipped.failed][0]
-        scored = self.session.store.scored
-        found = scored(self._shown.run_id, with_trajectory=True, row=first.row_index, run_index=first.run_index)
+        wanted = RolloutFilter(row=first.row_index, run_index=first.run_index)
+        found = self.session.store.scored(self._shown.run_id, wanted, with_trajectory=True)
         return [line for each in found for line in transcript(each)]
 
     def _outside(self) -> dict[str, Path]:

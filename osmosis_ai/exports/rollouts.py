@@ -16,7 +16,7 @@ from osmosis_ai.records import (
     Turn,
     reward,
 )
-from osmosis_ai.store.queries import Queries, RunInfo, ScoredRollout
+from osmosis_ai.store.queries import Queries, RolloutFilter, RunInfo, ScoredRollout
 from osmosis_ai.text import failure_line
 
 __all__ = ["ExportedRollout", "ExportedTurn", "Selection", "exported_rollouts"]
@@ -117,9 +117,11 @@ class ExportedRollout(Record, frozen=True):
     """The model calls, in order."""
 
 
-def exported_rollouts(store: Queries, run: RunInfo, selection: Selection) -> Iterator[ExportedRollout]:
-    """Stream the selected rollouts of a run, ordered by row, run index and policy; raise StoreError."""
-    for scored in store.scored(run.id, with_trajectory=True):
+def exported_rollouts(
+    store: Queries, run: RunInfo, selection: Selection, wanted: RolloutFilter
+) -> Iterator[ExportedRollout]:
+    """Stream the rollouts of a run that pass both filters, ordered by row, run index and policy; raise StoreError."""
+    for scored in store.scored(run.id, wanted, with_trajectory=True):
         if selection.wants(scored):
             yield _exported(run, scored)
 

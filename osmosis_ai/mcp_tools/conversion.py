@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 
-from osmosis_ai.records import JsonObject, JsonValue, Tool
+from osmosis_ai.failures import FailureKind
+from osmosis_ai.records import Failure, JsonObject, JsonValue, Tool
 
-__all__ = ["TOOL_CONTENT_LIMIT", "clean", "convert_result", "convert_tool", "truncate"]
+__all__ = ["TOOL_CONTENT_LIMIT", "clean", "convert_result", "convert_tool", "error_result", "truncate"]
 
 TOOL_CONTENT_LIMIT = 256 * 1024
 """Maximum characters of one text, image or file that a record keeps; of a longer one it keeps size and SHA-256."""
+
+MESSAGE_LIMIT = 500
+"""Maximum characters of an error that a failed call's record repeats; the conversation has the whole text."""
 
 
 def convert_tool(tool: JsonObject, prefix: str = "") -> Tool:
@@ -62,6 +66,12 @@ def convert_result(result: JsonObject) -> tuple[str, JsonValue]:
     if structured is not None and has_text and not _says_the_same(text, structured):
         content["structured"] = structured
     return text, _bounded(content) if content else None
+
+
+def error_result(text: str, kind: FailureKind) -> Failure:
+    """Convert the text of an error result, as the model sees it, to the failure of the call."""
+    message = text.removeprefix("Error: ")
+    return Failure("tool", message if len(message) <= MESSAGE_LIMIT else f"{message[: MESSAGE_LIMIT - 1]}…", kind=kind)
 
 
 def truncate(text: str, limit: int) -> tuple[str, int | None]:

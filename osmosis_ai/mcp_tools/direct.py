@@ -19,7 +19,7 @@ import anyio
 
 from osmosis_ai.errors import ToolError
 from osmosis_ai.mcp_tools.clients import SamplingCallback, SamplingHandler, sampling_callback
-from osmosis_ai.mcp_tools.table import SchemaValidators, UnusableSchemaError
+from osmosis_ai.mcp_tools.table import LIBRARIES, SchemaValidators, UnusableSchemaError
 from osmosis_ai.records import JsonObject
 from osmosis_ai.tracebacks import describe
 
@@ -31,7 +31,6 @@ __all__ = ["TOOL_CALLS_ONLY", "DirectServer", "DirectSession", "direct_server"]
 
 TOOL_CALLS_ONLY = "_osmosis_tool_calls_only"
 """Set on our own middleware classes that affect only tool calls."""
-_LIBRARIES = ("fastmcp", "mcp")
 _LISTS = ("prompts", "resource_templates", "resources", "tools")
 _DEAF_TO_HANDSHAKES = {
     *("__init__", "check_resource_access", "on_call_tool", "on_get_prompt", "on_read_resource"),
@@ -114,7 +113,7 @@ class DirectServer:
         """Return True if anything in the server besides the connection notices a handshake."""
         return (
             any(_hears_handshakes(middleware) for middleware in self._server.middleware)
-            or any(type(part).__module__.partition(".")[0] not in _LIBRARIES for part in self.core.middleware)
+            or any(type(part).__module__.partition(".")[0] not in LIBRARIES for part in self.core.middleware)
             or self.core.get_notification_handler("notifications/initialized") is not None
             or _traces()
         )

@@ -16,7 +16,7 @@ import anyio
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.mcp_tools.clients import Closer, McpSession, SamplingHandler, StreamSession
 from osmosis_ai.mcp_tools.direct import TOOL_CALLS_ONLY, DirectServer, direct_server
-from osmosis_ai.mcp_tools.session import Limit, ToolSession
+from osmosis_ai.mcp_tools.session import Limit, ToolSession, note_raised
 from osmosis_ai.mcp_tools.table import Backend, ToolTable
 from osmosis_ai.records import JsonObject, Tool
 from osmosis_ai.tracebacks import describe, locate
@@ -34,7 +34,7 @@ class ToolHost:
 
     Args:
         source: A server object, an http(s) URL, or the content of an `mcp.json` (see `read_config`).
-        root: The repository's root folder, for the user's file and line in errors.
+        root: The repository's root folder, for the user's file and line in errors of the server and of tools.
         start_timeout: Seconds a server may take to start and list its tools.
         grace: Seconds the server may take to shut down.
         limit: Makes the scope that cancels a call after a number of seconds.
@@ -95,7 +95,7 @@ class ToolHost:
             sampling_handler: Answers tools' requests to the model (`ctx.sample`); without one they fail.
             grace: Seconds that closing the session may take.
         """
-        own = (self._table, self._open, self._closer, self._limit)
+        own = (self._table, self._open, self._closer, self._limit, self._root)
         return ToolSession(*own, meta=dict(meta or {}), sampling_handler=sampling_handler, grace=grace)
 
     def _open(self, backend: Backend, sampling: SamplingHandler | None) -> McpSession:
@@ -192,15 +192,18 @@ def _backends(source: object) -> list[Backend]:
 class _McpRequest(Protocol):
     @property
     def method(self) -> str | None: ...
+    @property
+    def message(self) -> Any: ...
 
 
 _Next: TypeAlias = Callable[[Any], Awaitable[object]]
 
 
 def _contain_exits(server: object) -> None:
-    """Turn a tool's BaseException into a tool error: a SystemExit would end the event loop.
+    """Turn a tool's BaseException into a tool error: a SystemExit would end the event loop. Note each tool's exception.
 
-    The SDK 1.x has no public hook for that; with it, such a tool ends its worker.
+    The SDK 1.x has no public hook for that; with it, such a tool ends its worker. Only a FastMCP server's middleware
+    sees exceptions; the SDK's own servers turn them into results before.
     """
     from fastmcp import FastMCP
     from fastmcp.exceptions import ToolError as FastMCPToolError
@@ -214,7 +217,10 @@ def _contain_exits(server: object) -> None:
                 try:
                     return await call_next(context)
                 except BaseException as exc:
-                    if context.method != "tools/call" or not _must_be_contained(exc):
+                    if context.method != "tools/call":
+                        raise
+                    note_raised(context.message.name, context.message.arguments, exc)
+                    if not _must_be_contained(exc):
                         raise
                     raise FastMCPToolError(f"the tool raised {describe(exc)}") from exc
 

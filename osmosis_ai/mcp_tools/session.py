@@ -6,20 +6,23 @@ import asyncio
 import difflib
 import json
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import NoReturn, TypeAlias
+from contextvars import ContextVar
+from pathlib import Path
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from osmosis_ai.errors import ToolError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.mcp_tools.clients import Closer, McpSession, SamplingHandler, is_alive
 from osmosis_ai.mcp_tools.conversion import clean, convert_result
-from osmosis_ai.mcp_tools.table import Backend, Route, SchemaProblem, ToolTable
-from osmosis_ai.records import JsonObject, Record
-from osmosis_ai.tracebacks import describe
+from osmosis_ai.mcp_tools.table import LIBRARIES, Backend, Route, SchemaProblem, ToolTable
+from osmosis_ai.records import Failure, JsonObject, Record
+from osmosis_ai.tracebacks import describe, locate, short_traceback
 from osmosis_ai.urls import redact_urls
 
-__all__ = ["CallOutcome", "Limit", "ToolSession"]
+__all__ = ["CallOutcome", "Limit", "ToolSession", "note_raised"]
 
 Limit: TypeAlias = Callable[[float], AbstractContextManager[object, bool]]
 """Makes a scope that cancels its block after a number of seconds."""
@@ -29,19 +32,39 @@ class CallOutcome(Record, frozen=True):
     """The outcome of a tool call.
 
     `text` is for the model, even if the call failed. `error` is None or the cause, as in `records.ToolCall.error`.
-    `content` keeps what the text only mentions: images, files, structured content.
+    `content` keeps what the text only mentions: images, files, structured content. `raised` locates the exception of a
+    tool in this process, unless it raised it on purpose, as a ToolError.
     """
 
     text: str
     error: FailureKind | None = None
     content: object = None
+    raised: Failure | None = None
+
+
+class _Raised(NamedTuple):
+    """An exception of a tool, and the call that it belongs to."""
+
+    tool: str
+    arguments: JsonObject
+    error: BaseException
+
+
+_raised: ContextVar[list[_Raised] | None] = ContextVar("_raised", default=None)
+"""The exceptions of a session's tools. A server of this process handles a session's requests in its context."""
+
+
+def note_raised(tool: str, arguments: JsonObject | None, error: BaseException) -> None:
+    """Keep a tool's exception for the call that it belongs to: the server's answer has only its message."""
+    if (raised := _raised.get()) is not None:
+        raised.append(_Raised(tool, arguments or {}, error))
 
 
 class ToolSession:
     """One rollout's MCP session, from `ToolHost.session`. The first tool call opens it.
 
     Args:
-        table, closer, limit: The host's.
+        table, closer, limit, root: The host's.
         open_session: Makes a session with a server, not yet connected.
         meta, sampling_handler, grace: As for `ToolHost.session`.
 
@@ -55,6 +78,7 @@ class ToolSession:
         open_session: Callable[[Backend, SamplingHandler | None], McpSession],
         closer: Closer,
         limit: Limit,
+        root: Path | None,
         *,
         meta: JsonObject,
         sampling_handler: SamplingHandler | None,
@@ -65,12 +89,14 @@ class ToolSession:
         self._open = open_session
         self._closer = closer
         self._limit = limit
+        self._root = root
         self._meta = meta
         self._sampling_handler = sampling_handler
         self._grace = grace
         self._sessions: dict[str, McpSession] = {}
         self._opening = asyncio.Lock()
         self._closing: list[asyncio.Task[None]] = []
+        self._raised: list[_Raised] = []
 
     async def __aenter__(self) -> ToolSession:
         return self
@@ -100,6 +126,7 @@ class ToolSession:
             values = _parse(arguments)
         except ToolError as exc:
             return CallOutcome(f"Error: {exc}", "bad_json")
+        _raised.set(self._raised)
         with self._limit(timeout):
             try:
                 session = await self._connect(route.backend)
@@ -109,8 +136,8 @@ class ToolSession:
             try:
                 answer = await session.call_tool(route.name, values, dict(self._meta))
             except Exception as exc:  # noqa: BLE001 - the server's failure, of whatever transport
-                return await self._failed(name, route, session, values, exc)
-            return self._outcome(name, values, answer)
+                return await self._refusal(name, route, session, values, exc)
+            return self._outcome(name, route, values, answer)
         text = f"Error: tool {name!r} did not answer within {timeout:g} seconds"
         current = self._sessions.get(route.backend.prefix)
         if current is not None and not await is_alive(current):
@@ -137,15 +164,15 @@ class ToolSession:
             del self._sessions[prefix]
             self._closing.append(self._closer.close(session))
 
-    def _outcome(self, name: str, arguments: JsonObject, result: JsonObject) -> CallOutcome:
+    def _outcome(self, name: str, route: Route, arguments: JsonObject, result: JsonObject) -> CallOutcome:
         text, content = convert_result(result)
         if not result.get("isError"):
             return CallOutcome(text, None, content)
         if refused := self._refused(name, arguments, text):
             return CallOutcome(refused, "schema", content)
-        return CallOutcome(_error_text(text), "exception", content)
+        return self._exception(route, arguments, text, content)
 
-    async def _failed(
+    async def _refusal(
         self, name: str, route: Route, session: McpSession, arguments: JsonObject, exc: Exception
     ) -> CallOutcome:
         text = clean(str(exc) or type(exc).__name__)
@@ -156,7 +183,17 @@ class ToolSession:
             return CallOutcome(f"{lost}: {redact_urls(text)}", "session")
         if refused := self._refused(name, arguments, text):
             return CallOutcome(refused, "schema")
-        return CallOutcome(_error_text(text), "exception")
+        return self._exception(route, arguments, text)
+
+    def _exception(self, route: Route, arguments: JsonObject, text: str, content: object = None) -> CallOutcome:
+        """Make the outcome of a tool that raised. Only a server of this process shows where."""
+        call = (route.name, arguments)
+        found = next((raised for raised in self._raised if (raised.tool, raised.arguments) == call), None)
+        failure = None
+        if found is not None:
+            self._raised.remove(found)
+            failure = None if self._root is None else _located(found.error, self._root)
+        return CallOutcome(_error_text(text), "exception", content, failure)
 
     def _refused(self, name: str, arguments: JsonObject, text: str) -> str | None:
         """Describe the problem with the arguments if the server refused them, else return None."""
@@ -166,6 +203,25 @@ class ToolSession:
         if not errors:
             return _error_text(text)
         return clean(f"Error: invalid arguments for tool {name!r}: {'; '.join(_problem(error) for error in errors)}")
+
+
+def _located(error: BaseException, root: Path) -> Failure | None:
+    """Return a tool's exception with its place; None for a ToolError, which tells the model something on purpose."""
+    from fastmcp.exceptions import FastMCPError
+
+    # The library wraps what a tool raises; a ToolError raised by the tool itself may have a cause as well.
+    while error.__cause__ is not None and _is_of_library(error):
+        error = error.__cause__
+    place = None if isinstance(error, FastMCPError) else locate(error, root)
+    if place is None:
+        return None
+    text, detail = describe(error), short_traceback(error, root)
+    return Failure("tool", text, kind="exception", file=place.file, line=place.line, detail=detail)
+
+
+def _is_of_library(error: BaseException) -> bool:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_globals.get("__name__", "").partition(".")[0] in LIBRARIES
 
 
 _REFUSAL = re.compile(r"Input validation error|\d+ validation errors? for (call\[|\w+Arguments\b)")

@@ -11,9 +11,12 @@ from osmosis_ai.errors import RepositoryError
 from osmosis_ai.mcp_tools.conversion import convert_tool
 from osmosis_ai.records import JsonObject, Tool
 
-__all__ = ["Backend", "Route", "SchemaProblem", "SchemaValidators", "ToolTable", "UnusableSchemaError"]
+__all__ = ["LIBRARIES", "Backend", "Route", "SchemaProblem", "SchemaValidators", "ToolTable", "UnusableSchemaError"]
 
 MOST_PROBLEMS = 5
+
+LIBRARIES = ("fastmcp", "mcp")
+"""The packages that servers are made of."""
 
 
 class SchemaProblem(Protocol):

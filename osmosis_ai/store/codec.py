@@ -30,7 +30,16 @@ from osmosis_ai.records import (
 from osmosis_ai.store.tables import RolloutColumns, RowColumns, RunColumns, ScoreColumns
 from osmosis_ai.token_data import from_older_form
 
-__all__ = ["Encoder", "decode_object", "decode_outcome", "decode_rollout", "decode_row", "decode_score", "unpack"]
+__all__ = [
+    "Encoder",
+    "decode_calls",
+    "decode_object",
+    "decode_outcome",
+    "decode_rollout",
+    "decode_row",
+    "decode_score",
+    "unpack",
+]
 
 _COMPRESS_FROM = 1024  # bytes
 
@@ -53,12 +62,21 @@ class _RowContent(msgspec.Struct, frozen=True, omit_defaults=True):
     solution: list[SolutionStep] | None = None
 
 
+class _Call(msgspec.Struct, array_like=True):
+    """An element of the column `calls`: the fields of a CallSummary."""
+
+    name: str
+    duration_ms: float
+    error: CallError | None
+    failure: Failure | None = None
+
+
 _encoder = msgspec.json.Encoder()
 _trajectory = msgspec.json.Decoder(_Trajectory)
 _row = msgspec.json.Decoder(_RowContent)
 _failure = msgspec.json.Decoder(Failure)
 _judge_calls = msgspec.json.Decoder(list[JudgeCall])
-_calls = msgspec.json.Decoder(list[tuple[str, float, CallError | None]])
+_calls = msgspec.json.Decoder(list[_Call])
 _object = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -116,7 +134,7 @@ class Encoder:
             attempt=1,
             started_at=now - rollout.duration_ms / 1000,
             finished_at=now,
-            calls=self.json([(call.name, call.duration_ms, call.error) for call in rollout.tool_calls]),
+            calls=self.json([_summary(call) for call in rollout.tool_calls]),
             failure_origin=None,
             failure_kind=None,
             failure_message=None,
@@ -177,6 +195,11 @@ class Encoder:
         return self._masker.encoded(data)
 
 
+def _summary(call: ToolCall) -> tuple[object, ...]:
+    facts = (call.name, call.duration_ms, call.error)
+    return facts if call.failure is None else (*facts, msgspec.structs.replace(call.failure, detail=None))
+
+
 def decode_rollout(columns: RolloutColumns, trajectory: bytes | None) -> Rollout:
     """Decode a rollout from its columns and its trajectory's `data`; without the latter, its lists are empty."""
     content = _Trajectory([], [], [], []) if trajectory is None else _decode_trajectory(unpack(trajectory))
@@ -212,9 +235,14 @@ def decode_outcome(columns: RolloutColumns, scores: dict[str, Score]) -> Outcome
         failure=_failure_of(columns),
         usage=_usage(columns),
         cost_usd=columns.cost_usd,
-        calls=[CallSummary(*call) for call in _calls.decode(columns.calls)],
+        calls=decode_calls(columns),
         scores=scores,
     )
+
+
+def decode_calls(columns: RolloutColumns) -> list[CallSummary]:
+    """Decode a rollout's tool calls, without their texts."""
+    return [CallSummary(*msgspec.structs.astuple(call)) for call in _calls.decode(columns.calls)]
 
 
 def decode_row(row_index: int, row_id: str, data: bytes) -> Row:

@@ -15,9 +15,18 @@ from itertools import groupby, starmap
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Outcome, Record, Rollout, Row, Score
-from osmosis_ai.store.codec import decode_object, decode_outcome, decode_rollout, decode_row, decode_score
+from osmosis_ai.store.codec import (
+    decode_calls,
+    decode_object,
+    decode_outcome,
+    decode_rollout,
+    decode_row,
+    decode_score,
+)
 from osmosis_ai.store.schema import open_reader
 from osmosis_ai.store.tables import PlaceColumns, RolloutColumns, RunColumns, RunStatus, ScoreColumns, select
 
@@ -26,6 +35,7 @@ __all__ = [
     "FunctionTotals",
     "PairedRow",
     "Queries",
+    "RolloutFilter",
     "RolloutKey",
     "RunInfo",
     "ScoredRollout",
@@ -70,12 +80,14 @@ class RunInfo(Record, frozen=True):
 class StoredRollout(Record, frozen=True):
     """A rollout and its data outside the trajectory. Times are in seconds since the epoch.
 
-    `requests` counts model requests, retries included; `attempt` is 2 if the record replaced a first one.
+    `tool_errors` counts the tool calls that failed, `requests` the model requests, retries included; `attempt` is 2 if
+    the record replaced a first one.
     """
 
     rollout: Rollout
     turns: int
     tool_calls: int
+    tool_errors: int
     requests: int
     attempt: int
     started_at: float
@@ -89,6 +101,23 @@ class Unscored(NamedTuple):
     rollout: RolloutKey
     row_index: int
     functions: list[str]
+
+
+class RolloutFilter(Record, frozen=True):
+    """Which rollouts of a run to read: those for which everything given holds.
+
+    `failed` selects rollouts that failed or have a score that could not be computed, `tool_errors` those with a tool
+    call that failed, and `below` those that failed or have a score that is lower or could not be computed.
+    """
+
+    row: int | None = None
+    run_index: int | None = None
+    failed: bool = False
+    tool_errors: bool = False
+    below: float | None = None
+
+
+_ALL = RolloutFilter()
 
 
 class ScoredRollout(NamedTuple):
@@ -193,6 +222,14 @@ _FILTER = """
         NOT :failed OR failure_origin IS NOT NULL
         OR EXISTS (SELECT 1 FROM scores WHERE scores.rollout = pk AND scores.failure IS NOT NULL)
     )
+    AND (
+        :below IS NULL OR failure_origin IS NOT NULL
+        OR EXISTS (SELECT 1 FROM scores WHERE scores.rollout = pk AND coalesce(scores.value < :below, 1))
+    )
+    AND (
+        NOT :tool_errors
+        OR EXISTS (SELECT 1 FROM json_each(calls) AS call WHERE json_extract(call.value, '$[2]') IS NOT NULL)
+    )
 """
 _SCORED = f"""
     SELECT {select(_Scored, row_data="rows.data", trajectory="NULL")} FROM rollouts {_ITS_ROW}
@@ -281,24 +318,17 @@ class Queries:
                 yield from (decode_outcome(columns, scores.get(columns.pk, {})) for columns in page)
 
     def scored(
-        self,
-        run_id: str,
-        *,
-        with_trajectory: bool = False,
-        row: int | None = None,
-        run_index: int | None = None,
-        failed: bool = False,
+        self, run_id: str, wanted: RolloutFilter = _ALL, *, with_trajectory: bool = False
     ) -> Iterator[ScoredRollout]:
         """Stream rollouts with their rows and scores, ordered by row, run index and policy.
 
-        Without `with_trajectory` their lists (messages, turns, tool calls, samples) are empty. `failed` selects
-        rollouts that failed or have a score that could not be computed.
+        Without `with_trajectory` their lists (messages, turns, tool calls, samples) are empty.
         """
 
         query = _SCORED_WITH_TRAJECTORY if with_trajectory else _SCORED
         chunk = _TRAJECTORY_CHUNK if with_trajectory else _CHUNK
         with open_reader(self._path) as db:
-            for page in self._pages(db, query, _Scored, run_id, chunk, row=row, run_index=run_index, failed=failed):
+            for page in self._pages(db, query, _Scored, run_id, chunk, **msgspec.structs.asdict(wanted)):
                 scores = _scores(db, page)
                 for columns in page:
                     rollout = decode_rollout(columns, columns.trajectory)
@@ -306,6 +336,7 @@ class Queries:
                         rollout=rollout,
                         turns=columns.turns,
                         tool_calls=columns.tool_calls,
+                        tool_errors=sum(call.error is not None for call in decode_calls(columns)),
                         requests=columns.requests,
                         attempt=columns.attempt,
                         started_at=columns.started_at,
@@ -314,12 +345,10 @@ class Queries:
                     its_row = decode_row(columns.row_index, columns.row_id, columns.row_data)
                     yield ScoredRollout(stored, its_row, scores.get(columns.pk, {}))
 
-    def count_rollouts(
-        self, run_id: str, *, row: int | None = None, run_index: int | None = None, failed: bool = False
-    ) -> int:
-        """Count the rollouts that `scored` yields for the same arguments."""
+    def count_rollouts(self, run_id: str, wanted: RolloutFilter = _ALL) -> int:
+        """Count the rollouts that `scored` yields for the same filter."""
         with open_reader(self._path) as db:
-            values = {"run": self._pk(db, run_id), "row": row, "run_index": run_index, "failed": failed}
+            values = {"run": self._pk(db, run_id), **msgspec.structs.asdict(wanted)}
             return int(db.execute(_COUNT, values).fetchone()[0])
 
     def row_span(self, run_id: str) -> tuple[int, int] | None:
@@ -400,7 +429,7 @@ class Queries:
         run_id: str,
         limit: int,
         row: int | None = None,
-        **parameters: str | int | None,
+        **parameters: str | float | None,
     ) -> Iterator[list[P]]:
         """Run a paginated query, and yield pages of at most `limit` records as `kind`."""
         bounds = {"run": self._pk(db, run_id), "last": _LAST if row is None else row, "limit": limit}

@@ -69,7 +69,8 @@ class RolloutColumns(PlaceColumns):
     """A rollout without its trajectory.
 
     `failure_origin` is NULL if the rollout didn't fail. `requests` counts model requests, retries included; `attempt`
-    is 2 if this record replaced a first one. `calls` is a JSON list: name, milliseconds and error of each tool call.
+    is 2 if this record replaced a first one. `calls` is a JSON list: name, milliseconds and error of each tool call,
+    and the failure of one that failed.
     """
 
     run: int

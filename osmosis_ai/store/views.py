@@ -103,6 +103,8 @@ class RolloutSummary(_Rollout, frozen=True, kw_only=True):
     """Model calls."""
     tool_calls: int
     """Tool calls."""
+    tool_errors: int
+    """Tool calls that failed."""
 
 
 class RolloutDetail(_Rollout, frozen=True, kw_only=True):
@@ -285,7 +287,9 @@ def run_view(run: RunInfo) -> RunView:
 
 def rollout_summary(scored: ScoredRollout) -> RolloutSummary:
     """Make the view of a rollout without its trajectory."""
-    return _rollout(RolloutSummary, scored, turns=scored.stored.turns, tool_calls=scored.stored.tool_calls)
+    stored = scored.stored
+    counts = {"turns": stored.turns, "tool_calls": stored.tool_calls, "tool_errors": stored.tool_errors}
+    return _rollout(RolloutSummary, scored, **counts)
 
 
 def rollout_detail(scored: ScoredRollout) -> RolloutDetail:

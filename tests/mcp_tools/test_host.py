@@ -18,6 +18,7 @@ import anyio.to_thread
 import pytest
 import uvicorn
 from fastmcp import Context, FastMCP
+from fastmcp.exceptions import ToolError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.types import SamplingMessage, TextContent
@@ -150,6 +151,43 @@ def test_what_a_lenient_server_accepts_is_no_error() -> None:
 def test_a_tools_exception() -> None:
     found = outcome(shop(), "price", '{"item": "unicorn"}')
     assert found == CallOutcome("Error calling tool 'price': we have no unicorns", "exception")
+
+
+def test_an_exception_of_a_tool_is_located_for_the_call_that_raised_it() -> None:
+    server = shop()
+
+    @server.tool
+    def refuse(item: str) -> None:
+        """Refuse."""
+        try:
+            {}[item]
+        except KeyError as error:
+            raise ToolError(f"we have no {item}") from error
+
+    async def test() -> None:
+        async with ToolHost(server, root=Path(__file__).parent) as host, host.session() as session:
+            outcomes: dict[int, CallOutcome] = {}
+
+            async def call(count: int) -> None:
+                outcomes[count] = await session.call("price", {"item": "unicorn", "count": count}, timeout=SECONDS)
+
+            assert (await session.call("price", {"item": "pen"}, timeout=SECONDS)).raised is None
+            async with anyio.create_task_group() as group:
+                for count in range(5):
+                    group.start_soon(call, count)
+            on_purpose = await session.call("refuse", {"item": "unicorn"}, timeout=SECONDS)
+            assert (on_purpose.text, on_purpose.error) == ("Error: we have no unicorn", "exception")
+            assert on_purpose.raised is None
+            for outcome in outcomes.values():
+                assert outcome.text == "Error calling tool 'price': we have no unicorns"
+                assert outcome.raised is not None
+                assert outcome.raised.message == "ValueError: we have no unicorns"
+                assert outcome.raised.file == "test_host.py"
+                assert outcome.raised.detail is not None
+                assert "in price\n    raise ValueError(" in outcome.raised.detail
+                assert "site-packages" not in outcome.raised.detail
+
+    within(test)
 
 
 def test_an_exception_after_a_lenient_server_took_the_arguments_is_the_tools() -> None:

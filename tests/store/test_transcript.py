@@ -28,7 +28,7 @@ def result(id: str, content: str) -> dict[str, Any]:
 def shown(messages: list[dict[str, Any]], scores: list[Score] | None = None, requests: int = 0, **fields: Any) -> str:
     rollout = Rollout("id", 3, "r3", 0, "policy", messages, **{"finish_reason": "stop", "duration_ms": 1.5, **fields})
     turns, tool_calls = len(rollout.turns), len(rollout.tool_calls)
-    stored = StoredRollout(rollout, turns, tool_calls, requests or turns, 1, 0.0, 0.0)
+    stored = StoredRollout(rollout, turns, tool_calls, 0, requests or turns, 1, 0.0, 0.0)
     return "\n".join(transcript(ScoredRollout(stored, ROW, {score.function: score for score in scores or []})))
 
 

@@ -14,7 +14,7 @@ import pytest
 from osmosis_ai.records import Failure, JsonObject, Record, Rollout, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.schemas import schema_of
 from osmosis_ai.store.compare import compare_runs
-from osmosis_ai.store.queries import RunInfo
+from osmosis_ai.store.queries import RolloutFilter, RunInfo
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.views import (
     ListedRuns,
@@ -101,7 +101,7 @@ def test_rollouts_are_shown_without_and_with_their_trajectories(store: RunStore)
     assert second["failure"] == {
         "origin": "model", "message": "dropped", "kind": "", "file": None, "line": None, "detail": None,
     }  # fmt: skip
-    details = [rollout_detail(found) for found in store.scored(run.id, with_trajectory=True, row=0)]
+    details = [rollout_detail(found) for found in store.scored(run.id, RolloutFilter(row=0), with_trajectory=True)]
     (shown,) = checked(ShownRow(run_view(run), totals, details, 0))["rollouts"]
     assert shown["messages"] == [{"role": "assistant", "content": "4"}]
     assert (shown["turns"][0]["usage"]["total_tokens"], shown["turns"][0]["logprobs"]) == (3, None)

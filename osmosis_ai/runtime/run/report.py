@@ -100,6 +100,8 @@ class Report(Record, frozen=True, kw_only=True):
     """Statistics of each tool that the policy called."""
     failures: list[objects.Cause]
     """Failures by cause, most frequent first, including the baseline's."""
+    tool_errors: list[objects.Cause]
+    """Failed tool calls of the policy by cause, most frequent first."""
     judges: objects.JudgeTotals
     """Requests of rubrics to their judges."""
     wall_ms: float
@@ -196,7 +198,7 @@ def build_report(
     grid = _ScoreGrid(functions)
     tallies = {policy: _PolicyTally() for policy in plan.policies}
     tools: dict[str, _ToolTally] = {}
-    failures = _FailureTally()
+    failures, tool_errors = _FailureTally(), _FailureTally()
     judges = objects.JudgeTotals(0, 0, None)
     for outcome in outcomes:
         tallies[outcome.policy].add(outcome)
@@ -204,6 +206,8 @@ def build_report(
         if outcome.policy == POLICY:
             for call in outcome.calls:
                 tools.setdefault(call.name, _ToolTally()).add(call)
+                if call.failure is not None:
+                    tool_errors.add(outcome, call.failure, call.name)
         if outcome.failure is not None:
             failures.add(outcome, outcome.failure, None)
         for name, score in outcome.scores.items():
@@ -235,6 +239,7 @@ def build_report(
         scoring_errors=grid.scoring_errors,
         tools={name: tally.statistics() for name, tally in sorted(tools.items())},
         failures=failures.causes(),
+        tool_errors=tool_errors.causes(),
         judges=judges,
         wall_ms=round(wall_ms, 1),
         not_scored=list(not_scored),
@@ -429,6 +434,7 @@ def _totals(report: Report) -> objects.RunTotals:
         judges=report.judges,
         tools=report.tools,
         failures=report.failures,
+        tool_errors=report.tool_errors,
         not_scored=report.not_scored,
     )
 

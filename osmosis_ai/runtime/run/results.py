@@ -47,7 +47,7 @@ class Cause(Record, frozen=True):
     line: int | None
     """Line in that file, from 1."""
     function: str | None
-    """The function that was scoring, null if the rollout itself failed."""
+    """The function that was scoring, or the tool; null if the rollout itself failed."""
 
 
 class JudgeTotals(Record, frozen=True):
@@ -120,6 +120,8 @@ class RunTotals(Record, frozen=True, kw_only=True):
     """Statistics of each tool."""
     failures: list[Cause]
     """Failures by cause, most frequent first, including a baseline's."""
+    tool_errors: list[Cause]
+    """Failed tool calls of the model by cause, most frequent first."""
     not_scored: list[Failure] = []
     """Files and functions that could not be loaded, and were left out of scoring with `--keep-going`."""
 

@@ -21,6 +21,7 @@ from osmosis_ai import errors, tracebacks
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import import_from
+from osmosis_ai.mcp_tools.conversion import error_result
 from osmosis_ai.mcp_tools.loading import import_failure
 from osmosis_ai.records import (
     AgentReport,
@@ -309,8 +310,10 @@ class AgentRollout:
         for message in messages:
             call = self._calls.pop(str(message.get("tool_call_id")), None) if message.get("role") == "tool" else None
             if call is not None:
-                failed = str(message.get("content")).startswith("Error: ")
-                done.append(msgspec.structs.replace(call, duration_ms=duration, error="exception" if failed else None))
+                text = str(message.get("content"))
+                if text.startswith("Error: "):
+                    call = msgspec.structs.replace(call, error="exception", failure=error_result(text, "exception"))
+                done.append(msgspec.structs.replace(call, duration_ms=duration))
         return done
 
     def _judge(self, ending: Ending) -> Ending:

@@ -48,7 +48,7 @@ from osmosis_ai.store.reading import ScoringReader
 
 if TYPE_CHECKING:
     from osmosis_ai.mcp_tools.host import ToolHost
-    from osmosis_ai.mcp_tools.session import ToolSession
+    from osmosis_ai.mcp_tools.session import CallOutcome, ToolSession
     from osmosis_ai.models.cache import ReplyCache
     from osmosis_ai.rollout.client import TrainerPool
     from osmosis_ai.rollout.core.base import CompletionsResult
@@ -426,6 +426,7 @@ class Worker:
             function = call.get("function") or {}
             name, arguments = str(function.get("name")), function.get("arguments") or "{}"
             outcome = await session.call(name, arguments, timeout=limits.tool_timeout)
+            _call_failure(outcome)
             text, _ = truncate(outcome.text, limits.max_tool_output)
             return {"role": "tool", "tool_call_id": call.get("id"), "content": text}
 
@@ -555,6 +556,7 @@ class _RolloutRun:
             error=outcome.error,
             truncated_from=truncated_from,
             content=outcome.content,
+            failure=_call_failure(outcome),
         )
         return record, text
 
@@ -615,6 +617,18 @@ def _load_functions(spec: protocol.WorkerSpec) -> tuple[dict[str, Scorer], list[
     if problems and not spec.keep_going:
         raise FunctionError.of_all(problems, others=bool(scorers))
     return scorers, list(problems.values())
+
+
+def _call_failure(outcome: CallOutcome) -> Failure | None:
+    """Return why a tool call failed, and log the traceback of a tool that raised."""
+    from osmosis_ai.mcp_tools.conversion import error_result
+
+    if outcome.error is None:
+        return None
+    if outcome.raised is None:
+        return error_result(outcome.text, outcome.error)
+    print(outcome.raised.detail, file=sys.stderr)
+    return outcome.raised
 
 
 async def _no_call_by_hand(name: str, arguments: str) -> tuple[ToolCall, str]:
