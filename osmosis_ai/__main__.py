@@ -11,15 +11,17 @@ except OSError:
     here = ""  # the folder is gone; the command reports it
 sys.path.sort(key=here.__eq__)
 
-INTERRUPTED = 130
-
 
 def main() -> None:
     """Run the command line."""
     import signal
 
+    from osmosis_ai.cli.signals import ended_by_signal, forward_signals, interrupted_code
     from osmosis_ai.cli.status import STATUS
+    from osmosis_ai.cli.streams import prepare_streams
 
+    prepare_streams()
+    forward_signals()
     try:
         from osmosis_ai.cli.early import show_status, start_early
 
@@ -31,10 +33,10 @@ def main() -> None:
         # Only interpreter shutdown remains; a Ctrl-C there would print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = interrupted_code()
     finally:
         STATUS.clear()
-    sys.exit(code)
+    sys.exit(interrupted_code() if code and ended_by_signal() else code)
 
 
 if __name__ == "__main__":

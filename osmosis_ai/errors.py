@@ -31,6 +31,7 @@ defined where they are raised.
     │   └── ModelNotFoundError     the provider has no such model
     ├── WorkerError                a worker process died, or could not be started
     ├── StoreError                 the run store can't be read or written
+    ├── OutputError                stdout can't be written
     └── OsmosisRolloutError        an agent loop failed, or its connection to a trainer
         ├── OsmosisTransportError  the trainer can't be reached, or dropped the connection
         ├── OsmosisServerError     the trainer answered 5xx, or with an unusable reply
@@ -65,6 +66,7 @@ __all__ = [
     "OsmosisTimeoutError",
     "OsmosisTransportError",
     "OsmosisValidationError",
+    "OutputError",
     "ProviderRequestError",
     "RepositoryError",
     "ScoreError",
@@ -181,6 +183,10 @@ class WorkerError(OsmosisError):
 
 class StoreError(OsmosisError):
     """The run store can't be read or written."""
+
+
+class OutputError(OsmosisError):
+    """Stdout can't be written: its disk is full, or its terminal is gone."""
 
 
 class OsmosisRolloutError(OsmosisError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, vali
 from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Given, OutputConfig, takes
 from osmosis_ai.cli.status import STATUS
+from osmosis_ai.cli.streams import discard_stdout
 from osmosis_ai.compat import COMMANDS, NOT_OFFERED
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import OsmosisError, UsageError
@@ -149,6 +151,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except OsmosisError as error:
         STATUS.clear()
         print(f"error: {error}", file=sys.stderr)
+    except OSError as error:
+        # A help page that can't be printed; commands report their own errors.
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        discard_stdout()
+        print(f"error: stdout can't be written: {error.strerror}", file=sys.stderr)
     except _BadCommandLine as error:
         STATUS.clear()
         print(f"error: {error.format_message()}{_hint(error)}", file=sys.stderr)

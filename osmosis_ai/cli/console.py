@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -11,10 +12,30 @@ from rich.table import Table
 from rich.text import Text
 
 from osmosis_ai.cli.status import STATUS
+from osmosis_ai.errors import OutputError
 
 __all__ = ["Output", "table_of"]
 
 PIPED_WIDTH = 120
+
+
+class _Messages:
+    """Stderr, where a message that can't be written is lost: the run is worth more."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 class Output:
@@ -24,7 +45,7 @@ class Output:
         self.mask = mask
         self.quiet = quiet
         self.results = _console(sys.stdout)
-        self.messages = _console(sys.stderr)
+        self.messages = _console(_Messages(sys.stderr))
 
     def say(self, text: str) -> None:
         """Print a status line, unless quiet."""
@@ -44,15 +65,27 @@ class Output:
         self.messages.print(self.mask(text), markup=False, highlight=False)
 
     def result(self, renderable: Any) -> None:
-        """Print a table or text to stdout."""
+        """Print a table or text to stdout; raise OutputError."""
         STATUS.clear()
-        self.results.print(renderable, highlight=False)
+        with self.writing():
+            self.results.print(renderable, highlight=False)
 
     def line(self, text: str) -> None:
-        """Print one line to stdout, unwrapped."""
+        """Print one line to stdout, unwrapped; raise OutputError."""
         STATUS.clear()
-        self.results.file.write(self.mask(text) + "\n")
-        self.results.file.flush()
+        with self.writing():
+            self.results.file.write(self.mask(text) + "\n")
+            self.results.file.flush()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn an error of writing to stdout in the block into an OutputError."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"stdout can't be written: {error.strerror or error}") from error
 
 
 def table_of(columns: Iterable[str], right: Iterable[str] = (), folding: Iterable[str] = (), title: str = "") -> Table:

@@ -20,6 +20,7 @@ from osmosis_ai.cli.options import Given, OutputOptions, output_options
 from osmosis_ai.cli.prompt import Prompt, edited_text
 from osmosis_ai.cli.run import begin_command, introduce, save_results
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
+from osmosis_ai.cli.signals import ended_by_signal, interrupted_code
 from osmosis_ai.config import RunConfig
 from osmosis_ai.errors import UsageError
 from osmosis_ai.folders import given_path
@@ -143,7 +144,7 @@ class _Session:
         if self._interrupted:
             if self._run is not None:
                 self._run.pool.kill()
-            os._exit(ExitCode.INTERRUPTED)
+            os._exit(interrupted_code())
         self._interrupted = True
         raise KeyboardInterrupt
 
@@ -173,7 +174,7 @@ class _Commands:
                 self._do(word, rest.strip())
                 line = self._prompt.read(self._state())
             except KeyboardInterrupt:
-                if not self._prompt.on_terminal:
+                if not self._prompt.on_terminal or ended_by_signal():
                     raise
                 line = self._stopped_by_hand()
                 allow_interrupt()

@@ -106,7 +106,8 @@ class _Run:
             self._checking.show(event.read, event.total)
         elif isinstance(event, events.RunStarted):
             if event.recorded is not None:
-                self._output.say(f"resuming run {event.run_id}: {event.recorded} rollouts are recorded")
+                # Even if quiet: there may be several runs to resume.
+                self._output.warn(f"resuming run {event.run_id}: {event.recorded} rollouts are recorded")
         elif isinstance(event, events.LimitReached):
             self._output.warn(event.message)
         else:

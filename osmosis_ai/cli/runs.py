@@ -275,8 +275,9 @@ def export(
         rollouts = exported_rollouts(store, info, Selection(policy.value, threshold, min_reward), wanted)
         functions = store.functions(info.id)
         if path is None:
-            written = chosen.write(rollouts, functions, sys.stdout.buffer, session.masker.encoded)
-            sys.stdout.buffer.flush()
+            with output.writing():
+                written = chosen.write(rollouts, functions, sys.stdout.buffer, session.masker.encoded)
+                sys.stdout.buffer.flush()
         else:
             try:
                 with replaced_file(path) as sink:
@@ -337,7 +338,7 @@ def rescore(
         spec = scorer_spec(session.root, refs, limits, store=session.store.path, keep_going=keep_going)
         options = PoolOptions(
             workers=default_workers(spec.batch_size) if workers is None else workers,
-            log=str(new_log(session.store.path.parent)),
+            log=str(new_log(session.store.path.parent, f"{info.id}-rescore")),
             debug=debug,
         )
         raise typer.Exit(asyncio.run(_rescore(session, info, spec, options, left_out)))

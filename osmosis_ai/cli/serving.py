@@ -34,6 +34,7 @@ from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.prepare import find_agent
 from osmosis_ai.serve.config import ServeConfig
 from osmosis_ai.serve.workers import PoolRunner
+from osmosis_ai.store.run_store import new_run_id
 
 __all__ = ["serve_agent"]
 
@@ -191,6 +192,6 @@ def _new_log(root: Path) -> str:
     folder = root / ".osmosis"
     try:
         private_folder(folder)
-        return str(new_log(folder))
+        return str(new_log(folder, f"{new_run_id()}-serve"))
     except OSError as error:
         raise StartError(f"can't keep logs in {folder}: {error.strerror or error}; make {root} writable") from error

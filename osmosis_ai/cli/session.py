@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from osmosis_ai.cli.signals import interrupted_code
+from osmosis_ai.cli.streams import discard_stdout
 from osmosis_ai.environment import environment_of
-from osmosis_ai.errors import OsmosisError, StoreError
+from osmosis_ai.errors import OsmosisError, OutputError, StoreError
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
@@ -34,6 +35,7 @@ class ExitCode(enum.IntEnum):
     COULD_NOT_START = 2
     """An option, a file, the repository, a model or a key can't be used."""
     INTERRUPTED = 130
+    """Ctrl-C. Ended by SIGTERM or SIGHUP, the process exits with 143 or 129 instead."""
 
 
 class CommandSession:
@@ -76,12 +78,16 @@ def command_session(
     try:
         session.use(session.cwd)
         yield session
+    except OutputError as error:
+        discard_stdout()
+        session.output.fail(str(error))
+        raise typer.Exit(ExitCode.FAILED) from error
     except OsmosisError as error:
         session.output.fail(str(error))
         raise typer.Exit(store_error if isinstance(error, StoreError) else ExitCode.COULD_NOT_START) from error
     except BrokenPipeError as error:
-        # The reader closed the pipe. Flushing the rest at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader closed the pipe.
+        discard_stdout()
         raise typer.Exit from error
     except KeyboardInterrupt as error:
         session.output.warn("interrupted")
@@ -120,7 +126,7 @@ def interrupts(stop: Callable[[], None], kill: Callable[[], None] = lambda: None
         nonlocal interrupted
         if interrupted:
             kill()
-            os._exit(ExitCode.INTERRUPTED)
+            os._exit(interrupted_code())
         interrupted = True
         loop.call_soon_threadsafe(stop)
 

@@ -6,6 +6,7 @@ It is shown before the command itself is imported, so this module imports next t
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from time import monotonic
 
 __all__ = ["STATUS", "StatusLine"]
@@ -55,8 +56,10 @@ class StatusLine:
         return monotonic() - self.began
 
     def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        # The terminal may be gone, and the command goes on.
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 STATUS = StatusLine()

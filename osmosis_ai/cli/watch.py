@@ -20,6 +20,7 @@ from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.options import Given, OutputOptions, output_options
 from osmosis_ai.cli.run import begin_command, save_results
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
+from osmosis_ai.cli.signals import interrupted_code
 from osmosis_ai.cli.status import STATUS
 from osmosis_ai.cli.watch_screen import BrokenSave, Display, Screen
 from osmosis_ai.config import Command, RunConfig
@@ -33,6 +34,7 @@ from osmosis_ai.runtime.watch.changes import from_root
 from osmosis_ai.runtime.watch.follow import Follower, Save
 from osmosis_ai.runtime.watch.session import Iteration, Rerun, WatchSession
 from osmosis_ai.store.queries import RolloutFilter
+from osmosis_ai.store.run_store import new_run_id
 from osmosis_ai.tasks import task_group
 
 __all__ = ["watch_command"]
@@ -132,7 +134,7 @@ class _Watcher:
                     self._cwd,
                     environ,
                     store,
-                    pool_options(self._config, store, environ),
+                    pool_options(self._config, store, environ, new_run_id()),
                     group,
                     predecessor=before.session if before is not None else None,
                 )
@@ -231,7 +233,7 @@ class _Watcher:
                 pool = self.session.pool()
                 if pool is not None:
                     pool.kill()
-                os._exit(ExitCode.INTERRUPTED)
+                os._exit(interrupted_code())
             self.interrupted = True
             send.send_nowait("q")
 

@@ -9,10 +9,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["Capture", "LogWriter", "capture_output", "held_output", "last_lines", "new_log", "output_in_file"]
+__all__ = [
+    "Capture",
+    "LogWriter",
+    "capture_output",
+    "hand_over_log",
+    "held_output",
+    "last_lines",
+    "new_log",
+    "output_in_file",
+]
 
 JOB_BYTES = 1 << 20
 PROCESS_BYTES = 8 << 20
@@ -22,13 +31,28 @@ DRAIN_SECONDS = 0.5
 TAIL_BYTES = 1 << 16
 
 
-def new_log(folder: Path) -> Path:
-    """Return the path of a new log in a repository's `.osmosis` folder, and delete all but the latest older ones."""
+def new_log(folder: Path, name: str) -> Path:
+    """Return the path of a log in a repository's `.osmosis` folder, and delete all but the latest older ones.
+
+    `name` is the run's id, or a name that begins with it.
+    """
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    for old in sorted(logs.glob("*.log"))[: -KEPT_LOGS + 1]:
+    for old in sorted(logs.glob("*.log"), key=_modified)[: -KEPT_LOGS + 1]:
         old.unlink(missing_ok=True)
-    return logs / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}.log"
+    return logs / f"{name}.log"
+
+
+def hand_over_log(log: Path, run_id: str) -> None:
+    """Name a log after the run that it turned out to belong to, beside the run's earlier logs."""
+    taken = len([*log.parent.glob(f"{run_id}*.log")])
+    with suppress(OSError):
+        log.rename(log.with_name(f"{run_id}-{taken + 1}.log" if taken else f"{run_id}.log"))
+
+
+def _modified(log: Path) -> float:
+    # Another process may just have deleted it.
+    return log.stat().st_mtime if log.exists() else 0.0
 
 
 def last_lines(log: Path, pid: int, count: int) -> list[str]:
@@ -56,13 +80,15 @@ def _tail(file: Path) -> list[str]:
 
 
 class LogWriter:
-    """Appends labelled lines to a log file; several processes may append to one file.
+    """Appends labelled lines to a log file, created by the first one; several processes may append to one file.
 
     Without a `path` it keeps nothing. `live` is a file descriptor that gets a copy of every line, for `--debug`.
     """
 
     def __init__(self, path: Path | None, mask: Callable[[str], str], live: int | None = None) -> None:
-        self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._path = path
+        self._file: int | None = None
+        self._opening = threading.Lock()
         self._mask = mask
         self._live = live
         self._written: dict[str, int] = {}
@@ -77,10 +103,17 @@ class LogWriter:
         if self._written[label] > budget:
             shown = f"… further output left out, over {budget >> 20} MiB"
         data = f"[{label} {stream}] {self._mask(shown)}\n".encode("utf-8", "replace")
-        for target in (self._file, self._live):
+        for target in (self._opened(), self._live):
             if target is not None:
                 # One write per line: with O_APPEND, lines of several processes don't mix.
                 os.write(target, data)
+
+    def _opened(self) -> int | None:
+        if self._file is None and self._path is not None:
+            with self._opening:
+                if self._file is None:
+                    self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        return self._file
 
     def forget(self, label: str) -> None:
         """Drop the count of a label, once its job is over."""

@@ -21,7 +21,7 @@ from osmosis_ai.store.schema import database_path, open_writer
 from osmosis_ai.store.writer import Writer
 from osmosis_ai.text import counted
 
-__all__ = ["RunStore"]
+__all__ = ["RunStore", "new_run_id"]
 
 _INSERT_RUN = tables.insert(tables.RunColumns, conflict="ON CONFLICT DO NOTHING")
 _INSERT_ROW = tables.insert(tables.RowColumns, conflict="ON CONFLICT DO NOTHING")
@@ -29,6 +29,11 @@ _INSERT_ROLLOUT = tables.insert(tables.RolloutColumns)
 _INSERT_TRAJECTORY = tables.insert(tables.TrajectoryColumns)
 _INSERT_SCORE = tables.insert(tables.ScoreColumns, "INSERT OR REPLACE")
 _FIND_ROLLOUT = "SELECT pk, attempt FROM rollouts WHERE run = ? AND row_id = ? AND run_index = ? AND policy = ?"
+
+
+def new_run_id() -> str:
+    """Draw an id for a run: its local time, like the times in lists of runs, and a few random digits."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 class RunStore(Queries):
@@ -68,8 +73,10 @@ class RunStore(Queries):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    async def create_run(self, command: str, *, identity: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-        """Create a run that this process writes, and return its id: unique, and sorted by time.
+    async def create_run(
+        self, command: str, *, identity: Mapping[str, Any], config: Mapping[str, Any], run_id: str | None = None
+    ) -> str:
+        """Create a run that this process writes, and return its unique id: `run_id`, if no other run has it.
 
         A run can be resumed only with the same `identity`; `config` holds everything else worth recording. Both are
         JSON-able.
@@ -78,11 +85,10 @@ class RunStore(Queries):
 
         def write(db: sqlite3.Connection) -> None:
             run.created_at = time.time()
-            added = 0
+            run.id = run_id or new_run_id()
             # Two processes may draw the same id within a second; the insert then adds nothing.
-            while not added:
-                run.id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(run.created_at))}-{secrets.token_hex(2)}"
-                added = db.execute(_INSERT_RUN, astuple(run)).rowcount
+            while not db.execute(_INSERT_RUN, astuple(run)).rowcount:
+                run.id = new_run_id()
 
         await self._writer.write(write, "creating a run")
         return run.id
@@ -186,15 +192,15 @@ class RunStore(Queries):
 
         await self._writer.write(write, f"deleting run {run_id}")
 
-    def differences(self, run: RunInfo, identity: Mapping[str, Any]) -> list[str]:
-        """List the names, sorted, whose values differ between a run's identity and another one."""
+    def differences(self, run: RunInfo, identity: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Map the names, sorted, whose values differ between a run's identity and another one, to both values."""
         # Masked and encoded like the stored identity, or masked values would seem to differ.
         other = decode_object(self._encoder.json(identity))
-        return sorted(
-            name
-            for name in run.identity.keys() | other.keys()
+        return {
+            name: (run.identity.get(name), other.get(name))
+            for name in sorted(run.identity.keys() | other.keys())
             if name not in run.identity or name not in other or run.identity[name] != other[name]
-        )
+        }
 
     def _refuse_foreign(self, db: sqlite3.Connection, run_id: str, owner: tuple[int, float]) -> None:
         """Raise StoreError if the run doesn't exist, or belongs to another live process."""

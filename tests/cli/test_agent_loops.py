@@ -250,7 +250,7 @@ def test_runs_resume_and_replies_are_cached(tmp_path: Path, endpoint: ScriptedEn
     (root / "more.py").write_text("from calculator.agents import CalculatorAgent\n", encoding="utf-8")
     other = run("eval", root, endpoint, "-m", "more:CalculatorAgent", "--resume-run", "latest")
     assert other.code == 2
-    assert "which differs in: agent" in other.stderr
+    assert "--module changed (calculator.agents:CalculatorAgent → more:CalculatorAgent)" in other.stderr
     same = run("eval", root, endpoint, *CLASS, "--resume-run", "latest")
     assert same.code == 0, same.stderr
     assert len(endpoint.chats) == asked

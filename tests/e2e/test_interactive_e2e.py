@@ -278,7 +278,7 @@ def test_an_interactive_run_is_never_taken_up_by_another_one(more: Path, osmosis
         pipe_in(endpoint, more, "c")
         done = osmosis("test", "--base-url", endpoint.url, "--model", "scripted", "--retry-failed", cwd=more)
     assert done.code == 2
-    assert "which differs in: interactive" in done.stderr
+    assert "it was stepped through with --interactive" in done.stderr
 
 
 # Changing things

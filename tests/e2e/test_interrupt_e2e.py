@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
+import signal
 import subprocess
 from pathlib import Path
 from time import monotonic
@@ -25,7 +27,10 @@ def call_then_answer(request: Request) -> Reply:
     return tool_call(prompt) if request.turn == 0 and prompt != "answer" else text("done")
 
 
-def test_ctrl_c_lets_what_runs_finish_and_resume_does_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_lets_what_runs_finish_and_resume_does_the_rest(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     rows = [{"user_prompt": str(number), "fault": None} for number in range(10)]
     root = copy_repo("misbehaving", tmp_path, rows)
     gate = Gate()
@@ -35,14 +40,15 @@ def test_ctrl_c_lets_what_runs_finish_and_resume_does_the_rest(tmp_path: Path) -
 
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
         model = ["--base-url", endpoint.url, "--model", "scripted"]
-        with running("test", *model, "--batch-size", "4", "--json", cwd=root) as command:
+        with running("test", *model, "--batch-size", "4", "--json", "-o", "results.json", cwd=root) as command:
             # Two are done and four are held.
             command.until(lambda: len(endpoint.chats) == 6)
-            command.interrupt()
+            command.process.send_signal(number)
             command.until(lambda: "stopping: running rollouts have 10 s to finish" in command.said())
             gate.open()
             done = command.wait()
-        assert done.code == 130
+        assert done.code == code
+        assert json.loads((root / "results.json").read_text(encoding="utf-8")) == done.json
         assert [result["row_index"] for result in done.json["results"]] == [0, 1, 2, 3, 4, 5]
         assert {result["reward"] for result in done.json["results"]} == {0.75}
         assert (done.json["summary"]["total"], done.json["summary"]["missing"]) == (10, 4)
@@ -75,6 +81,21 @@ def test_ctrl_c_gives_up_what_does_not_finish(tmp_path: Path) -> None:
         # A blocked loop may have taken a neighbour's place once, but nobody who was given up has a record.
         assert [(result["row_index"], result["reward"]) for result in done.json["results"]] == [(0, 0.75)]
         assert "Traceback" not in done.stderr
+
+
+def test_a_signal_that_is_sent_twice_leaves_the_grace_period(tmp_path: Path) -> None:
+    root = copy_repo("misbehaving", tmp_path, [{"user_prompt": "answer"}])
+    gate = Gate()
+    with ScriptedEndpoint(lambda request: text("done").after(gate)).run_in_thread() as endpoint:
+        model = ["--base-url", endpoint.url, "--model", "scripted"]
+        with running("test", *model, "--json", cwd=root) as command:
+            command.until(lambda: len(endpoint.chats) == 1)
+            for _ in range(2):
+                command.process.send_signal(signal.SIGHUP)
+                command.until(lambda: "stopping: running rollouts have 10 s to finish" in command.said())
+            gate.open()
+            done = command.wait()
+        assert (done.code, done.json["summary"]["passed"]) == (129, 1)
 
 
 @pytest.mark.parametrize("isolation", ["session", "rollout"])

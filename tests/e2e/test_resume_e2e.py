@@ -112,7 +112,7 @@ def test_changed_rows_and_tools_are_refused_and_told(tmp_path: Path) -> None:
         model = ["--base-url", endpoint.url, "--model", "scripted"]
         done = run_osmosis("eval", *model, "--resume", "-q", cwd=cut)
         assert (done.code, done.stdout, len(endpoint.chats)) == (2, "", before)
-    assert "which differs in: dataset, tool code;" in done.stderr, done.stderr
+    assert "the dataset's content changed, the tools' code changed;" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -42,7 +42,7 @@ from osmosis_ai.records import (
     Turn,
     Usage,
 )
-from osmosis_ai.store.queries import PairedRow, RolloutKey
+from osmosis_ai.store.queries import PairedRow, RolloutFilter, RolloutKey
 from osmosis_ai.store.reading import ScoringReader
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.schema import MIGRATIONS, migrate
@@ -469,9 +469,9 @@ def test_rollouts_stream_in_order_page_by_page(store: RunStore) -> None:
         assert [(r.row_index, r.run_index, r.policy) for r in found] == keys
         assert bool(found[0].messages) is with_trajectory
     assert [(o.row_index, o.run_index, o.policy) for o in store.outcomes(run)] == keys
-    one_row = [f.stored.rollout.id for f in store.scored(run, row=5)]
+    one_row = [f.stored.rollout.id for f in store.scored(run, RolloutFilter(row=5))]
     assert one_row == ["baseline.5.0", "policy.5.0", "baseline.5.1", "policy.5.1"]
-    assert list(store.scored(run, row=300)) == []
+    assert list(store.scored(run, RolloutFilter(row=300))) == []
     unscored = [(found.row_index, *found.rollout) for found in store.unscored(run, {"f": None})]
     assert unscored == [(index, policy, f"row{index}", n) for index, n, policy in keys]
 
@@ -631,8 +631,12 @@ def test_unfinished_runs_of_a_command_are_listed_newest_first(store: RunStore) -
 
 def test_the_names_that_differ_between_two_identities(store: RunStore) -> None:
     run = store.find_run(new_run(store, model="m", rows=[1, 2]))
-    assert store.differences(run, {"model": "m", "rows": (1, 2)}) == []
-    assert store.differences(run, {"model": "x", "n": 1}) == ["model", "n", "rows"]
+    assert store.differences(run, {"model": "m", "rows": (1, 2)}) == {}
+    assert store.differences(run, {"model": "x", "n": 1}) == {
+        "model": ("m", "x"),
+        "n": (None, 1),
+        "rows": ([1, 2], None),
+    }
 
 
 CHILD = """
@@ -773,8 +777,8 @@ def test_known_keys_are_masked_in_everything_written(tmp_path: Path) -> None:
         assert whole.row.extra == {"k": MASK}
         assert found.tool_calls[0].content == {"env": {MASK: [MASK]}}
         # An identity with a key in it is still the same identity.
-        assert store.differences(store.find_run(run), {"url": f"http://{key}@h"}) == []
-        assert store.differences(store.find_run(run), {"url": "http://h"}) == ["url"]
+        assert store.differences(store.find_run(run), {"url": f"http://{key}@h"}) == {}
+        assert list(store.differences(store.find_run(run), {"url": "http://h"})) == ["url"]
         files = [path.read_bytes() for path in store.path.parent.iterdir()]
     assert not any(key.encode() in data for data in files)
 

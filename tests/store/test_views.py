@@ -110,7 +110,7 @@ def test_rollouts_are_shown_without_and_with_their_trajectories(store: RunStore)
         "solution": None,
     }  # fmt: skip
     assert shown["scores"]["f"]["value"] == 1.0
-    checked(RescoredRun(run.id, 1, {"f": 0.5}, {total.function: total for total in totals}))
+    checked(RescoredRun(run.id, 1, {"f": 0.5}, {total.function: total for total in totals}, []))
 
 
 def test_a_comparison_is_shown_by_function(store: RunStore) -> None:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from osmosis_ai.code_hashes import combined_hash, python_files
+from osmosis_ai.config import RunConfig
 from osmosis_ai.errors import StartError, StoreError
-from osmosis_ai.options import option_values, stored_options
+from osmosis_ai.options import declared_options, option_values, stored_options
+from osmosis_ai.records import JsonObject, JsonValue
 from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.store.run_store import RunStore
+from osmosis_ai.text import json_text
 
 __all__ = ["find_resumable", "run_config", "run_identity"]
 
 RECENT_RUNS = 200
+VALUE_CHARACTERS = 80
+
+_IN_WORDS = {
+    "dataset": "the dataset's content changed",
+    "tool code": "the tools' code changed",
+    "interactive": "it was stepped through with --interactive",
+}
+"""Differences in parts of an identity that aren't options."""
 
 
 def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str]) -> dict[str, Any]:
@@ -101,8 +112,40 @@ def find_resumable(
     if not candidates:
         kind = "" if finished else "unfinished "
         raise StartError(f"there is no {kind}run of `osmosis {command}` to continue; start a new one")
-    differing = ", ".join(store.differences(candidates[0], identity))
-    raise StartError(
-        f"can't resume run {candidates[0].id}, which differs in: {differing}; "
-        "use the same as that run, or start a new one"
-    )
+    changes = ", ".join(_changes(store.differences(candidates[0], identity)))
+    raise StartError(f"can't resume run {candidates[0].id}: {changes}; use the same as that run, or start a new one")
+
+
+def _changes(differences: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    """Describe each difference of identities: the option, and its values before and now."""
+    options = [option for option in declared_options(RunConfig) if option.option.identity is not None]
+    flags = {option.name: option.flag for option in options}
+    alone = {option.option.identity: option.flag for option in options}
+    for name, (before, now) in differences.items():
+        if name in _IN_WORDS:
+            yield _IN_WORDS[name]
+        elif isinstance(before, dict) and isinstance(now, dict):
+            for part in sorted(before.keys() | now.keys()):
+                if part == "param":
+                    yield from _parameter_changes(before.get(part) or {}, now.get(part) or {}, flags)
+                elif before.get(part) != now.get(part):
+                    yield _change(flags.get(part, part), before.get(part), now.get(part))
+        else:
+            yield _change(alone.get(name, name), before, now)
+
+
+def _parameter_changes(before: JsonObject, now: JsonObject, flags: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            yield _change(flags.get(name, f"--param {name}"), before.get(name), now.get(name))
+
+
+def _change(name: str, before: JsonValue, now: JsonValue) -> str:
+    return f"{name} changed ({_shown(before)} → {_shown(now)})"
+
+
+def _shown(value: JsonValue) -> str:
+    if value is None:
+        return "not set"
+    text = value if isinstance(value, str) else json_text(value)
+    return text if len(text) <= VALUE_CHARACTERS else f"{text[: VALUE_CHARACTERS - 1]}…"

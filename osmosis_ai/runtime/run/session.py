@@ -28,7 +28,7 @@ from osmosis_ai.models.engines import banner_of
 from osmosis_ai.options import secret_values
 from osmosis_ai.records import Failure, Outcome, Rollout
 from osmosis_ai.reward_rubric.target import judge_variables
-from osmosis_ai.runtime.logs import new_log
+from osmosis_ai.runtime.logs import hand_over_log, new_log
 from osmosis_ai.runtime.pool.backends import open_pool
 from osmosis_ai.runtime.pool.base import Pool, PoolOptions, default_workers
 from osmosis_ai.runtime.protocol import CallDone, Progress, RolloutJob
@@ -42,7 +42,7 @@ from osmosis_ai.runtime.run.resume import find_resumable, run_config, run_identi
 from osmosis_ai.runtime.run.run import Run
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store.queries import Completed
-from osmosis_ai.store.run_store import RunStore
+from osmosis_ai.store.run_store import RunStore, new_run_id
 from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.tasks import task_group
 from osmosis_ai.urls import show_url
@@ -175,6 +175,9 @@ class RunSession:
         self.masker = masker
         self.id = ""
         self.interrupted = False
+        # Drawn before the workers load, because their log has its name.
+        self._fresh_id = new_run_id()
+        self._log: str | None = None
         self._prepared = prepared
         self._environ = environ
         self._group = group
@@ -246,7 +249,9 @@ class RunSession:
                 # The user decides on the way how many rows run.
                 del known["planned"]
                 identity, known = {**identity, "interactive": True}, {**known, "interactive": True}
-            self.id = await self.store.create_run(plan.config.command, identity=identity, config=known)
+            self.id = await self.store.create_run(
+                plan.config.command, identity=identity, config=known, run_id=self._fresh_id
+            )
         self._began = monotonic()
         recorded = None if self._recorded is None else len(self._recorded.keys)
         self._tell(events.RunStarted(self.id, plan.total_rollouts, recorded))
@@ -311,7 +316,8 @@ class RunSession:
         plan = self.plan
         counted: asyncio.Future[DatasetSummary] = asyncio.get_running_loop().create_future()
         self._group.start_soon(self._check_dataset, counted)
-        options = pool_options(plan.config, self.store, self._environ)
+        options = pool_options(plan.config, self.store, self._environ, self._fresh_id)
+        self._log = options.log
         self._tell(events.Waiting(f"loading {_loaded(self._prepared)}"))
         try:
             # Not `wait_for`, which would cancel the future at the timeout.
@@ -433,6 +439,8 @@ class RunSession:
         # A store that failed would fail again.
         if self.id and self._report is None and not isinstance(self._error, StoreError):
             await self.store.mark(self.id, "interrupted")
+        if self.id and self.id != self._fresh_id and self._log is not None:
+            hand_over_log(Path(self._log), self.id)
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -482,14 +490,14 @@ def _loaded(prepared: Prepared) -> str:
     )
 
 
-def pool_options(config: RunConfig, store: RunStore, environ: Mapping[str, str]) -> PoolOptions:
-    """Return the pool options of a run, with a new log beside the store."""
+def pool_options(config: RunConfig, store: RunStore, environ: Mapping[str, str], run_id: str) -> PoolOptions:
+    """Return the pool options of a run, with a log of its id beside the store."""
     workers = config.workers
     return PoolOptions(
         workers=default_workers(workers.batch_size) if workers.workers is None else workers.workers,
         worker_memory=workers.worker_memory,
         isolation=workers.isolation,
-        log=str(new_log(store.path.parent)),
+        log=str(new_log(store.path.parent, run_id)),
         debug=workers.debug,
         keys=secret_values(config),
         environ=dict(environ),

@@ -368,8 +368,10 @@ class WatchSession:
         if self._run_id is None or key != self._run_key or again.everything or self._mixed:
             if self._run_id is not None:
                 await self.store.mark(self._run_id, "finished")
+            # The log of all runs of the session has the first one's id.
+            first = Path(self._options.log).stem if self._run_id is None and self._options.log else None
             self._run_id = await self.store.create_run(
-                plan.config.command, identity=identity, config=run_config(plan, pool.loaded)
+                plan.config.command, identity=identity, config=run_config(plan, pool.loaded), run_id=first
             )
             self._run_key, self._mixed = key, False
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,9 +148,35 @@ def test_without_any_run_it_says_so(store: RunStore) -> None:
 def test_a_run_that_differs_is_refused_with_the_names_of_what_differs(store: RunStore) -> None:
     run = add(store, "interrupted")
     identity = {"rows": 2, "model": "another"}
+    changes = re.escape("--model changed (m → another), rows changed (1 → 2); use the same as that run")
     for name in (None, run):
-        with pytest.raises(StartError, match=f"can't resume run {run}, which differs in: model, rows; use the same"):
+        with pytest.raises(StartError, match=f"can't resume run {run}: {changes}"):
             find_resumable(store, "eval", identity, name, finished=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "change"),
+    [
+        ({"limit": 2, "offset": 1}, "--limit changed (not set → 2), --offset changed (0 → 1)"),
+        ({"max_turns": 3}, "--max-turns changed (10 → 3)"),
+        ({"temperature": 0.5}, "--temperature changed (not set → 0.5)"),
+        ({"param": {"top_p": 0.9}}, "--param top_p changed (not set → 0.9)"),
+        ({"base_url": "http://localhost:9/v1"}, "--base-url changed (http://127.0.0.1:9/v1 → http://localhost:9/v1)"),
+        ({"baseline_model": "offline/empty"}, "--baseline-model changed (not set → offline/empty)"),
+        ({"n": 2}, "--n changed (1 → 2)"),
+    ],
+)
+def test_each_option_that_differs_is_named_with_both_values(
+    repo: Path, store: RunStore, options: dict[str, Any], change: str
+) -> None:
+    async def create() -> str:
+        run_id = await store.create_run("eval", identity=identity(plan(repo)), config={})
+        await store.mark(run_id, "interrupted")
+        return run_id
+
+    run = asyncio.run(create())
+    with pytest.raises(StartError, match=re.escape(f"can't resume run {run}: {change}; use the same")):
+        find_resumable(store, "eval", identity(plan(repo, **options)), None, finished=False)
 
 
 def test_a_named_run_is_found_by_the_beginning_of_its_id(store: RunStore) -> None:
