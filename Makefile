@@ -5,9 +5,12 @@ LOWEST ?= .venv-lowest
 BIN = $(VENV)/bin
 
 # uv needs a third of pip's time; where it is neither there nor in the package index, pip does the same.
-INSTALL = @$(BIN)/python -m pip install --quiet --disable-pip-version-check uv && \
-	$(BIN)/python -m uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable $(1) || \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable $(1)
+# On a terminal both show their progress.
+QUIET := $(shell test -t 2 || echo --quiet)
+INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: about 600 MB" >&2; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv && \
+	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
+	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
 
 .PHONY: demo environment test check test-lowest benchmark clean
 
@@ -35,6 +38,7 @@ benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py
 
 $(VENV)/bin/python:
+	@echo "creating the virtual environment $(VENV)" >&2
 	@(command -v uv && uv venv --quiet --seed --python $(PYTHON) $(VENV)) >/dev/null || $(PYTHON) -m venv $(VENV)
 
 $(VENV)/.package: pyproject.toml | $(VENV)/bin/python

@@ -38,7 +38,7 @@ _RUN_FAILED = "a rollout failed or could not be scored"
 
 PAGES = {
     "": Page(
-        "README.md, docs/",
+        "README.md, docs/README.md",
         [
             ("Create a repository to start from", "osmosis init my-agent"),
             ("Check its tools and rewards, offline and free", "osmosis test --model offline/oracle"),
