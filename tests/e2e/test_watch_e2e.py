@@ -223,28 +223,6 @@ def test_a_reward_function_that_changes_during_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.in_process
-def test_a_dataset_that_changes(tmp_path: Path) -> None:
-    with watching(repository(tmp_path), "--no-cache") as watch:
-        watch.next()
-        assert watch.requests() == 4
-        added = watch.save({"test_data.jsonl": dataset("answer a", "answer b", "answer c")})
-        assert (redone(added), watch.requests(), len(rewards(added))) == ((1, 1, 0), 2, 3)
-        changed = watch.save({"test_data.jsonl": dataset("answer a", "answer B", "answer c")})
-        assert (redone(changed), watch.requests(), len(rewards(changed))) == ((1, 1, 0), 2, 3)
-        removed = watch.save({"test_data.jsonl": dataset("answer c", "answer a")})
-        assert (redone(removed), watch.requests()) == ((0, 0, 0), 0)
-        assert [result["row_index"] for result in removed["results"]] == [0, 1]
-        assert removed["summary"]["total"] == 2
-        # The rows that are gone are not scored either, and come back for nothing.
-        assert redone(watch.save({"reward_fn/rewards.py": HALF})) == (0, 2, 0)
-        again = watch.save({"test_data.jsonl": dataset("answer c", "answer a", "answer b")})
-        assert (redone(again), rewards(again), watch.requests()) == ((0, 1, 0), [0.5, 0.5, 0.5], 0)
-        # The same row twice is two rows.
-        twice = watch.save({"test_data.jsonl": dataset("answer c", "answer c")})
-        assert (redone(twice), watch.requests()) == ((1, 1, 0), 2)
-
-
-@pytest.mark.in_process
 def test_a_dataset_outside_the_repository(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(dataset("answer a"), encoding="utf-8")
