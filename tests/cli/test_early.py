@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from osmosis_ai.cli.early import preloads, words_after
@@ -54,3 +58,24 @@ def test_the_client_for_endpoints_is_imported_ahead() -> None:
 def test_a_bare_command_has_no_words() -> None:
     assert words_after([]) == {}
     assert words_after(["test", "--limit=3", "-q"]) == {"test": "--limit", "--limit": "3", "3": "-q", "-q": ""}
+
+
+PROGRAM = """
+import psutil
+from osmosis_ai.cli.early import start_early
+
+WITHOUT = [[], ["--help"], ["runs"], ["validate"], ["test", "--help"], ["eval", "-h"], ["eval", "rubric"]]
+for arguments in [*WITHOUT, ["test", "--workers", "0"], ["eval", "--workers=0"]]:
+    start_early(arguments)
+    assert psutil.Process().children() == [], arguments
+start_early(["test", "--workers", "10", "--model", "offline/oracle"])
+(server,) = psutil.Process().children()
+start_early(["eval"])
+assert psutil.Process().children() == [server]
+"""
+
+
+def test_the_fork_server_is_started_once_and_only_for_commands_that_need_workers(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
