@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import sys
 import tempfile
@@ -46,8 +47,10 @@ def new_log(folder: Path, name: str) -> Path:
 def hand_over_log(log: Path, run_id: str) -> None:
     """Name a log after the run that it turned out to belong to, beside the run's earlier logs."""
     taken = len([*log.parent.glob(f"{run_id}*.log")])
+    # The first of them may be deleted by now, so this number may be taken too.
+    names = (f"{run_id}-{number}.log" if number > 1 else f"{run_id}.log" for number in itertools.count(taken + 1))
     with suppress(OSError):
-        log.rename(log.with_name(f"{run_id}-{taken + 1}.log" if taken else f"{run_id}.log"))
+        log.rename(next(path for path in map(log.with_name, names) if not path.exists()))
 
 
 def _modified(log: Path) -> float:

@@ -13,6 +13,7 @@ from osmosis_ai.runtime.logs import (
     KEPT_LOGS,
     LINE_CHARACTERS,
     LogWriter,
+    hand_over_log,
     held_output,
     last_lines,
     new_log,
@@ -23,16 +24,34 @@ def written(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines()
 
 
-def test_only_the_latest_logs_are_kept(tmp_path: Path) -> None:
+def test_only_the_latest_logs_are_kept_whatever_their_names(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     for number in range(KEPT_LOGS + 5):
-        (logs / f"20200101-{number:06}-1.log").touch()
-    new_log(tmp_path).touch()
+        log = logs / f"{KEPT_LOGS + 5 - number:03}.log"
+        log.touch()
+        os.utime(log, (number, number))
+    new_log(tmp_path, "a-run").touch()
     kept = sorted(logs.iterdir())
     assert len(kept) == KEPT_LOGS
-    assert kept[0].name == "20200101-000006-1.log"
-    assert kept[-1].name.endswith(f"-{os.getpid()}.log")
+    assert (kept[0].name, kept[-2].name, kept[-1].name) == ("001.log", f"{KEPT_LOGS - 1:03}.log", "a-run.log")
+
+
+def test_a_log_that_turns_out_to_belong_to_a_run_replaces_none_of_the_runs_others(tmp_path: Path) -> None:
+    def hand_over() -> None:
+        new = new_log(tmp_path, "new")
+        new.write_text("latest", encoding="utf-8")
+        hand_over_log(new, "a-run")
+
+    for _ in range(3):
+        hand_over()
+    logs = tmp_path / "logs"
+    assert sorted(log.name for log in logs.iterdir()) == ["a-run-2.log", "a-run-3.log", "a-run.log"]
+    (logs / "a-run.log").unlink()
+    hand_over()
+    assert sorted(log.name for log in logs.iterdir()) == ["a-run-2.log", "a-run-3.log", "a-run-4.log"]
+    # One that is gone already is no error.
+    hand_over_log(logs / "gone.log", "a-run")
 
 
 def test_a_line_has_its_label_and_stream_and_no_key(tmp_path: Path) -> None:
