@@ -12,7 +12,7 @@ INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: abo
 	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
 	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
 
-.PHONY: demo environment test check test-lowest benchmark clean
+.PHONY: demo environment test check fuzz test-lowest benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
@@ -29,6 +29,9 @@ check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --num-workers 2
+
+fuzz: $(VENV)/.dev  ## replies and events with odd parts: 100 times the suite's cases, others every time
+	FUZZ_CASES=150000 FUZZ_SEED=$$(date +%s) $(BIN)/python -m pytest tests/models/test_hostile_replies.py tests/runtime/pool/test_hostile_events.py -k mutated
 
 test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pyproject.toml allows
 	$(LOWEST)/bin/python -m compileall -q osmosis_ai

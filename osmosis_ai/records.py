@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from osmosis_ai.bounds import Count
 from osmosis_ai.failures import Origin as Origin
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Failure(Record, frozen=True):
     message: str
     kind: FailureKind | Literal[""] = ""
     file: str | None = None
-    line: int | None = None
+    line: Count | None = None
     detail: str | None = None
 
 
@@ -100,9 +101,9 @@ class TokenUsage(Record, frozen=True):
 class Usage(Record, frozen=True):
     """Tokens of one or more model calls."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    total_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    total_tokens: Count = 0
 
     def as_object(self) -> TokenUsage:
         """Convert to a record that is encoded with every field, even those that are 0."""
@@ -167,7 +168,7 @@ class Turn(Record, frozen=True):
     `left_out` is copied from the completion.
     """
 
-    index: int
+    index: Count
     finish_reason: str
     usage: Usage
     duration_ms: float
@@ -176,7 +177,7 @@ class Turn(Record, frozen=True):
     params: dict[str, Any] = {}
     logprobs: Logprobs | None = None
     token_ids: TokenIds | None = None
-    attempts: int = 1
+    attempts: Count = 1
     cost_usd: float | None = None
     """Cost in US dollars, null if no price is known."""
     cached: bool = False
@@ -193,14 +194,14 @@ class ToolCall(Record, frozen=True):
     files. `edited` is True if the user changed the result in the debugger.
     """
 
-    turn: int
+    turn: Count
     id: str
     name: str
     arguments: str
     duration_ms: float
     """Duration in milliseconds."""
     error: CallError | None = None
-    truncated_from: int | None = None
+    truncated_from: Count | None = None
     content: Any = None
     edited: bool = False
     failure: Failure | None = None
@@ -260,7 +261,7 @@ class JudgeCall(Record, frozen=True):
     usage: Usage = Usage()
     cost_usd: float | None = None
     """Cost in US dollars, null if no price is known."""
-    attempts: int = 1
+    attempts: Count = 1
     reply: str | None = None
     score: float | None = None
     explanation: str | None = None

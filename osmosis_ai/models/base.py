@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from osmosis_ai.bounds import MAX_COUNT, MAX_DEPTH, count_of, too_deep
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.records import Completion, JsonObject, Message, Tool, Usage
@@ -82,6 +83,8 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
     given = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(given, dict):
         raise _bad_reply(source, "has a choice without a `message`")
+    if too_deep(given):
+        raise _bad_reply(source, f"has a message nested more than {MAX_DEPTH} levels deep")
 
     message: Message = {name: value for name, value in given.items() if value is not None}
     message["role"] = "assistant"
@@ -139,10 +142,9 @@ def _parse_usage(usage: object) -> Usage:
     if not isinstance(usage, dict):
         return Usage()
     prompt, completion, total = (
-        value if isinstance(value := usage.get(name), int) else 0
-        for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+        count_of(usage.get(name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens")
     )
-    return Usage(prompt, completion, total or prompt + completion)
+    return Usage(prompt, completion, total or min(prompt + completion, MAX_COUNT))
 
 
 def _bad_reply(source: str, what: str) -> ModelError:

@@ -428,6 +428,16 @@ Progress = TurnDone | SampleDone | CallDone | ScoringStarted | Paused | Called |
 Done = RolloutDone | ScoresDone | Probed | ServeDone | ToolsDone | Inspected
 Event = Ready | NotReady | Imported | Progress | Done | Retiring | Dying | Stuck | Beat
 
+DONE: dict[type[Job], type[Done]] = {
+    RolloutJob: RolloutDone,
+    ScoreJob: ScoresDone,
+    ProbeJob: Probed,
+    ServeJob: ServeDone,
+    ToolsJob: ToolsDone,
+    InspectJob: Inspected,
+}
+"""The last event of each kind of job."""
+
 encode = msgspec.json.Encoder().encode
 decode_boot = msgspec.json.Decoder(Boot).decode
 decode_order = msgspec.json.Decoder(Order).decode
@@ -457,6 +467,8 @@ decode_report = msgspec.json.Decoder(ForkReport).decode
 
 
 HEADER = struct.Struct(">I")
+MAX_FRAME = 512 * 1024 * 1024
+"""Maximum size of a record from a worker, in bytes: several times the largest reply of a model."""
 
 
 def pack(record: Record) -> bytes:
@@ -466,8 +478,10 @@ def pack(record: Record) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Read the next frame's encoded record; raise IncompleteReadError at EOF."""
+    """Read the next frame's encoded record; raise IncompleteReadError at EOF, ValueError if it is too large."""
     (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    if size > MAX_FRAME:
+        raise ValueError(f"a record of {size >> 20:,} MiB")
     return await reader.readexactly(size)
 
 

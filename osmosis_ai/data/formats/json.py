@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from osmosis_ai.bounds import MAX_DEPTH
 from osmosis_ai.data.formats.source import (
     BYTE_ORDER_MARK,
     CHUNK,
-    MAX_DEPTH,
     MAX_ROW_BYTES,
     Item,
     Source,

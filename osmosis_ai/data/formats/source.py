@@ -10,12 +10,13 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from osmosis_ai.records import JsonObject, JsonValue
+from osmosis_ai import bounds
+from osmosis_ai.bounds import MAX_DEPTH
+from osmosis_ai.records import JsonObject
 
 __all__ = [
     "BYTE_ORDER_MARK",
     "CHUNK",
-    "MAX_DEPTH",
     "MAX_ROW_BYTES",
     "BadRowError",
     "Item",
@@ -34,7 +35,6 @@ __all__ = [
 ]
 
 MAX_ROW_BYTES = 64 * 1024 * 1024
-MAX_DEPTH = 200
 CHUNK = 256 * 1024
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -131,23 +131,9 @@ def decoded(data: bytes) -> JsonObject | str:
     if not isinstance(value, dict):
         return f"{'a string' if isinstance(value, str) else found(value)}, where an object is expected"
     # Counting brackets is cheap; few rows need the walk.
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and _depth_exceeds(value, MAX_DEPTH):
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH and bounds.too_deep(value):
         return too_deep()
     return value
-
-
-def _depth_exceeds(value: JsonObject, limit: int) -> bool:
-    level: list[JsonValue] = [value]
-    for _ in range(limit):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
 
 
 # Error texts

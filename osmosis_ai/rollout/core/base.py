@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from osmosis_ai.bounds import MAX_DEPTH, count_of, too_deep
 from osmosis_ai.errors import MessagesRewrittenError, OsmosisRolloutError
 from osmosis_ai.records import JsonObject, JsonValue, Message
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutMetrics, RolloutRequest
@@ -155,8 +156,7 @@ class RolloutContext:
         # A new list, because the client may keep the one above.
         self.conversation = [*sent, result.message]
         usage = result.usage or {}
-        counts = (usage.get(name) for name in ("prompt_tokens", "completion_tokens"))
-        prompt, response = (count if isinstance(count, int) else 0 for count in counts)
+        prompt, response = (count_of(usage.get(name)) for name in ("prompt_tokens", "completion_tokens"))
         self.metrics.prompt_tokens += prompt
         self.metrics.response_tokens += response
         self.metrics.max_context_tokens = max(self.metrics.max_context_tokens, prompt + response)
@@ -308,11 +308,9 @@ def refuse_bytes(messages: Sequence[object], start: int = 0) -> None:
         OsmosisRolloutError: A message contains bytes, or itself; the error gives its place.
     """
     for index, message in enumerate(messages, start):
-        try:
-            found = _has_bytes(message)
-        except RecursionError as error:
-            raise OsmosisRolloutError(f"message {index} can't be written as JSON: it is nested too deeply") from error
-        if found:
+        if too_deep(message):
+            raise OsmosisRolloutError(f"message {index} is nested more than {MAX_DEPTH} levels deep")
+        if _has_bytes(message):
             hint = "and messages are JSON text: decode them first (`.decode()`)"
             raise OsmosisRolloutError(f"message {index} holds bytes, {hint}")
 

@@ -8,6 +8,7 @@ from collections import deque
 from contextlib import suppress
 
 import anyio
+import msgspec
 
 from osmosis_ai.process_tree import end_processes
 from osmosis_ai.runtime.protocol import Forked, decode_report, read_frame
@@ -73,7 +74,9 @@ class ForkLine:
     async def _read(self, reports: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=reports)
         try:
-            with suppress(asyncio.IncompleteReadError, ConnectionError):
+            # A process that has loaded user code may send anything; then it counts as lost.
+            unusable = (msgspec.MsgspecError, ValueError, LookupError)
+            with suppress(asyncio.IncompleteReadError, ConnectionError, *unusable):
                 while True:
                     report = decode_report(await read_frame(reader))
                     if not isinstance(report, Forked):

@@ -10,8 +10,8 @@ from osmosis_ai.records import (
     AgentReport,
     Failure,
     FinishReason,
-    JsonObject,
     Message,
+    Record,
     Rollout,
     ToolCall,
     Turn,
@@ -40,6 +40,18 @@ def total_cost(turns: list[Turn]) -> float | None:
     return sum(known) if known else None
 
 
+class _Function(Record, frozen=True):
+    name: str
+    arguments: str
+
+
+class _Call(Record, frozen=True):
+    """A tool call in a message."""
+
+    id: str
+    function: _Function
+
+
 class TrajectoryBuilder:
     """One rollout in flight."""
 
@@ -53,7 +65,7 @@ class TrajectoryBuilder:
         """Forget all events, because the rollout starts over in another worker."""
         self._messages = opening_messages(self.job.row)
         self._results: dict[str, Message] = {}
-        self._open_calls: dict[str, JsonObject] = {}
+        self._open_calls: dict[str, _Call] = {}
         self._asked = 0.0
         self._paused: float | None = None
         self._turns: list[Turn] = []
@@ -64,7 +76,7 @@ class TrajectoryBuilder:
     @property
     def open_tools(self) -> list[str]:
         """Names of the running tools; while there are any, the rollout is inside user code."""
-        return [call["function"]["name"] for call in self._open_calls.values()]
+        return [call.function.name for call in self._open_calls.values()]
 
     @property
     def elapsed_ms(self) -> float:
@@ -81,14 +93,15 @@ class TrajectoryBuilder:
         return f"the model (turn {len(self._turns) + 1})"
 
     def add(self, event: protocol.Progress) -> None:
-        """Process an event."""
+        """Process an event; raise ValidationError if its tool calls aren't tool calls."""
         if isinstance(event, protocol.TurnDone):
             # Appended only now, because the calls of a turn may end in any order.
+            open_calls = msgspec.convert(event.message.get("tool_calls") or [], list[_Call])
             self._flush_results()
             self._turns.append(event.turn)
             self._messages.append(event.message)
             self._asked = monotonic()
-            self._open_calls = {call["id"]: call for call in event.message.get("tool_calls") or ()}
+            self._open_calls = {call.id: call for call in open_calls}
         elif isinstance(event, protocol.CallDone):
             self._open_calls.pop(event.call.id, None)
             # An edited result replaces the call's first record.
@@ -101,6 +114,8 @@ class TrajectoryBuilder:
             self._messages[event.kept :] = event.messages
             self._calls.extend(event.calls)
             self._open_calls.clear()
+            # The loop's messages include its results.
+            self._results.clear()
             self._acting = False
         elif isinstance(event, protocol.Acting):
             self._acting = True
@@ -161,7 +176,7 @@ class TrajectoryBuilder:
         took = elapsed_ms(self._asked)
         turn = self._turns[-1].index if self._turns else 0
         return [
-            ToolCall(turn, call["id"], call["function"]["name"], call["function"]["arguments"], took, failure.origin)
+            ToolCall(turn, call.id, call.function.name, call.function.arguments, took, failure.origin)
             for call in self._open_calls.values()
         ]
 

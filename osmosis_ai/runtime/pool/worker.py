@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 
 import anyio
+import msgspec
 
 from osmosis_ai import errors
 from osmosis_ai.errors import StartError, WorkerError
@@ -14,6 +15,7 @@ from osmosis_ai.records import Failure
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.pool.base import Channel
 from osmosis_ai.runtime.protocol import Done, Event, Job, Progress
+from osmosis_ai.tracebacks import describe
 
 __all__ = ["WorkerHandle", "WorkerLostError", "blocked", "died"]
 
@@ -111,6 +113,8 @@ class WorkerHandle:
         """Process events until the worker ends; then its remaining jobs are lost."""
         try:
             await self._channel.read(self._take)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            self._end = self._end or died(f"it sent what can't be read: {error}")
         finally:
             self._lose_jobs()
 
@@ -138,6 +142,12 @@ class WorkerHandle:
     def _take(self, event: Event) -> None:
         # Any event is a sign of life.
         self.last_beat = monotonic()
+        try:
+            self._process(event)
+        except Exception as error:  # noqa: BLE001 - user code can write anything into its worker's socket
+            self.kill(died(f"it sent an event that doesn't fit its job: {describe(error)}"))
+
+    def _process(self, event: Event) -> None:
         if isinstance(event, Progress):
             assignment = self._jobs.get(event.job)
             if assignment is not None:
@@ -146,6 +156,7 @@ class WorkerHandle:
         elif isinstance(event, Done):
             assignment = self._jobs.get(event.job)
             if assignment is not None and not assignment.done.done():
+                _check_fit(assignment.job, event)
                 assignment.done.set_result(event)
         elif isinstance(event, protocol.Ready):
             self.ready = event
@@ -195,6 +206,17 @@ def died(how: str) -> Failure:
 def blocked(how: str) -> Failure:
     """Make the failure for a worker that was ended because user code blocked it."""
     return Failure("timeout", how, kind="blocked")
+
+
+def _check_fit(job: Job, done: Done) -> None:
+    """Raise ValueError if an event can't be the last one of a job."""
+    if not isinstance(done, protocol.DONE[type(job)]):
+        raise ValueError(f"{type(done).__name__} for a {type(job).__name__}")
+    if isinstance(job, protocol.ScoreJob) and isinstance(done, protocol.ScoresDone) and done.error is None:
+        # A score exists only under the name of a function that the run asked for.
+        named = [[score.function for score in scores] for scores in done.scores]
+        if named != [job.functions] * len(job.keys):
+            raise ValueError("scores of other functions or rollouts than those asked for")
 
 
 def _note_user_code(inside: set[str], event: Progress) -> None:

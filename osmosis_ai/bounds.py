@@ -1,0 +1,39 @@
+"""Bounds on what comes from outside: a model, a tool, a worker process. Beyond them it is refused where it enters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+__all__ = ["MAX_COUNT", "MAX_DEPTH", "Count", "count_of", "too_deep"]
+
+MAX_COUNT = 2**53 - 1
+"""The largest integer that every JSON reader and SQLite represent exactly, even after a few hundred are added up."""
+MAX_DEPTH = 200
+"""Levels of nesting in a value. Each level takes a frame of the C stack wherever it is encoded or decoded later."""
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+"""A number of things, checked wherever a record is decoded."""
+
+
+def count_of(value: object) -> int:
+    """Return a number of tokens that someone reported, or 0 if it can't be one (True is an `int`, too)."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else 0
+
+
+def too_deep(value: object) -> bool:
+    """Return True if lists and dicts are nested more than `MAX_DEPTH` levels deep, or without an end."""
+    # Without recursion, which is what deep values break; in depth first, which ends soon in a value that holds itself.
+    path: list[Iterator[object]] = [iter((value,))]
+    while path:
+        for inner in path[-1]:
+            if isinstance(inner, (dict, list, tuple)):
+                path.append(iter(inner.values() if isinstance(inner, dict) else inner))
+                break
+        else:
+            path.pop()
+        if len(path) > MAX_DEPTH + 1:
+            return True
+    return False
