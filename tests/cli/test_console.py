@@ -37,7 +37,7 @@ def test_every_text_is_masked(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_long_line_in_a_pipe_stays_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     output = Output()
-    text = "word " * 200
+    text = "word " * 200 + "end"
     for write in (output.say, output.warn, output.line):
         write(text)
     out, err = capsys.readouterr()
