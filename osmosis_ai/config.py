@@ -22,6 +22,8 @@ __all__ = [
     "ResumeConfig",
     "RunConfig",
     "ScoringConfig",
+    "StoreConfig",
+    "StoredRunsConfig",
     "WorkersConfig",
 ]
 
@@ -40,7 +42,8 @@ class AgentConfig(Record, frozen=True):
         Option(
             "Use these tools: a folder with main.py, DIR/main.py:name, a URL or an mcp.json file.",
             metavar="DIR|URL|FILE",
-            default="./mcp",
+            default="the repository's mcp folder",
+            path=True,
         ),
     ] = None
     module: Annotated[
@@ -66,6 +69,7 @@ class DataConfig(Record, frozen=True):
             "FILE",
             "test_data.jsonl",
             identity="dataset",
+            path=True,
         ),
     ] = None
     limit: Annotated[int | None, Option("Run at most N rows.", metavar="N", minimum=1, identity="rows")] = None
@@ -255,6 +259,27 @@ class WorkersConfig(Record, frozen=True):
     debug: Annotated[bool, Option("Write a debug log to stderr.", lasting=False)] = False
 
 
+class StoreConfig(Record, frozen=True):
+    """Store: the runs and what belongs to them."""
+
+    folder: Annotated[
+        str | None,
+        Option(
+            "Keep runs, logs and stored replies in this folder.",
+            ("--store",),
+            "DIR",
+            ".osmosis in the repository; if that is read-only, a folder in the user's state directory",
+            path=True,
+        ),
+    ] = None
+
+
+class StoredRunsConfig(Record, frozen=True):
+    """Everything that a command needs to find stored runs."""
+
+    store: StoreConfig = StoreConfig()
+
+
 class ResumeConfig(Record, frozen=True):
     """Resume: continue a stored run."""
 
@@ -288,6 +313,7 @@ class RunConfig(Record, frozen=True):
     limits: LimitsConfig = LimitsConfig()
     scoring: ScoringConfig = ScoringConfig()
     workers: WorkersConfig = WorkersConfig()
+    store: StoreConfig = StoreConfig()
     resume: ResumeConfig = ResumeConfig()
     command: Command = "eval"
 

@@ -1,8 +1,9 @@
-"""Paths that users give, the package's own folder, atomic file replacement, and size-limited file reads."""
+"""Paths that users give, the folder of a repository's runs, atomic file replacement, and size-limited file reads."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import stat
@@ -10,7 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["UnreadableError", "given_path", "private_folder", "read_bounded", "replaced_file"]
+__all__ = [
+    "OWN_FOLDER",
+    "UnreadableError",
+    "given_path",
+    "private_folder",
+    "read_bounded",
+    "replaced_file",
+    "store_folder",
+]
+
+OWN_FOLDER = ".osmosis"
 
 
 class UnreadableError(Exception):
@@ -42,9 +53,31 @@ def read_bounded(path: Path, limit: int, too_large: str) -> bytes:
         raise UnreadableError(f"can't be read: {error.strerror or error}") from None
 
 
+def store_folder(root: Path, given: str | Path | None = None) -> Path:
+    """Return the folder for the runs, logs and stored replies of the repository at `root`. It may not exist.
+
+    That is `given`, else `.osmosis` in the repository, else, if that can't be written, a folder for this repository in
+    the user's state directory.
+    """
+    if given is not None:
+        return Path(given)
+    root = root.resolve()
+    own = root / OWN_FOLDER
+    if os.access(own if own.is_dir() else root, os.W_OK):
+        return own
+    from platformdirs import user_state_path
+
+    digest = hashlib.blake2b(os.fsencode(root), digest_size=4).hexdigest()
+    return user_state_path("osmosis", appauthor=False) / "stores" / f"{root.name}-{digest}"
+
+
 def private_folder(folder: Path) -> None:
     """Create the package's own folder, with a .gitignore that hides it from git; raise OSError."""
-    folder.mkdir(exist_ok=True)
+    new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    # Any other folder that existed before may hold files that git should see.
+    if not new and folder.name != OWN_FOLDER:
+        return
     try:
         with (folder / ".gitignore").open("x", encoding="utf-8") as file:
             file.write("*\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 from osmosis_ai.compat import FLAGS
 from osmosis_ai.errors import UsageError
 from osmosis_ai.records import Record
+from osmosis_ai.urls import has_scheme
 
 __all__ = [
     "DeclaredOption",
@@ -57,6 +59,7 @@ class Option(NamedTuple):
         lasting: True if the environment and `pyproject.toml` may set it too.
         secret: True if its value is never stored or shown, nor read from a file.
         read: Parses a string; raises ValueError with what to write instead.
+        path: True if the value may be a path; in `pyproject.toml` it is relative to that file.
     """
 
     help: str
@@ -70,6 +73,7 @@ class Option(NamedTuple):
     lasting: bool = True
     secret: bool = False
     read: Callable[[str], Any] | None = None
+    path: bool = False
 
 
 def read_size(text: str) -> int:
@@ -233,14 +237,16 @@ def layered(
     environ: Mapping[str, str],
     pyproject: Path | None,
     *,
+    cwd: Path | None = None,
     also: Sequence[type[Record]] = (),
 ) -> tuple[ConfigT, list[Setting]]:
     """Build a config from all sources, and list each option with its value and source; raise UsageError.
 
-    The command line wins, then the environment, then `pyproject.toml`, which may also hold the options of `also`.
+    The command line wins, then the environment, then `pyproject.toml`, which may also hold the options of `also`. Paths
+    in the file become relative to `cwd`.
     """
     # All of the file is checked, even options that the command line overrides.
-    from_file = _file_values((config, *also), pyproject)
+    from_file = _file_values((config, *also), pyproject, cwd)
     settings = []
     for option in declared_options(config):
         # An empty variable counts as unset.
@@ -285,7 +291,7 @@ def _assembled(config: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
     return config(**{name: types[name](**fields) for name, fields in groups.items()})
 
 
-def _file_values(configs: Sequence[type[Record]], path: Path | None) -> dict[str, Any]:
+def _file_values(configs: Sequence[type[Record]], path: Path | None, cwd: Path | None) -> dict[str, Any]:
     if path is None or not path.is_file():
         return {}
     from osmosis_ai.toml_files import TomlError, read_toml
@@ -310,7 +316,9 @@ def _file_values(configs: Sequence[type[Record]], path: Path | None) -> dict[str
             raise UsageError(f"{source}: a key doesn't belong in a committed file; use the environment")
         if not option.option.lasting:
             raise UsageError(f"{source}: {option.flag} applies to a single run; pass it on the command line")
-        values[option.name] = option.check(value, source + " =")
+        values[option.name] = checked = option.check(value, source + " =")
+        if option.option.path and cwd is not None and not (has_scheme(checked) or checked.startswith("~")):
+            values[option.name] = os.path.normpath(Path(os.path.relpath(path.parent, cwd), checked))
     return values
 
 

@@ -11,9 +11,7 @@ import typer
 
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
-from osmosis_ai.cli.session import command_session, nearest_folder, shared_options
-from osmosis_ai.errors import UsageError
-from osmosis_ai.folders import given_path
+from osmosis_ai.cli.session import SharedOptions, Store, command_session, shared_options, stored_runs
 from osmosis_ai.text import json_text
 
 if TYPE_CHECKING:
@@ -21,13 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-CACHE = ".osmosis/cache.db"
-
 app = typer.Typer(cls=HelpGroup, invoke_without_command=True)
 
 _Root = Annotated[
     str | None,
-    typer.Option("--root", metavar="DIR", help="The repository. Default: the nearest folder upwards with a cache."),
+    typer.Option("--root", metavar="DIR", help="The repository. Default: that of the working directory."),
 ]
 
 
@@ -43,12 +39,12 @@ class _Session(NamedTuple):
 
 
 @app.callback()
-def cache(context: typer.Context, root: _Root = None, json: Json = False) -> None:
+def cache(context: typer.Context, root: _Root = None, store_dir: Store = None, json: Json = False) -> None:
     """Show how many model replies --cache has stored, their size, and how often they were used."""
-    context.obj = (root, json)
+    context.obj = SharedOptions(root, store_dir, json)
     if context.invoked_subcommand is not None:
         return
-    with _session(context, root, json) as session:
+    with _session(context, root, store_dir, json) as session:
         from osmosis_ai.models.cache import cache_contents
 
         found = cache_contents(session.path)
@@ -59,9 +55,9 @@ def cache(context: typer.Context, root: _Root = None, json: Json = False) -> Non
 
 
 @app.command(cls=HelpCommand)
-def clear(context: typer.Context, root: _Root = None, json: Json = False) -> None:
+def clear(context: typer.Context, root: _Root = None, store_dir: Store = None, json: Json = False) -> None:
     """Remove every stored reply. Runs that use the cache continue and fill it again."""
-    with _session(context, root, json) as session:
+    with _session(context, root, store_dir, json) as session:
         from osmosis_ai.models.cache import clear_cache
 
         removed = clear_cache(session.path)
@@ -75,19 +71,14 @@ def clear(context: typer.Context, root: _Root = None, json: Json = False) -> Non
 
 
 @contextmanager
-def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
+def _session(context: typer.Context, root: str | None, store_dir: str | None, json: bool) -> Iterator[_Session]:
     """Find the cache; errors in the block are printed and set the exit code."""
     from osmosis_ai.models.cache import cache_path
 
-    root, json = shared_options(context, root, json)
+    shared = shared_options(context, root, store_dir, json)
     with command_session() as session:
-        if root is not None:
-            folder = given_path(root, session.cwd)
-            if not folder.is_dir():
-                raise UsageError(f"--root {root}: there is no such folder")
-        else:
-            folder = nearest_folder(session.cwd, CACHE) or session.cwd
-        yield _Session(cache_path(folder), session.output, json)
+        _, folder = stored_runs(session.cwd, shared)
+        yield _Session(cache_path(folder), session.output, shared.json)
 
 
 def _size(count: int) -> str:

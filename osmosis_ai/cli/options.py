@@ -89,19 +89,19 @@ def takes(*configs: type[Record], command: str | None = None) -> Callable[[Calla
     return decorate
 
 
-def effective_config(kind: type[ConfigT], given: Given, cwd: Path) -> Effective[ConfigT]:
+def effective_config(kind: type[ConfigT], given: Given, cwd: Path, *, root: Path | None = None) -> Effective[ConfigT]:
     """Merge the typed options with the environment and the repository's `pyproject.toml` into a config.
 
-    Options of other configs are ignored. Raises UsageError.
+    The repository is the agent's, unless `root` names it. Options of other configs are ignored. Raises UsageError.
     """
     from osmosis_ai.runtime.run.prepare import find_root
 
     typed = {option.name: given[option.name] for option in declared_options(kind) if option.name in given}
     environ = environment_of(os.environ, cwd)
-    root = find_root(typed.get("mcp") or environ.get("OSMOSIS_MCP"), typed.get("module"), cwd)
+    root = root or find_root(typed.get("mcp") or environ.get("OSMOSIS_MCP"), typed.get("module"), cwd)
     environ = environment_of(environ, root)
     also = () if kind is RunConfig else (RunConfig,)
-    return Effective(*layered(kind, typed, environ, root / "pyproject.toml", also=also))
+    return Effective(*layered(kind, typed, environ, root / "pyproject.toml", cwd=cwd, also=also))
 
 
 def output_options(given: Mapping[str, Any]) -> OutputOptions:

@@ -16,11 +16,11 @@ import typer
 
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
-from osmosis_ai.cli.session import ExitCode, command_session, nearest_folder, shared_options
+from osmosis_ai.cli.session import ExitCode, SharedOptions, Store, command_session, shared_options, stored_runs
 from osmosis_ai.cli.status import STATUS
 from osmosis_ai.errors import FunctionError, StoreError, UsageError
 from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
-from osmosis_ai.folders import given_path, replaced_file
+from osmosis_ai.folders import replaced_file
 from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 ALL = 2**31
-RUNS = ".osmosis/runs.db"
 
 _DEFAULT_FORMAT = format_of(None).name
 _TEXT_FORMATS = ", ".join(each.name for each in EXPORT_FORMATS.values() if each.text)
@@ -52,7 +51,7 @@ def _export_format(name: str) -> ExportFormat:
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's id, the beginning of one, or `latest`.")]
 _Root = Annotated[
     str | None,
-    typer.Option("--root", metavar="DIR", help="The repository. Default: the nearest folder upwards that has runs."),
+    typer.Option("--root", metavar="DIR", help="The repository. Default: that of the working directory."),
 ]
 _Threshold = Annotated[float, typer.Option(metavar="SCORE", help="A row passes with at least this mean score.")]
 
@@ -95,10 +94,11 @@ def runs(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="The N latest runs.")] = 20,
     root: _Root = None,
+    store_dir: Store = None,
     json: Json = False,
 ) -> None:
     """Browse stored runs. Without a subcommand: list them, newest first."""
-    context.obj = (root, json)
+    context.obj = SharedOptions(root, store_dir, json)
     if context.invoked_subcommand is None:
         list_runs(context, limit=limit)
 
@@ -108,10 +108,11 @@ def list_runs(
     context: typer.Context,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="The N latest runs.")] = 20,
     root: _Root = None,
+    store_dir: Store = None,
     json: Json = False,
 ) -> None:
     """List runs, newest first, with their status and mean scores."""
-    with _session(context, root, json) as session:
+    with _session(context, root, store_dir, json) as session:
         from osmosis_ai.cli.runs_output import print_runs
         from osmosis_ai.store.views import ListedRuns, run_view
 
@@ -138,10 +139,11 @@ def show(
     below: _Below = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show at most N rollouts.")] = 50,
     root: _Root = None,
+    store_dir: Store = None,
     json: Json = False,
 ) -> None:
     """Show a run: its summary and a line per rollout, or with --row everything about one row."""
-    with _session(context, root, json) as session:
+    with _session(context, root, store_dir, json) as session:
         from osmosis_ai.cli.runs_output import print_rollouts, print_run, print_transcript
         from osmosis_ai.store.views import ShownRow, ShownRun, rollout_detail, rollout_summary, run_view
 
@@ -189,10 +191,11 @@ def compare(
     pass_threshold: _Threshold = 1.0,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="List at most N flipped rows per function.")] = 20,
     root: _Root = None,
+    store_dir: Store = None,
     json: Json = False,
 ) -> None:
     """Compare run B with run A on the rows both have."""
-    with _session(context, root, json) as session:
+    with _session(context, root, store_dir, json) as session:
         from osmosis_ai.cli.runs_output import print_comparison
         from osmosis_ai.store.compare import compare_runs
 
@@ -254,10 +257,11 @@ def export(
         ),
     ] = _Policy.policy,
     root: _Root = None,
+    store_dir: Store = None,
     json: Json = False,
 ) -> None:
     """Export a run for training: one row per rollout."""
-    with _session(context, root, json) as session:
+    with _session(context, root, store_dir, json) as session:
         from osmosis_ai.exports.rollouts import Selection, exported_rollouts
         from osmosis_ai.store.views import WrittenExport
 
@@ -315,6 +319,7 @@ def rescore(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show user code's output live on stderr.")] = False,
     root: _Root = None,
+    store_dir: Store = None,
     json: Json = False,
 ) -> None:
     """Score a stored run again with the current reward code, without any model call.
@@ -324,7 +329,7 @@ def rescore(
     """
     import asyncio
 
-    with _session(context, root, json) as session:
+    with _session(context, root, store_dir, json) as session:
         from osmosis_ai.config import LimitsConfig
         from osmosis_ai.runtime.logs import new_log
         from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
@@ -351,12 +356,13 @@ def remove(
     all_finished: Annotated[bool, typer.Option("--all-finished", help="Remove every finished run.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")] = False,
     root: _Root = None,
+    store_dir: Store = None,
     json: Json = False,
 ) -> None:
     """Remove runs with all their records. Refuses a run that another process is writing."""
     import asyncio
 
-    with _session(context, root, json) as session:
+    with _session(context, root, store_dir, json) as session:
         from osmosis_ai.store.views import RemovedRuns
 
         store, output = session.store, session.output
@@ -472,29 +478,22 @@ def _writable(file: str | None) -> Path | None:
 
 
 @contextmanager
-def _session(context: typer.Context, root: str | None, json: bool) -> Iterator[_Session]:
+def _session(context: typer.Context, root: str | None, store_dir: str | None, json: bool) -> Iterator[_Session]:
     """Find and open the store; errors in the block are printed and set the exit code."""
     from osmosis_ai.store.run_store import RunStore
+    from osmosis_ai.store.schema import database_path
 
-    root, json = shared_options(context, root, json)
+    shared = shared_options(context, root, store_dir, json)
     with command_session() as session:
-        folder = _find_root(root, session.cwd)
-        session.use(folder)
-        with RunStore.open(folder, masker=session.masker, create=False) as store:
+        repository, folder = stored_runs(session.cwd, shared)
+        session.use(repository)
+        if not database_path(folder).is_file():
+            where = "" if shared.root is None else f"--root {shared.root}: "
+            raise StoreError(
+                f"{where}no runs yet in {folder}; `osmosis test` and `osmosis eval` create one, "
+                "--root DIR names another repository, and --store DIR another folder of runs"
+            )
+        with RunStore.open(repository, folder=folder, masker=session.masker, create=False) as opened:
             # An export writes to stdout itself.
             STATUS.clear()
-            yield _Session(folder, store, session.output, session.masker, json)
-
-
-def _find_root(root: str | None, cwd: Path) -> Path:
-    if root is not None:
-        folder = given_path(root, cwd)
-        if not (folder / RUNS).is_file():
-            raise StoreError(f"--root {root}: no runs there yet; `osmosis test` and `osmosis eval` create one")
-        return folder
-    if (found := nearest_folder(cwd, RUNS)) is not None:
-        return found
-    raise StoreError(
-        f"no runs yet in {cwd} or a folder above it; `osmosis test` and `osmosis eval` create one, "
-        "and --root DIR names another repository"
-    )
+            yield _Session(repository, opened, session.output, session.masker, shared.json)

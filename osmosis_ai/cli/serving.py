@@ -31,7 +31,7 @@ from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_s
 from osmosis_ai.runtime.logs import new_log
 from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
 from osmosis_ai.runtime.protocol import WorkerSpec
-from osmosis_ai.runtime.run.prepare import find_agent
+from osmosis_ai.runtime.run.prepare import find_agent, find_store
 from osmosis_ai.serve.config import ServeConfig
 from osmosis_ai.serve.workers import PoolRunner
 from osmosis_ai.store.run_store import new_run_id
@@ -65,6 +65,7 @@ def serve_agent(given: Given) -> int:
                 max_concurrent_rollouts=server.max_concurrent, request_timeout_seconds=server.timeout
             )
             folder = _debug_folder(server.log)
+            store = find_store(config.store, repository.root, session.cwd)
             spec = WorkerSpec(
                 str(repository.root),
                 LimitsConfig(timeout=settings.request_timeout_seconds, tool_timeout=server.tool_timeout),
@@ -76,12 +77,12 @@ def serve_agent(given: Given) -> int:
             )
             pool = PoolOptions(
                 workers=server.workers or default_workers(settings.max_concurrent_rollouts),
-                log=_new_log(repository.root),
+                log=_new_log(store),
                 debug=server.log_level == "debug",
                 keys=keys,
                 environ=session.environ,
             )
-            return asyncio.run(_serve(config, spec, pool, settings, session.output, key, made=made))
+            return asyncio.run(_serve(config, spec, pool, settings, session.output, key, store, made=made))
         except OsmosisRolloutError as error:
             raise StartError(str(error)) from error
 
@@ -93,18 +94,22 @@ async def _serve(
     settings: ServerSettings,
     output: Output,
     key: str | None,
+    store: Path,
     *,
     made: bool,
 ) -> int:
     runner = PoolRunner(spec, pool, reload=config.server.reload, said=output.say)
     with open_socket(config.server.host, config.server.port) as listener:
-        return await _Serving(config, runner, output, listener).run(settings, client_settings(), key, made=made)
+        return await _Serving(config, runner, output, listener, store).run(settings, client_settings(), key, made=made)
 
 
 class _Serving:
     """One server from start to stop."""
 
-    def __init__(self, config: ServeConfig, runner: PoolRunner, output: Output, listener: socket.socket) -> None:
+    def __init__(
+        self, config: ServeConfig, runner: PoolRunner, output: Output, listener: socket.socket, store: Path
+    ) -> None:
+        self._undelivered = store / "undelivered"
         self._loop_is_own = config.agent.module is not None
         self._options = config.server
         self._runner = runner
@@ -122,7 +127,10 @@ class _Serving:
                     await self._validate()
                 self._introduce(key, made)
                 # From here on the server handles signals and stops itself.
-                await self._serve(build_app(self._runner, settings=settings, client=client, api_key=key))
+                app = build_app(
+                    self._runner, settings=settings, client=client, api_key=key, undelivered=self._undelivered
+                )
+                await self._serve(app)
         return ExitCode.INTERRUPTED if self._ended_by == signal.SIGINT else 0
 
     async def _validate(self) -> None:
@@ -188,10 +196,11 @@ def _debug_folder(log: str | None) -> Path | None:
     return folder
 
 
-def _new_log(root: Path) -> str:
-    folder = root / ".osmosis"
+def _new_log(folder: Path) -> str:
     try:
         private_folder(folder)
         return str(new_log(folder, f"{new_run_id()}-serve"))
     except OSError as error:
-        raise StartError(f"can't keep logs in {folder}: {error.strerror or error}; make {root} writable") from error
+        raise StartError(
+            f"can't keep logs in {folder}: {error.strerror or error}; name another folder with --store DIR"
+        ) from error

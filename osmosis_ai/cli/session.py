@@ -9,20 +9,37 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from osmosis_ai.cli.signals import interrupted_code
 from osmosis_ai.cli.streams import discard_stdout
 from osmosis_ai.environment import environment_of
-from osmosis_ai.errors import OsmosisError, OutputError, StoreError
+from osmosis_ai.errors import OsmosisError, OutputError, StoreError, UsageError
+from osmosis_ai.folders import given_path
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
     from osmosis_ai.masking import Masker
 
-__all__ = ["CommandSession", "ExitCode", "command_session", "interrupts", "nearest_folder", "shared_options"]
+__all__ = [
+    "CommandSession",
+    "ExitCode",
+    "SharedOptions",
+    "Store",
+    "command_session",
+    "interrupts",
+    "shared_options",
+    "stored_runs",
+]
+
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store", metavar="DIR", help="The folder of runs, as for `osmosis eval`. Default: the repository's."
+    ),
+]
 
 
 class ExitCode(enum.IntEnum):
@@ -94,21 +111,33 @@ def command_session(
         raise typer.Exit(ExitCode.INTERRUPTED) from error
 
 
-def shared_options(context: typer.Context, root: str | None, json: bool) -> tuple[str | None, bool]:
-    """Return `--root` and `--json` of a subcommand; both may also be given before its name."""
-    group_root, group_json = context.obj or (None, False)
-    return root or group_root, json or group_json
+class SharedOptions(NamedTuple):
+    """The options that a group of commands shares with its subcommands."""
+
+    root: str | None = None
+    store: str | None = None
+    json: bool = False
 
 
-def nearest_folder(cwd: Path, holds: str) -> Path | None:
-    """Return the nearest folder that contains a file, searching upwards as far as the home folder."""
-    home = Path.home()
-    for folder in (cwd, *cwd.parents):
-        if (folder / holds).is_file():
-            return folder
-        if folder == home:
-            break
-    return None
+def shared_options(context: typer.Context, root: str | None, store: str | None, json: bool) -> SharedOptions:
+    """Return the shared options of a subcommand; each may also be given before its name."""
+    group: SharedOptions = context.obj or SharedOptions()
+    return SharedOptions(root or group.root, store or group.store, json or group.json)
+
+
+def stored_runs(cwd: Path, shared: SharedOptions) -> tuple[Path, Path]:
+    """Return the repository and the folder of its runs, as a run in `cwd` would choose them; raises UsageError."""
+    from osmosis_ai.cli.options import effective_config
+    from osmosis_ai.config import StoredRunsConfig
+    from osmosis_ai.discovery.repository import root_above
+    from osmosis_ai.runtime.run.prepare import find_store
+
+    root = root_above(cwd) if shared.root is None else given_path(shared.root, cwd)
+    if not root.is_dir():
+        raise UsageError(f"--root {shared.root}: there is no such folder")
+    given = {} if shared.store is None else {"store": shared.store}
+    config = effective_config(StoredRunsConfig, given, cwd, root=root).config
+    return root, find_store(config.store, root, cwd)
 
 
 @contextmanager

@@ -25,7 +25,12 @@ FORMATS = ("text", "json", "github")
 
 
 def validate(
-    repo: Annotated[Path, typer.Argument(metavar="REPO", help="The repository's root.", show_default=False)] = Path(),
+    repo: Annotated[
+        Path,
+        typer.Argument(
+            metavar="REPO", help="The repository. Default: that of the working directory.", show_default=False
+        ),
+    ] = Path(),
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -68,6 +73,7 @@ def validate(
     import asyncio
 
     from osmosis_ai.discovery.agents import resolve_agent
+    from osmosis_ai.discovery.repository import root_above
     from osmosis_ai.validate.probes import parse_answer_form
     from osmosis_ai.validate.validation import ValidationOptions, validate_agent, validate_repository
 
@@ -77,6 +83,8 @@ def validate(
     with command_session() as session:
         # Not resolve(): findings show the path that the user gave.
         root = Path(os.path.abspath(session.cwd / repo))  # noqa: PTH100
+        if root == session.cwd:
+            root = root_above(root)
         if not root.is_dir():
             what = "is a file, not a folder" if root.exists() else "doesn't exist"
             raise UsageError(f"{repo} {what}; name the repository's root")

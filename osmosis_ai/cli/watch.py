@@ -28,7 +28,7 @@ from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, Star
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Record
 from osmosis_ai.reward_rubric.resolve import rubric_files
-from osmosis_ai.runtime.run.prepare import find_agent, find_dataset, prepare
+from osmosis_ai.runtime.run.prepare import find_agent, find_dataset, find_store, prepare
 from osmosis_ai.runtime.run.session import open_store, pool_options, run_environment
 from osmosis_ai.runtime.watch.changes import from_root
 from osmosis_ai.runtime.watch.follow import Follower, Save
@@ -123,8 +123,9 @@ class _Watcher:
     async def run(self) -> None:
         """Watch until the user quits or a save requires a restart."""
         before = self._before
+        folder = find_store(self._config.store, self._root, self._cwd)
         send, events = anyio.create_memory_object_stream[Save | str](1000)
-        with open_store(str(self._root), self._masker) as store, self._terminal, send, events:
+        with open_store(str(self._root), str(folder), self._masker) as store, self._terminal, send, events:
             async with task_group() as group:
                 environ = run_environment(self._config, self._cwd)
                 self.session = WatchSession(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.records import Record
 from osmosis_ai.urls import UrlError, has_scheme, http_url, show_url
 
-__all__ = ["McpSource", "Repository", "find_repository", "parse_mcp_source"]
+__all__ = ["McpSource", "Repository", "find_repository", "parse_mcp_source", "repository_at", "root_above"]
+
+_PARTS = ("mcp/main.py", "reward_fn", "reward_rubric")
+_LEFTOVERS = (".osmosis/runs.db", "test_data.jsonl")
 
 
 @dataclass(frozen=True)
@@ -32,11 +36,11 @@ class Repository:
 class McpSource(Record, frozen=True):
     """The source of the tools.
 
-    `kind` is `directory` (`path` is the entry point: `main.py` or the file given), `config` (`path` is the `mcp.json`)
-    or `url`. `server_name` is the variable after the colon in `mcp/main.py:name`.
+    `kind` is `directory` (`path` is the entry point: `main.py` or the file given), `config` (`path` is the `mcp.json`),
+    `url`, or `none`: no tools. `server_name` is the variable after the colon in `mcp/main.py:name`.
     """
 
-    kind: Literal["directory", "url", "config"]
+    kind: Literal["directory", "url", "config", "none"]
     path: str | None = None
     url: str | None = None
     server_name: str | None = None
@@ -50,23 +54,42 @@ class McpSource(Record, frozen=True):
 def find_repository(mcp: str | None, cwd: Path) -> Repository:
     """Find the repository that an `--mcp` value belongs to.
 
-    Its root is the parent of the tools' folder, or the working directory if `mcp` is None, a URL or an `mcp.json`.
-    Raises UsageError; see `parse_mcp_source`.
+    Its root is the parent of the tools' folder, or the one above the working directory (`root_above`) if `mcp` is None,
+    a URL or an `mcp.json`. Raises UsageError; see `parse_mcp_source`.
     """
-    root = _absolute(cwd)
-    mcp_dir = _folder(root / "mcp")
-    if mcp is not None:
-        source = parse_mcp_source(mcp, cwd)
-        mcp_dir = Path(source.path).parent if source.kind == "directory" and source.path is not None else None
-        root = mcp_dir.parent if mcp_dir is not None else root
+    if mcp is None:
+        return repository_at(root_above(cwd))
+    source = parse_mcp_source(mcp, cwd)
+    mcp_dir = Path(source.path).parent if source.kind == "directory" and source.path is not None else None
+    return dataclasses.replace(repository_at(root_above(cwd) if mcp_dir is None else mcp_dir.parent), mcp_dir=mcp_dir)
+
+
+def repository_at(root: Path) -> Repository:
+    """Return the repository whose root is known."""
     dataset = root / "test_data.jsonl"
     return Repository(
         root=root,
-        mcp_dir=mcp_dir,
+        mcp_dir=_folder(root / "mcp"),
         reward_dir=_folder(root / "reward_fn"),
         rubric_dir=_folder(root / "reward_rubric"),
         dataset=dataset if dataset.is_file() else None,
     )
+
+
+def root_above(cwd: Path) -> Path:
+    """Return the root of the repository that a folder is in: the nearest folder upwards that has a part of one.
+
+    The search ends at a git working copy's top and at the home folder. Without any part, the folder itself is the root.
+    """
+    cwd = _absolute(cwd)
+    above = [cwd]
+    while not (above[-1] / ".git").exists() and above[-1] not in (Path.home(), above[-1].parent):
+        above.append(above[-1].parent)
+    for parts in (_PARTS, _LEFTOVERS):
+        for folder in above:
+            if any((folder / part).exists() for part in parts):
+                return folder
+    return cwd
 
 
 def parse_mcp_source(text: str, cwd: Path) -> McpSource:

@@ -89,19 +89,19 @@ class CacheContents(Record, frozen=True):
     hits: int = 0
 
 
-def cache_path(root: Path) -> Path:
-    """Return the cache file of the repository at `root`."""
-    return database_path(root).with_name("cache.db")
+def cache_path(folder: Path) -> Path:
+    """Return the cache file in a folder from `store_folder`."""
+    return database_path(folder).with_name("cache.db")
 
 
-def prepare_cache(root: Path, *, limit: int = LIMIT_BYTES) -> Path:
-    """Check before a run that the cache of the repository at `root` is usable, and return its file. Create it if there
-    is none; if it exceeds `limit` bytes, drop the least recently used replies.
+def prepare_cache(folder: Path, *, limit: int = LIMIT_BYTES) -> Path:
+    """Check before a run that the cache in a folder from `store_folder` is usable, and return its file. Create it if
+    there is none; if it exceeds `limit` bytes, drop the least recently used replies.
 
     Raises:
         StartError: The cache can't be used; the message says what to do.
     """
-    path = cache_path(root)
+    path = cache_path(folder)
     try:
         private_folder(path.parent)
     except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from osmosis_ai.config import AgentConfig
+from osmosis_ai.config import AgentConfig, StoreConfig
 from osmosis_ai.options import once
 from osmosis_ai.records import Record
 
@@ -59,3 +59,4 @@ class ServeConfig(Record, frozen=True):
 
     agent: AgentConfig = AgentConfig()
     server: ServerConfig = ServerConfig()
+    store: StoreConfig = StoreConfig()

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec.structs import astuple
 
 from osmosis_ai.errors import StoreError
+from osmosis_ai.folders import store_folder
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Rollout, Row, Score
 from osmosis_ai.store import tables
@@ -49,11 +50,14 @@ class RunStore(Queries):
         self._encoder = Encoder(masker)
 
     @classmethod
-    def open(cls, root: Path, *, masker: Masker | None = None, create: bool = True) -> RunStore:
-        """Open the store of the repository at `root`; raise StoreError if it can't be used, or doesn't exist and
-        `create` is False.
+    def open(
+        cls, root: Path, *, folder: Path | None = None, masker: Masker | None = None, create: bool = True
+    ) -> RunStore:
+        """Open the store of the repository at `root`, in `folder` if given; see `store_folder`.
+
+        Raises StoreError if it can't be used, or doesn't exist and `create` is False.
         """
-        path = database_path(root)
+        path = database_path(folder or store_folder(root))
         if not create and not path.exists():
             raise StoreError(f"there are no runs: {path} doesn't exist; `osmosis test` and `osmosis eval` create it")
         return cls(path, Writer(open_writer(path), path), masker or Masker())

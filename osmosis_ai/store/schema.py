@@ -128,9 +128,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1,)
 """Statements that migrate each schema version to the next. Never edit a released one; add a new one."""
 
 
-def database_path(root: Path) -> Path:
-    """Return the path of the store of the repository at `root`."""
-    return root.resolve() / ".osmosis" / "runs.db"
+def database_path(folder: Path) -> Path:
+    """Return the path of the database in a folder from `store_folder`."""
+    return folder.resolve() / "runs.db"
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
@@ -142,7 +142,8 @@ def open_writer(path: Path) -> sqlite3.Connection:
         private_folder(path.parent)
     except OSError as error:
         raise StoreError(
-            f"can't keep runs in {path.parent}: {error.strerror}; make {path.parent.parent} writable"
+            f"can't keep runs in {path.parent}: {error.strerror}; "
+            f"make {path.parent.parent} writable, or name another folder with --store DIR"
         ) from error
     with database_errors(path, "opening it"):
         # This thread opens the file, so that errors are raised here; the writer's thread uses it.

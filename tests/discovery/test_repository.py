@@ -59,6 +59,21 @@ def test_other_sources_leave_the_working_directory_as_root(repo: Path, mcp: str)
     assert find_repository("elsewhere/mcp.json", repo).root == repo
 
 
+@pytest.mark.parametrize("folder", ["mcp", "reward_fn", "reward_rubric", "data/raw"])
+def test_a_subfolder_belongs_to_the_repository_above_it(repo: Path, folder: str) -> None:
+    (repo / folder).mkdir(parents=True, exist_ok=True)
+    # A dataset alone makes no repository of a subfolder.
+    (repo / folder / "test_data.jsonl").touch()
+    assert find_repository(None, repo / folder) == whole(repo)
+
+
+def test_the_search_for_a_repository_ends_at_the_top_of_a_working_copy(repo: Path) -> None:
+    nested = repo / "vendored" / "inner"
+    nested.mkdir(parents=True)
+    (repo / "vendored" / ".git").mkdir()
+    assert find_repository(None, nested) == Repository(nested)
+
+
 def test_all_folders_are_optional(tmp_path: Path) -> None:
     (tmp_path / "reward_fn").touch()
     (tmp_path / "test_data.jsonl").mkdir()

@@ -395,7 +395,7 @@ def test_discovered_refs(repo: Path) -> None:
     )
     assert [problem.file for problem in problems] == ["reward_fn/broken.py"]
     assert msgspec.json.decode(msgspec.json.encode(problems), type=list[Problem]) == problems
-    assert discovered_refs(find_repository(None, repo / "mcp")) == ([], [])
+    assert discovered_refs(find_repository(None, repo / "mcp")) == (refs, problems)
 
 
 def test_module_and_function(repo: Path) -> None:

@@ -426,7 +426,7 @@ def test_a_file_that_cannot_be_used_is_an_error_at_the_start(
 def test_a_folder_that_cannot_be_used_is_an_error_at_the_start(tmp_path: Path) -> None:
     (tmp_path / ".osmosis").write_text("a file", encoding="utf-8")
     with pytest.raises(StartError, match="--no-cache"):
-        prepare_cache(tmp_path)
+        prepare_cache(tmp_path / ".osmosis")
 
 
 async def test_a_file_that_breaks_during_a_run_is_reported_once_and_not_used(

@@ -16,7 +16,7 @@ import anyio.abc
 import msgspec
 
 from osmosis_ai.errors import OsmosisError, OsmosisRolloutError
-from osmosis_ai.folders import private_folder
+from osmosis_ai.folders import OWN_FOLDER, private_folder
 from osmosis_ai.records import Record
 from osmosis_ai.rollout.client import TrainerPool, encode
 from osmosis_ai.rollout.core.base import file_stem
@@ -211,7 +211,7 @@ class Rollouts:
         # `response` is the callback's body, ready to be sent again; the trainer's key is masked.
         content = {"server_url": request.server_url, "reason": reason, "response": response.model_dump()}
         try:
-            if self._undelivered.parent.name == ".osmosis":
+            if self._undelivered.parent.name == OWN_FOLDER:
                 private_folder(self._undelivered.parent)
             self._undelivered.mkdir(parents=True, exist_ok=True)
             encoded = msgspec.json.format(encode(content), indent=2) + b"\n"

@@ -18,13 +18,15 @@ BASELINE = "baseline"
 class RunPlan(Record, frozen=True):
     """A config with all its names resolved.
 
-    `root` is the repository's folder, `dataset` the file. `policies` maps `policy`, and `baseline` if there is one, to
-    models. `total_rows` is 0 until the dataset is counted. `agent` is the repository's own agent loop as named by the
-    config, None for the built-in one; `agent_dir` is the folder of the tools' or the loop's code, if any.
+    `root` is the repository's folder, `store` the folder of its runs, `dataset` the file. `policies` maps `policy`, and
+    `baseline` if there is one, to models. `total_rows` is 0 until the dataset is counted. `agent` is the repository's
+    own agent loop as named by the config, None for the built-in one; `agent_dir` is the folder of the tools' or the
+    loop's code, if any.
     """
 
     config: RunConfig
     root: str
+    store: str
     dataset: str
     policies: dict[str, ModelSpec]
     functions: list[FunctionRef]

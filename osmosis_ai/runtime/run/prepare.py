@@ -7,14 +7,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.config import AgentConfig, LimitsConfig, RunConfig
+from osmosis_ai.config import AgentConfig, LimitsConfig, RunConfig, StoreConfig
 from osmosis_ai.data.dataset import Dataset, open_dataset
 from osmosis_ai.data.formats import suffixes
 from osmosis_ai.discovery.agents import AgentSource, resolve_agent
-from osmosis_ai.discovery.repository import McpSource, Repository, find_repository, parse_mcp_source
-from osmosis_ai.discovery.scan import discovered_refs, resolve_function, scan_functions
+from osmosis_ai.discovery.repository import (
+    McpSource,
+    Repository,
+    find_repository,
+    parse_mcp_source,
+    repository_at,
+    root_above,
+)
+from osmosis_ai.discovery.scan import discovered_refs, find_module, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, MissingAPIKeyError, ModelStartError, UsageError
-from osmosis_ai.folders import given_path
+from osmosis_ai.folders import given_path, store_folder
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.records import Failure, FunctionRef, ModelSpec, Record
 from osmosis_ai.reward_rubric.configs import load_rubric
@@ -32,6 +39,7 @@ __all__ = [
     "find_dataset",
     "find_functions",
     "find_root",
+    "find_store",
     "prepare",
     "scorer_spec",
 ]
@@ -66,9 +74,11 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
             f"nothing to score with: no @osmosis_reward function in {repository.root / 'reward_fn'}; "
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
         )
+    store = find_store(config.store, repository.root, cwd)
     plan = RunPlan(
         config=config,
         root=str(repository.root),
+        store=str(store),
         dataset=str(dataset.path),
         policies=_choose_models(config, environ),
         functions=functions,
@@ -86,8 +96,8 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         policies=plan.policies,
         functions=functions,
         keep_going=config.scoring.keep_going,
-        store=str(database_path(repository.root)),
-        cache=_find_cache(repository) if config.model.cache else None,
+        store=str(database_path(store)),
+        cache=_find_cache(store) if config.model.cache else None,
     )
     return Prepared(plan, worker, left_out)
 
@@ -103,31 +113,46 @@ def scorer_spec(
 
 
 def find_root(mcp: str | None, module: str | None, cwd: Path) -> Path:
-    """Return the root of the agent's repository; raise UsageError if the agent doesn't exist."""
-    return find_repository(None if module is not None else mcp, cwd).root
+    """Return the root of the agent's repository; raise UsageError if the agent doesn't exist.
+
+    An agent loop's module may be in the working directory itself, or in the root of the repository above it.
+    """
+    if module is None:
+        return find_repository(mcp, cwd).root
+    return cwd if find_module(module.partition(":")[0].strip(), cwd) is not None else root_above(cwd)
 
 
 def find_agent(config: AgentConfig, cwd: Path) -> tuple[McpSource | AgentSource, Repository]:
-    """Return the config's agent loop or MCP source, `./mcp` by default, and its repository.
+    """Return the config's agent loop or MCP source, by default the repository's `mcp` folder, and its repository.
 
-    A loop's repository is the working directory, and its `mcp_dir` is the folder of the loop's package, if any.
+    Without that folder, the agent has no tools. A loop's `mcp_dir` is the folder of the loop's package, if any.
     """
     mcp, module = config.mcp, config.module
     if module is not None:
         if mcp is not None:
             raise UsageError("-m and --mcp each name an agent, and an agent loop brings its own tools; use one of them")
-        repository = find_repository(None, cwd)
+        repository = repository_at(find_root(mcp, module, cwd))
         source = resolve_agent(module, repository.root)
         # Tools in mcp/, if any, don't belong to this agent.
         folder = None if source.folder is None else repository.root / source.folder
         return source, dataclasses.replace(repository, mcp_dir=folder)
-    if mcp is None and not (cwd / "mcp").is_dir():
+    repository = find_repository(mcp, cwd)
+    if mcp is not None:
+        return parse_mcp_source(mcp, cwd), repository
+    if repository.mcp_dir is not None:
+        return parse_mcp_source("mcp", repository.root), repository
+    if repository == Repository(repository.root):
         raise UsageError(
-            f"no agent: there is no mcp folder in {cwd}; run from the repository's root, "
-            "or name its tools with --mcp DIR (a folder with main.py, a URL or an mcp.json file), "
+            f"no agent: {cwd} isn't in a repository, which has a folder mcp, reward_fn or reward_rubric, or a "
+            "test_data.jsonl. Name its tools with --mcp DIR (a folder with main.py, a URL or an mcp.json file), "
             "or an agent loop with -m MODULE:ATTRIBUTE"
         )
-    return parse_mcp_source(mcp or "mcp", cwd), find_repository(mcp or "mcp", cwd)
+    return McpSource("none"), repository
+
+
+def find_store(config: StoreConfig, root: Path, cwd: Path) -> Path:
+    """Return the folder for a repository's runs, logs and stored replies."""
+    return store_folder(root, None if config.folder is None else given_path(config.folder, cwd))
 
 
 def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset:
@@ -137,7 +162,9 @@ def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset
     for folder in (cwd, repository.root):
         if (folder / "test_data.jsonl").is_file():
             return open_dataset(folder / "test_data.jsonl")
-    raise UsageError(f"no dataset: there is no test_data.jsonl in {cwd}; name a {suffixes(' or ')} file with -d FILE")
+    raise UsageError(
+        f"no dataset: there is no test_data.jsonl in {repository.root}; name a {suffixes(' or ')} file with -d FILE"
+    )
 
 
 def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple[list[FunctionRef], list[Failure]]:
@@ -216,10 +243,10 @@ def _model_info(ref: FunctionRef) -> dict[str, Any]:
         raise ModelStartError(str(error)) from None
 
 
-def _find_cache(repository: Repository) -> str:
+def _find_cache(store: Path) -> str:
     from osmosis_ai.models.cache import prepare_cache
 
-    return str(prepare_cache(repository.root))
+    return str(prepare_cache(store))
 
 
 def _choose_models(config: RunConfig, environ: Mapping[str, str]) -> dict[str, ModelSpec]:

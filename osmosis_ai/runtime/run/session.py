@@ -23,6 +23,7 @@ from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import DatasetSummary, open_dataset
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import DatasetError, FunctionError, StartError, StoreError
+from osmosis_ai.folders import OWN_FOLDER
 from osmosis_ai.masking import Masker
 from osmosis_ai.models.engines import banner_of
 from osmosis_ai.options import secret_values
@@ -216,7 +217,7 @@ class RunSession:
         variables = run_environment(config, cwd, environ)
         prepared = prepare(config, cwd, variables)
         masker = Masker.from_environment(variables, secret_values(config))
-        with open_store(prepared.plan.root, masker) as store:
+        with open_store(prepared.plan.root, prepared.plan.store, masker) as store:
             async with AsyncExitStack() as stack:
                 scratch = None
                 if interactive:
@@ -314,6 +315,11 @@ class RunSession:
 
     async def _load(self, stack: AsyncExitStack) -> None:
         plan = self.plan
+        mcp = self._prepared.worker.mcp
+        if mcp is not None and mcp.kind == "none":
+            self._tell(events.Notice(f"no tools: there is no mcp folder in {plan.root}"))
+        if plan.config.store.folder is None and Path(plan.store).name != OWN_FOLDER:
+            self._tell(events.Notice(f"runs are kept in {plan.store}, because {plan.root} is read-only"))
         counted: asyncio.Future[DatasetSummary] = asyncio.get_running_loop().create_future()
         self._group.start_soon(self._check_dataset, counted)
         options = pool_options(plan.config, self.store, self._environ, self._fresh_id)
@@ -504,9 +510,9 @@ def pool_options(config: RunConfig, store: RunStore, environ: Mapping[str, str],
     )
 
 
-def open_store(root: str, masker: Masker) -> RunStore:
-    """Open the run store of a repository; raise StartError if it can't be used."""
+def open_store(root: str, folder: str, masker: Masker) -> RunStore:
+    """Open the run store of a repository, in its folder; raise StartError if it can't be used."""
     try:
-        return RunStore.open(Path(root), masker=masker)
+        return RunStore.open(Path(root), folder=Path(folder), masker=masker)
     except StoreError as error:
         raise StartError(str(error)) from error

@@ -587,6 +587,10 @@ def _load_tools(source: McpSource, root: Path) -> object:
         return load_server(entry, source.server_name)
     if source.kind == "config":
         return read_config(Path(source.path or ""))
+    if source.kind == "none":
+        from fastmcp import FastMCP
+
+        return FastMCP("none")
     return source.url
 
 
