@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from osmosis_ai.config import RunConfig
+    from osmosis_ai.current import CurrentRollout, current_rollout, osmosis_setup
     from osmosis_ai.errors import MissingAPIKeyError, ModelNotFoundError, OsmosisError, ProviderRequestError, StartError
     from osmosis_ai.records import Rollout, Score
     from osmosis_ai.reward_fn.decorator import osmosis_reward
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from osmosis_ai.runtime.run.session import RunSession, open_run, run
 
 __all__ = [
+    "CurrentRollout",
     "MissingAPIKeyError",
     "ModelNotFoundError",
     "OsmosisError",
@@ -35,10 +37,12 @@ __all__ = [
     "StartError",
     "__version__",
     "aevaluate_rubric",
+    "current_rollout",
     "evaluate_rubric",
     "open_run",
     "osmosis_reward",
     "osmosis_rubric",
+    "osmosis_setup",
     "run",
 ]
 
@@ -46,6 +50,7 @@ __version__ = "0.4.0"
 
 _HOMES = {
     "osmosis_ai.config": ("RunConfig",),
+    "osmosis_ai.current": ("CurrentRollout", "current_rollout", "osmosis_setup"),
     "osmosis_ai.errors": (
         "MissingAPIKeyError",
         "ModelNotFoundError",

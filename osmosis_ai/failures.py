@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = ["FAILURE_KINDS", "CallError", "FailureKind", "KindOfFailure", "Origin"]
 
-Origin: TypeAlias = Literal["model", "tool", "agent", "reward", "rubric", "timeout", "worker", "dataset"]
+Origin: TypeAlias = Literal["model", "tool", "setup", "agent", "reward", "rubric", "timeout", "worker", "dataset"]
 """The part at fault."""
 
 _OfModels = Literal["auth", "bad_reply", "bad_request", "dropped", "not_found", "overloaded", "quota", "rate_limit"]
@@ -57,7 +57,7 @@ FAILURE_KINDS: dict[FailureKind, KindOfFailure] = {
     "schema": KindOfFailure(("tool",), "the arguments don't fit the tool's schema"),
     "session": KindOfFailure(("tool",), "the connection to the tool server was lost"),
     # Code of the repository
-    "exception": KindOfFailure(("tool", "agent", "reward", "rubric", "worker"), "an exception was raised"),
+    "exception": KindOfFailure(("tool", "setup", "agent", "reward", "rubric", "worker"), "an exception was raised"),
     "exit": KindOfFailure(("reward", "rubric"), "the function called `sys.exit`"),
     "error": KindOfFailure(("agent",), "the agent loop ended the rollout with an error"),
     "wrong_type": KindOfFailure(("agent", "reward", "rubric"), "a value of the wrong type was returned"),

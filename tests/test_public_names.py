@@ -37,6 +37,7 @@ def loaded_by(statement: str) -> set[str]:
         "import osmosis_ai",
         "from osmosis_ai import osmosis_reward",
         "from osmosis_ai import osmosis_rubric",
+        "from osmosis_ai import current_rollout, osmosis_setup",
         "from osmosis_ai import OsmosisError, __version__",
     ],
 )
@@ -72,6 +73,7 @@ def test_importing_a_decorator_is_fast() -> None:
 
 def test_all_lists_the_public_names() -> None:
     assert osmosis_ai.__all__ == [
+        "CurrentRollout",
         "MissingAPIKeyError",
         "ModelNotFoundError",
         "OsmosisError",
@@ -85,10 +87,12 @@ def test_all_lists_the_public_names() -> None:
         "StartError",
         "__version__",
         "aevaluate_rubric",
+        "current_rollout",
         "evaluate_rubric",
         "open_run",
         "osmosis_reward",
         "osmosis_rubric",
+        "osmosis_setup",
         "run",
     ]
     assert set(osmosis_ai.__all__) <= set(dir(osmosis_ai))

@@ -45,7 +45,8 @@ class WorkerSpec(Record, frozen=True):
     Loading fails if a function can't be loaded; with `keep_going`, the function is left out. `store` is the run store's
     file, from which scorers read rollouts; None if nothing is scored. `cache` is the file of stored model replies, None
     for no cache. With `allow_rewrites`, an agent loop may change messages it has already sent. Its `log_event` writes
-    to `debug_dir`, None for nowhere.
+    to `debug_dir`, None for nowhere. `scratch` is the parent of the rollouts' scratch folders, None for the system's
+    temporary folder.
     """
 
     root: str
@@ -60,6 +61,7 @@ class WorkerSpec(Record, frozen=True):
     agent: AgentSource | None = None
     allow_rewrites: bool = False
     debug_dir: str | None = None
+    scratch: str | None = None
 
 
 def agent_part(spec: WorkerSpec, batch_size: int) -> WorkerSpec:
@@ -78,7 +80,7 @@ class Places(Record, frozen=True):
     """Paths on a worker's machine, set by the backend that starts the worker there. None means that there is no file.
 
     `root` is the repository, `store` the run store's file, `cache` the file of stored model replies, `log` the run's
-    log, `debug_dir` the folder for an agent loop's `log_event`.
+    log, `debug_dir` the folder for an agent loop's `log_event`, `scratch` the parent of the rollouts' scratch folders.
     """
 
     root: str
@@ -86,6 +88,7 @@ class Places(Record, frozen=True):
     cache: str | None = None
     log: str | None = None
     debug_dir: str | None = None
+    scratch: str | None = None
 
 
 class Boot(Record, frozen=True):
@@ -114,7 +117,12 @@ def attach(spec: WorkerSpec, places: Places) -> WorkerSpec:
     """Fill the paths of the worker's machine into a spec from `detach`."""
     found = _with_paths(spec, lambda path: os.path.normpath(Path(places.root, path)))
     return msgspec.structs.replace(
-        found, root=places.root, store=places.store, cache=places.cache, debug_dir=places.debug_dir
+        found,
+        root=places.root,
+        store=places.store,
+        cache=places.cache,
+        debug_dir=places.debug_dir,
+        scratch=places.scratch,
     )
 
 

@@ -99,6 +99,8 @@ CODES: dict[str, Code] = {
     "OSM118": _warning("two tools' descriptions can't be told apart"),
     "OSM119": _warning("a description is too long for some providers"),
     "OSM120": _warning("more tools than some providers take"),
+    "OSM121": _warning("tools change module-level state"),
+    "OSM122": _error("a result depends on earlier rollouts"),
     # reward_fn/ and reward_rubric/
     "OSM201": _error("a decorated function has the wrong signature"),
     "OSM202": _error("a function can't be loaded"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from osmosis_ai.validate import functions, imports, judges, layout, rows, run_configs, tools, workcopy
+from osmosis_ai.validate import functions, imports, judges, layout, rows, run_configs, state, tools, workcopy
 from osmosis_ai.validate.findings import codes
 
 __all__ = ["CHECKS", "CONTROLS", "FIRST", "LOADING", "SOLUTIONS"]
@@ -12,6 +12,7 @@ FIRST = layout.CHECKS
 
 CHECKS = (
     *tools.CHECKS,
+    *state.CHECKS,
     *functions.CHECKS,
     *judges.CHECKS,
     *imports.CHECKS,
@@ -23,5 +24,5 @@ CHECKS = (
 
 LOADING = "OSM009 OSM102 OSM103 OSM202 OSM203"
 CONTROLS = codes(301, 320)
-SOLUTIONS = "OSM410 OSM411"
+SOLUTIONS = "OSM122 OSM410 OSM411"
 """The codes reported by loading, by the controls of reward functions, and by playing solutions."""

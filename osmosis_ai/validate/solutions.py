@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from time import monotonic
 from typing import NamedTuple
 from uuid import uuid4
@@ -19,13 +20,25 @@ from osmosis_ai.text import counted
 from osmosis_ai.validate.check import Subject
 from osmosis_ai.validate.findings import Finding, Place, finding
 from osmosis_ai.validate.rows import line_of_row
+from osmosis_ai.validate.state import STATE_HINT
 
-__all__ = ["MAX_SOLUTIONS", "ROLLOUT_SECONDS", "Played", "judge_solutions", "play_solutions", "player"]
+__all__ = [
+    "MAX_SOLUTIONS",
+    "ROLLOUT_SECONDS",
+    "Played",
+    "find_leaks",
+    "judge_solutions",
+    "play_solutions",
+    "player",
+]
 
 MAX_SOLUTIONS = 50
 ROLLOUT_SECONDS = 15.0
 PLAY_SECONDS = 60.0
 """Time limit for all solutions; those left over are skipped."""
+
+EVERY = 20
+"""Every 20th solution, and the last one, is played once more in a process of its own."""
 
 SHOWN = 5
 TOLERANCE = 1e-6
@@ -58,6 +71,50 @@ async def play_solutions(rows: Sequence[Row], pool: Pool, scratch: ScratchStore)
         scores = await score_conversations(pool, scratch, [(row, rollout.messages)], functions) if functions else [[]]
         played.append(Played(row, rollout, scores[0]))
     return played
+
+
+async def find_leaks(
+    played: Sequence[Played], open_alone: Callable[[], AbstractAsyncContextManager[Pool]], subject: Subject
+) -> list[Finding]:
+    """Play some solutions once more, each in a fresh process, and report the first whose tools answer differently.
+
+    `open_alone` opens a pool with a new worker. Tools that answer differently in every fresh process don't count: they
+    are random, and share nothing.
+    """
+    for position, one in enumerate(played):
+        if position == 0 or ((position + 1) % EVERY and position + 1 < len(played)) or not one.rollout.tool_calls:
+            continue
+        alone = await _results_alone(one.row, open_alone)
+        difference = next(
+            (pair for pair in zip(_results(one.rollout), alone, strict=False) if pair[0] != pair[1]), None
+        )
+        if difference is None or alone != await _results_alone(one.row, open_alone):
+            continue
+        (tool, after), (_, fresh) = difference
+        message = (
+            f"row {one.row.index}: {tool} answers {_quoted(after)} after other rollouts, and {_quoted(fresh)} in "
+            "a fresh process: state leaks from one rollout into the next"
+        )
+        return [finding("OSM122", message, Place("mcp/main.py", None, tool), STATE_HINT)]
+    return []
+
+
+async def _results_alone(
+    row: Row, open_alone: Callable[[], AbstractAsyncContextManager[Pool]]
+) -> list[tuple[str, str]]:
+    async with open_alone() as pool:
+        return _results(await pool.rollout(RolloutJob(uuid4().hex, row, 0, POLICY)))
+
+
+def _results(rollout: Rollout) -> list[tuple[str, str]]:
+    """Return each tool call's name and result."""
+    texts = {str(message.get("tool_call_id")): str(message.get("content")) for message in rollout.messages}
+    return [(call.name, texts.get(call.id, "")) for call in rollout.tool_calls]
+
+
+def _quoted(text: str) -> str:
+    text = " ".join(text.split())
+    return repr(text if len(text) <= 60 else f"{text[:59]}…")
 
 
 def judge_solutions(played: Sequence[Played], full: Mapping[str, float], subject: Subject) -> Iterator[Finding]:

@@ -29,7 +29,14 @@ from osmosis_ai.validate.functions import check_load_problems
 from osmosis_ai.validate.probes import Form
 from osmosis_ai.validate.registry import CHECKS, FIRST
 from osmosis_ai.validate.rows import first_rows
-from osmosis_ai.validate.solutions import MAX_SOLUTIONS, ROLLOUT_SECONDS, judge_solutions, play_solutions, player
+from osmosis_ai.validate.solutions import (
+    MAX_SOLUTIONS,
+    ROLLOUT_SECONDS,
+    find_leaks,
+    judge_solutions,
+    play_solutions,
+    player,
+)
 from osmosis_ai.validate.trials import Trials, run_controls
 
 __all__ = ["Validation", "ValidationOptions", "validate_agent", "validate_repository"]
@@ -202,6 +209,8 @@ class _Validation:
             )
             async with self._pool(spec) as pool:
                 played = await play_solutions(rows, pool, scratch)
+        alone = msgspec.structs.replace(spec, functions=[], store=None)
+        self._findings += await find_leaks(played, lambda: self._pool(alone), self._subject)
         best = {report.function: max(form.right or 0.0 for form in report.forms) for report in self._controls}
         full = {name: value for name, value in best.items() if value > 0}
         self._findings += judge_solutions(played, full, self._subject)

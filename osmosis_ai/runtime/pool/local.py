@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 import anyio
 import msgspec
@@ -44,12 +47,14 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
     # `workers` processes for the tools, and as many for the functions.
     memory = options.worker_memory or _fair_share(alone + 2 * options.workers)
 
+    # Its name can't be guessed. A worker that dies leaves its rollouts' folders there.
+    scratch = Path(tempfile.gettempdir(), f"osmosis-{uuid4().hex}")
     forkserver.start()
     environ = {**forkserver.changed_environment(), **options.environ}
 
     def boot(part: WorkerSpec) -> Boot:
         named, places = detach(part)
-        places = msgspec.structs.replace(places, log=options.log)
+        places = msgspec.structs.replace(places, log=options.log, scratch=str(scratch))
         return Boot(named, places, options.debug, options.keys, environ)
 
     share = math.ceil(spec.batch_size / options.workers)
@@ -71,8 +76,11 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
     if spec.functions:
         workers = ForkServerSpawner(boot(functions))
         scorers = WorkerGroup(workers, options.workers, memory, longest_score, share, load_limit=load)
-    async with open_groups(spec, agents, scorers) as pool:
-        yield pool
+    try:
+        async with open_groups(spec, agents, scorers) as pool:
+            yield pool
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class LocalChannel:

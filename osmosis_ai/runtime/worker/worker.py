@@ -22,6 +22,7 @@ import anyio.lowlevel
 
 from osmosis_ai import tracebacks
 from osmosis_ai.code_hashes import imported_sources
+from osmosis_ai.current import rollout_scope
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError, StoreError
 from osmosis_ai.imports import import_from
@@ -49,12 +50,14 @@ from osmosis_ai.store.reading import ScoringReader
 if TYPE_CHECKING:
     from osmosis_ai.mcp_tools.host import ToolHost
     from osmosis_ai.mcp_tools.session import CallOutcome, ToolSession
+    from osmosis_ai.mcp_tools.setups import Setup
     from osmosis_ai.models.cache import ReplyCache
     from osmosis_ai.rollout.client import TrainerPool
     from osmosis_ai.rollout.core.base import CompletionsResult
     from osmosis_ai.rollout.core.schemas import RolloutRequest
     from osmosis_ai.runtime.worker.agent_loop import McpContext
     from osmosis_ai.runtime.worker.agents import LoadedAgent
+    from osmosis_ai.runtime.worker.setups import SetupRun
 
 __all__ = [
     "LoadedRepository",
@@ -103,10 +106,13 @@ def _scoring_label(row_index: int) -> str:
 
 @dataclass(frozen=True)
 class LoadedRepository:
-    """Imported user code: the server (or how to reach one) or the agent loop, the functions, and the load failures."""
+    """Imported user code: the server (or how to reach one) and its setups, or the agent loop; the functions; and the
+    failures to load.
+    """
 
     spec: protocol.WorkerSpec
     server: object
+    setups: list[Setup]
     agent: LoadedAgent | None
     scorers: dict[str, Scorer]
     problems: list[Failure]
@@ -123,8 +129,9 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
     # User code opens its files relative to the repository's root.
     os.chdir(root)
     server, agent, tool_sources = None, None, {}
+    setups: list[Setup] = []
     if spec.mcp is not None:
-        server = _load_tools(spec.mcp, root)
+        server, setups = _load_tools(spec.mcp, root)
         tool_sources = imported_sources(root)
     elif spec.agent is not None:
         from osmosis_ai.runtime.worker.agents import load_agent
@@ -133,7 +140,7 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
         tool_sources = imported_sources(root)
     scorers, problems = _load_functions(spec)
     function_sources = imported_sources(root) if spec.functions else {}
-    return LoadedRepository(spec, server, agent, scorers, problems, tool_sources, function_sources)
+    return LoadedRepository(spec, server, setups, agent, scorers, problems, tool_sources, function_sources)
 
 
 class Worker:
@@ -145,6 +152,7 @@ class Worker:
         self.admission = Admission()
         self._emit = emit
         self._host: ToolHost | None = None
+        self._setups = loaded.setups
         self._agent = loaded.agent
         self._trainer_pool: TrainerPool | None = None
         self._models: dict[str, ModelHost] = {}
@@ -297,10 +305,11 @@ class Worker:
     async def _rollout(self, job: protocol.RolloutJob) -> None:
         model = self._models[job.policy].for_rollout(job.row, job.run_index)
         edges = _RolloutRun(job, self.spec, model, self._emit, admission=self.admission)
-        if self._agent is not None:
-            await self._agent_rollout(job, edges, self._agent)
-        elif self._host is not None:
-            await self._tool_rollout(job, edges, self._host)
+        with rollout_scope(job.id, job.row.index, job.row.extra, self.spec.scratch):
+            if self._agent is not None:
+                await self._agent_rollout(job, edges, self._agent)
+            elif self._host is not None:
+                await self._tool_rollout(job, edges, self._host)
 
     async def _tool_rollout(self, job: protocol.RolloutJob, rollout: _RolloutRun, host: ToolHost) -> None:
         from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop, McpContext, SteppedMcpContext, row_request
@@ -324,9 +333,13 @@ class Worker:
                 call_tool=rollout.call_tool,
                 max_tokens_total=limits.max_tokens_total,
             )
+            setup = self._setup(job.id)
             with self.deadlines.limit(limits.timeout, job.id) as clock:
                 try:
-                    reason = cast(FinishReason, (await McpAgentLoop().run(context)).finish_reason)
+                    if setup is not None:
+                        failure = await setup.run()
+                    if failure is None:
+                        reason = cast(FinishReason, (await McpAgentLoop().run(context)).finish_reason)
                 except ModelError as error:
                     failure = Failure("model", str(error), kind=error.kind)
                 except Exception as error:  # noqa: BLE001 - any error in a rollout becomes that rollout's failure
@@ -343,6 +356,8 @@ class Worker:
                 started += rollout.stepper.paused_seconds
             # Sent before the session closes, so that a tool that keeps the session open can't delay the record.
             self._emit(protocol.RolloutDone(job.id, reason, elapsed_ms(started), failure))
+        if setup is not None and setup.holds_thread:
+            self._emit(protocol.Retiring(f"a setup function of row {job.row.index} still holds a thread"))
         if not session.clean:
             self._emit(protocol.Retiring(f"a tool of row {job.row.index} still holds a thread"))
 
@@ -383,7 +398,8 @@ class Worker:
             held=self._retire_held,
         )
         async with AsyncExitStack() as stack:
-            host, session = self._host, None
+            stack.enter_context(rollout_scope(request.rollout_id, None, request.metadata, self.spec.scratch))
+            host, session, setup = self._host, None, None
             if host is not None:
                 meta = {"rollout_id": request.rollout_id, "metadata": request.metadata}
                 session = await stack.enter_async_context(host.session(meta=meta))
@@ -391,12 +407,17 @@ class Worker:
                 if self._agent is not None:
                     response = await run(self._agent.loop)
                 elif host is not None and session is not None:
-                    response = await run(McpAgentLoop(host.tools), make_context=self._served(request, session))
+                    setup = self._setup(job.id)
+                    failure = None if setup is None else await setup.run()
+                    if failure is None:
+                        response = await run(McpAgentLoop(host.tools), make_context=self._served(request, session))
+                    else:
+                        response = error_response(request, f"setup: {failure.message} ({failure.file}:{failure.line})")
             if clock.cancelled_caught:
                 response.final_messages = chat.conversation
             self._emit(protocol.ServeDone(job.id, sendable(response)))
-        if session is not None and not session.clean:
-            self._emit(protocol.Retiring("a tool still holds a thread"))
+        if (session is not None and not session.clean) or (setup is not None and setup.holds_thread):
+            self._emit(protocol.Retiring("a tool or a setup function still holds a thread"))
 
     @property
     def _trainers(self) -> TrainerPool:
@@ -433,6 +454,16 @@ class Worker:
         return partial(
             McpContext, call_tool=call_tool, max_tokens_total=request.max_tokens_total, counted="completion_tokens"
         )
+
+    def _setup(self, job: str) -> SetupRun | None:
+        """Prepare the setup functions' run before a rollout; None if there are none."""
+        if not self._setups:
+            return None
+        from osmosis_ai.runtime.worker.setups import SetupRun
+
+        # If a function takes the worker down, the rollout is to blame.
+        self._emit(protocol.Acting(job))
+        return SetupRun(self._setups, Path(self.spec.root))
 
     def _look_at_agent(self, job: protocol.ToolsJob | protocol.InspectJob) -> None:
         from osmosis_ai.rollout.core.schemas import RolloutRequest
@@ -577,21 +608,23 @@ class _RolloutRun:
         )
 
 
-def _load_tools(source: McpSource, root: Path) -> object:
+def _load_tools(source: McpSource, root: Path) -> tuple[object, list[Setup]]:
     from osmosis_ai.mcp_tools.host import read_config
     from osmosis_ai.mcp_tools.loading import load_server, prepare_path
+    from osmosis_ai.mcp_tools.setups import load_setups
 
     if source.kind == "directory":
         entry = Path(source.path or "")
         prepare_path(entry.parent, root)
-        return load_server(entry, source.server_name)
+        server = load_server(entry, source.server_name)
+        return server, load_setups(entry.parent, root)
     if source.kind == "config":
-        return read_config(Path(source.path or ""))
+        return read_config(Path(source.path or "")), []
     if source.kind == "none":
         from fastmcp import FastMCP
 
-        return FastMCP("none")
-    return source.url
+        return FastMCP("none"), []
+    return source.url, []
 
 
 def _open_cache(spec: protocol.WorkerSpec) -> ReplyCache | None:
