@@ -41,6 +41,9 @@ __all__ = [
 ConfigT = TypeVar("ConfigT", bound=Record)
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", re.IGNORECASE)
+OTHER_TABLES = {"validate"}
+"""Tables under `[tool.osmosis]` that hold no options of a run."""
+
 SWITCH = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
@@ -308,6 +311,8 @@ def _file_values(configs: Sequence[type[Record]], path: Path | None, cwd: Path |
     known = {option.name: option for config in reversed(configs) for option in declared_options(config)}
     values = {}
     for key, value in table.items():
+        if key in OTHER_TABLES:
+            continue
         source = f"{path.name}: [tool.osmosis] {key}"
         option = known.get(key.replace("-", "_"))
         if option is None:

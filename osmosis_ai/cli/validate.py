@@ -54,6 +54,10 @@ def validate(
             help="Check this agent loop instead, as `osmosis serve` does before serving it.",
         ),
     ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CODE", help="Ignore findings of this code, such as OSM310 (repeatable)."),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="With -m: show each tool's description and schema.")
     ] = False,
@@ -74,6 +78,7 @@ def validate(
 
     from osmosis_ai.discovery.agents import resolve_agent
     from osmosis_ai.discovery.repository import root_above
+    from osmosis_ai.validate.ignoring import ignored_codes
     from osmosis_ai.validate.probes import parse_answer_form
     from osmosis_ai.validate.validation import ValidationOptions, validate_agent, validate_repository
 
@@ -101,14 +106,19 @@ def validate(
         with suppress(UsageError):
             session.use(root)
         options = ValidationOptions(
-            static=static, dataset=None if data is None else str(data), forms=forms, load_seconds=timeout
+            static=static,
+            dataset=None if data is None else str(data),
+            forms=forms,
+            ignore=ignored_codes(ignore or [], root),
+            load_seconds=timeout,
         )
         if agent is not None:
             validation = asyncio.run(validate_agent(resolve_agent(agent, root), options))
         else:
             validation = asyncio.run(validate_repository(root, options, session.environ))
         _report(validation, form, root, session, static=static, agent=agent is not None, verbose=verbose)
-    counted = validation.findings if strict else [one for one in validation.findings if one.severity == "error"]
+    counting = ("error", "warning") if strict else ("error",)
+    counted = any(one.severity in counting for one in validation.findings)
     raise typer.Exit(ExitCode.FAILED if counted else ExitCode.OK)
 
 
@@ -119,7 +129,8 @@ def _report(
 
     output = session.output
     if form == "json":
-        output.line(json_text({"components": validation.components, "findings": validation.findings}))
+        found = {"findings": validation.findings, "ignored": validation.ignored}
+        output.line(json_text({"components": validation.components, **found}))
     elif form == "github":
         print_annotations(validation, Path(os.path.relpath(root, session.cwd)), output)
     elif agent:

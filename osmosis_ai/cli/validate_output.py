@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -12,14 +12,17 @@ from rich.text import Text
 
 from osmosis_ai.cli.console import Output, table_of
 from osmosis_ai.text import counted
-from osmosis_ai.validate import Finding
+from osmosis_ai.validate import Finding, examples
 from osmosis_ai.validate.controls import ControlReport
 from osmosis_ai.validate.probes import WRONG
 from osmosis_ai.validate.validation import Validation
 
 __all__ = ["print_annotations", "print_validation"]
 
-_STYLES = {"error": "bold red", "warning": "yellow"}
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_ANNOTATIONS = {"error": "error", "warning": "warning", "note": "notice"}
+_TOGETHER = "OSM111"
+_SHOWN_PLACES = 5
 _KINDS = {"tool": "tools", "reward": "reward functions", "rubric": "rubrics"}
 
 
@@ -28,10 +31,13 @@ def print_validation(validation: Validation, output: Output, *, static: bool) ->
     _print_components(validation, output)
     for report in validation.controls:
         _print_control(report, output)
-    for file, findings in groupby(validation.findings, key=lambda one: one.file or "repository"):
-        output.result("")
-        output.result(Text(output.mask(file), style="bold"))
-        _print_findings(list(findings), output)
+    # Errors come last, so that they aren't scrolled away.
+    for errors in (False, True):
+        found = [one for one in _collapsed(validation.findings) if (one.severity == "error") == errors]
+        for file, findings in groupby(found, key=lambda one: one.file or "repository"):
+            output.result("")
+            output.result(Text(output.mask(file), style="bold"))
+            _print_findings(list(findings), output)
     output.result("")
     output.result(_sum(validation, static))
 
@@ -64,8 +70,28 @@ def print_annotations(validation: Validation, prefix: Path, output: Output) -> N
         place += [f"line={one.line}"] if one.line else []
         place.append(f"title={_escaped(one.code, in_property=True)}")
         message = f"{one.message}. {one.hint}" if one.hint else one.message
-        output.line(f"::{one.severity} {','.join(place)}::{_escaped(output.mask(message))}")
+        output.line(f"::{_ANNOTATIONS[one.severity]} {','.join(place)}::{_escaped(output.mask(message))}")
     output.say(_sum(validation, static=False).plain)
+
+
+def _collapsed(findings: Sequence[Finding]) -> list[Finding]:
+    """Replace a file's findings of one repeated advice with a single one that lists their places."""
+    alike: dict[str | None, list[Finding]] = {}
+    for one in findings:
+        if one.code == _TOGETHER:
+            alike.setdefault(one.file, []).append(one)
+    shown = []
+    for one in findings:
+        same = alike.get(one.file, [])
+        if one.code != _TOGETHER or len(same) == 1:
+            shown.append(one)
+        elif one is same[0]:
+            places = [f"{each.message.split()[2]} of {each.subject}, line {each.line}" for each in same]
+            message = f"{len(same)} parameters have no description: {examples(places, _SHOWN_PLACES)}"
+            shown.append(
+                msgspec.structs.replace(one, message=message, hint='Write Annotated[…, Field(description="…")].')
+            )
+    return shown
 
 
 def _print_components(validation: Validation, output: Output) -> None:
@@ -113,10 +139,11 @@ def _print_findings(findings: Iterable[Finding], output: Output) -> None:
 
 def _sum(validation: Validation, static: bool) -> Text:
     errors = sum(one.severity == "error" for one in validation.findings)
-    warnings = len(validation.findings) - errors
-    counts = (
-        f"{counted(errors, 'error')}, {counted(warnings, 'warning')}" if validation.findings else "no problems found"
-    )
+    warnings = sum(one.severity == "warning" for one in validation.findings)
+    notes = len(validation.findings) - errors - warnings
+    counts = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}" if errors + warnings else "no problems found"
+    counts += f", {counted(notes, 'note')}" if notes else ""
+    counts += f", {len(validation.ignored)} ignored" if validation.ignored else ""
     style = "red" if errors else "yellow" if warnings else "green"
     return Text(counts + (" (source only; nothing was run)" if static else ""), style)
 

@@ -18,7 +18,16 @@ from osmosis_ai.records import FunctionRef, Record, Score
 from osmosis_ai.validate.findings import Finding, Place, examples, finding
 from osmosis_ai.validate.probes import WRONG, Kind, Probe
 
-__all__ = ["ControlReport", "ControlledFunction", "FormReport", "Trial", "judge", "judge_together", "tells_rows_apart"]
+__all__ = [
+    "ControlReport",
+    "ControlledFunction",
+    "FormReport",
+    "Trial",
+    "judge",
+    "judge_together",
+    "judges_trajectories",
+    "tells_rows_apart",
+]
 
 SLOW_MS = 100.0
 TOLERATED_SHARE = 0.2
@@ -78,17 +87,34 @@ class ControlReport(Record, frozen=True):
     odd: float | None
 
 
-def judge(function: ControlledFunction, trials: Sequence[Trial]) -> tuple[ControlReport, list[Finding]]:
-    """Judge a function by its trials, given in the order in which they ran."""
-    return _Judgement(function, trials).report()
+def judge(
+    function: ControlledFunction, trials: Sequence[Trial], trajectories: Sequence[Trial] = ()
+) -> tuple[ControlReport, list[Finding]]:
+    """Judge a function by its trials, given in the order in which they ran.
+
+    `trajectories` are trials of the right answer after different tool calls, for a function of the full form.
+    """
+    return _Judgement(function, trials, trajectories).report()
+
+
+def judges_trajectories(trajectories: Sequence[Trial]) -> bool:
+    """Return True if a function's score of a row depends on the tool calls before the same answer."""
+    by_row: dict[int, list[float]] = {}
+    for trial in trajectories:
+        if trial.score.value is not None:
+            by_row.setdefault(trial.probe.row.index, []).append(trial.score.value)
+    return any(max(values) - min(values) > _CLOSE for values in by_row.values())
 
 
 class _Judgement:
     """The evaluation of one function's trials."""
 
-    def __init__(self, function: ControlledFunction, trials: Sequence[Trial]) -> None:
+    def __init__(
+        self, function: ControlledFunction, trials: Sequence[Trial], trajectories: Sequence[Trial] = ()
+    ) -> None:
         self._function = function
         self._trials = trials
+        self._trajectories = trajectories
         self._scored = [(t.probe, t.score.value) for t in trials if t.score.value is not None]
         self._right: dict[tuple[int, str], float] = {
             (probe.row.index, probe.form): value for probe, value in self._scored if probe.kind == "right"
@@ -113,7 +139,12 @@ class _Judgement:
         elif failed and not self.accepted:
             verdict = "could not be judged: it fails on right answers"
         else:
+            before = len(self._findings)
             verdict = self._verdict()
+            if judges_trajectories(self._trajectories) and len(self._findings) > before:
+                # All answers followed the same calls, so the calls may explain what was found.
+                del self._findings[before:]
+                verdict = self._judge_trajectory()
         calls = len(self._trials) + sum(trial.again is not None for trial in self._trials)
         report = ControlReport(
             function=self._function.ref.name,
@@ -135,7 +166,7 @@ class _Judgement:
 
     def _check_failures(self) -> None:
         seen: dict[tuple[str, str | None, int | None], tuple[Trial, int]] = {}
-        for trial in self._trials:
+        for trial in (*self._trials, *self._trajectories):
             for score in (trial.score, trial.again):
                 if score is not None and score.failure is not None:
                     key = (score.failure.kind, score.failure.file, score.failure.line)
@@ -162,7 +193,7 @@ class _Judgement:
                 self._add("OSM312", message, hint, failure.file, failure.line)
 
     def _check_determinism(self) -> None:
-        for trial in self._trials:
+        for trial in (*self._trials, *self._trajectories):
             if trial.again is None or trial.again.value is None or trial.score.value is None:
                 continue
             if not math.isclose(trial.score.value, trial.again.value, rel_tol=_CLOSE, abs_tol=_CLOSE):
@@ -196,6 +227,16 @@ class _Judgement:
             return self._never_varies()
         self._check_empty()
         return self._judge_comparing() if self._function.reads_ground_truth else self._judge_form_only()
+
+    def _judge_trajectory(self) -> str:
+        """Note what the tool calls decide."""
+        scored = {trial.probe.odd: trial.score.value for trial in self._trajectories if trial.score.value is not None}
+        low, high = min(scored, key=scored.__getitem__), max(scored, key=scored.__getitem__)
+        message = f"the same answer scores {scored[low]:g} after {low}, and {scored[high]:g} after {high}"
+        hint = "The controls of answers can't judge it. Check that these are the trajectories it should tell apart."
+        self._add("OSM319", message, hint)
+        answers = {value for _, value in self._scored}
+        return "judges the tool calls" + ("" if max(answers) - min(answers) <= _CLOSE else " and the answer")
 
     @property
     def _span(self) -> float:
@@ -235,6 +276,8 @@ class _Judgement:
         value = self._scored[0][1]
         if abs(value) > _CLOSE:
             message = f"every answer scored {value:g}: right, wrong and empty ones"
+            if self._trajectories:
+                message += ", after any tool calls"
             self._add("OSM310", message, "A model can't learn from a constant score.")
             return f"always scores {value:g}"
         if self._function.reads_ground_truth:
@@ -364,6 +407,8 @@ def _described(probe: Probe) -> str:
     row = f"row {probe.row.index}"
     if probe.kind == "odd":
         return f"{probe.odd} ({probe.form}, {row})"
+    if probe.kind == "trajectory":
+        return f"{probe.odd} ({row})"
     what = _NAMES[probe.kind]
     return f"{what}, {row}" if probe.kind in ("empty", "prompt") else f"{what} {_quoted(probe.answer)} ({row})"
 

@@ -8,7 +8,7 @@ from osmosis_ai.records import Record
 
 __all__ = ["CODES", "Code", "Finding", "Place", "Severity", "codes", "examples", "finding"]
 
-Severity: TypeAlias = Literal["error", "warning"]
+Severity: TypeAlias = Literal["error", "warning", "note"]
 
 
 class Code(NamedTuple):
@@ -67,6 +67,10 @@ def _error(title: str) -> Code:
 
 def _warning(title: str) -> Code:
     return Code("warning", title)
+
+
+def _note(title: str) -> Code:
+    return Code("note", title)
 
 
 CODES: dict[str, Code] = {
@@ -131,6 +135,7 @@ CODES: dict[str, Code] = {
     "OSM316": _warning("a function is slow"),
     "OSM317": _error("a function takes too long"),
     "OSM318": _error("a function ends its process"),
+    "OSM319": _note("the score depends on the tool calls"),
     "OSM320": _warning("right answers of some rows score nothing"),
     # The dataset
     "OSM401": _warning("no dataset"),

@@ -29,7 +29,7 @@ EDGE_ROWS = 2
 MAX_NAMED_FORMS = 6
 
 Kind: TypeAlias = Literal[
-    "right", "another row's", "all rows' at once", "negated", "+1 character", "empty", "prompt", "odd"
+    "right", "another row's", "all rows' at once", "negated", "+1 character", "empty", "prompt", "odd", "trajectory"
 ]
 WRONG: tuple[Kind, ...] = ("another row's", "all rows' at once", "negated", "+1 character")
 
@@ -46,7 +46,10 @@ class Form(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """One answer to try on a row. `odd` says what is odd about it; `near` means that a lenient reward may accept it."""
+    """One answer to try on a row. `odd` says what is odd about it; `near` means that a lenient reward may accept it.
+
+    A `trajectory` is the right answer after other tool calls, which `odd` describes.
+    """
 
     kind: Kind
     row: Row

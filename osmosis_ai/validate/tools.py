@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
+import msgspec
+
 from osmosis_ai.discovery.scan import Component, tool_name
 from osmosis_ai.discovery.source import UnreadableError, aliases_of, parse_file
 from osmosis_ai.records import JsonObject, JsonValue, Tool
@@ -85,7 +87,15 @@ def _check_declaration(
 def merge_tools(components: Sequence[Component], tools: Sequence[Tool]) -> list[Component]:
     """Return a loaded server's tools as components: those found in the source, then those that only it knows."""
     late = [name for name in map(_name, tools) if _written_as(name, components) is None]
-    return [*components, *(Component("tool", name, "mcp/main.py", 1, "mcp.main") for name in late)]
+    # The model doesn't see what the server passes itself, such as a Context.
+    seen = {_written_as(_name(tool), components): _parameters(tool) for tool in tools}
+    known = [msgspec.structs.replace(one, parameters=seen.get(one, one.parameters)) for one in components]
+    return [*known, *(Component("tool", name, "mcp/main.py", 1, "mcp.main") for name in late)]
+
+
+def _parameters(tool: Tool) -> tuple[str, ...]:
+    properties = (tool["function"].get("parameters") or {}).get("properties")
+    return tuple(properties) if isinstance(properties, dict) else ()
 
 
 def check_loaded_tools(

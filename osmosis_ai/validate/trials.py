@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 from time import monotonic
 
-from osmosis_ai.records import FunctionRef, Row, Score
+from osmosis_ai.records import FunctionRef, Row, Score, Tool
 from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore
@@ -17,12 +17,14 @@ from osmosis_ai.validate.controls import (
     Trial,
     judge,
     judge_together,
+    judges_trajectories,
     tells_rows_apart,
 )
 from osmosis_ai.validate.findings import Finding, Place, finding
 from osmosis_ai.validate.functions import is_about_form, reads_ground_truth
-from osmosis_ai.validate.probes import MAX_ROWS, Form, Probe, answer_forms, conversation, probes
+from osmosis_ai.validate.probes import MAX_ROWS, PLAIN, Form, Probe, answer_forms, conversation, probes
 from osmosis_ai.validate.rows import first_rows
+from osmosis_ai.validate.trajectories import MAX_TRAJECTORY_ROWS, Trajectory, trajectories
 
 __all__ = ["Trials", "run_controls"]
 
@@ -42,9 +44,9 @@ MAX_PROMPT = 50_000
 
 
 async def run_controls(
-    subject: Subject, trials: Trials, given: Sequence[Form]
+    subject: Subject, trials: Trials, given: Sequence[Form], tools: Sequence[Tool]
 ) -> tuple[list[ControlReport], list[Finding]]:
-    """Score the probes and judge each function by its scores."""
+    """Score the probes and judge each function by its scores; `tools` are those that trajectories call."""
     rows = first_rows(subject.dataset, _can_be_tried, MAX_ROWS)
     if not rows:
         message = "the controls need rows with a ground truth; there are none"
@@ -55,15 +57,20 @@ async def run_controls(
     reports: list[ControlReport] = []
     findings: list[Finding] = []
     components = {f"{found.module}:{found.name}": found for found in subject.components["reward"]}
+    full_form = [name for name, component in components.items() if component.parameters[:1] == ("messages",)]
+    varied = await trials.vary(list(trajectories(rows[:MAX_TRAJECTORY_ROWS], tools)), full_form)
+    others = len(subject.components["rubric"])
     for ref in trials.refs:
         component = components[ref.name]
         reads = reads_ground_truth(component, subject.root) or tells_rows_apart(tried[ref.name])
         function = ControlledFunction(ref, reads, is_about_form(component, subject.root))
-        report, found = judge(function, tried[ref.name])
+        report, found = judge(function, tried[ref.name], varied.get(ref.name, ()))
         functions.append(function)
         reports.append(report)
         findings += found
-    return reports, [*findings, *judge_together(functions, reports, len(subject.components["rubric"]))]
+        # Like a rubric, it may be right without a ground truth.
+        others += judges_trajectories(varied.get(ref.name, ()))
+    return reports, [*findings, *judge_together(functions, reports, others)]
 
 
 def _can_be_tried(row: Row) -> bool:
@@ -93,6 +100,20 @@ class Trials:
                 break
             await self._try(tried, names)
         return self._trials
+
+    async def vary(self, varied: Sequence[Trajectory], names: Sequence[str]) -> dict[str, list[Trial]]:
+        """Score trajectories with the named functions, unless they took too long before."""
+        names = [name for name in names if name in self._trials and self._goes_on(name)]
+        if not names or not varied:
+            return {}
+        said = [(one.row, one.messages) for one in varied]
+        scores = await score_conversations(self._pool, self._scratch, said, names)
+        found: dict[str, list[Trial]] = {name: [] for name in names}
+        for one, its_scores in zip(varied, scores, strict=True):
+            probe = Probe("trajectory", one.row, PLAIN.name, one.row.ground_truth or "", odd=one.what)
+            for score in its_scores:
+                found[score.function].append(Trial(probe, score))
+        return found
 
     def _goes_on(self, name: str) -> bool:
         return self._seconds[name] < FUNCTION_SECONDS and self._strikes[name] < GIVE_UP_AFTER

@@ -26,6 +26,7 @@ from osmosis_ai.validate import Finding, Place, Severity, finding
 from osmosis_ai.validate.check import Subject, could_not_run, run_check
 from osmosis_ai.validate.controls import ControlReport
 from osmosis_ai.validate.functions import check_load_problems
+from osmosis_ai.validate.ignoring import split_ignored
 from osmosis_ai.validate.probes import Form
 from osmosis_ai.validate.registry import CHECKS, FIRST
 from osmosis_ai.validate.rows import first_rows
@@ -49,24 +50,29 @@ _LOADING_HINT = "Look for work at import time: a server started, a download, a l
 
 
 class ValidationOptions(Record, frozen=True):
-    """Options of a validation. `load_seconds` bounds the loading of `mcp/`, and separately that of the functions."""
+    """Options of a validation.
+
+    `ignore` holds the codes to ignore. `load_seconds` bounds the loading of `mcp/`, and separately that of functions.
+    """
 
     static: bool = False
     dataset: str | None = None
     forms: tuple[Form, ...] = ()
+    ignore: frozenset[str] = frozenset()
     load_seconds: float = 30.0
 
 
 class Validation(Record, frozen=True):
     """The report: tools and functions, findings in order of file and line, and the controls' verdicts.
 
-    `tools` are an agent loop's, as the model sees them.
+    `tools` are an agent loop's, as the model sees them. `ignored` are findings that an option or a comment ignores.
     """
 
     components: list[Component]
     findings: list[Finding]
     controls: list[ControlReport]
     tools: list[Tool] = []
+    ignored: list[Finding] = []
 
 
 async def validate_repository(root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> Validation:
@@ -97,7 +103,8 @@ async def validate_agent(source: AgentSource, options: ValidationOptions) -> Val
         components.append(Component("tool", tool_name, file, line or 1, source.module, False, parameters))
     severity: dict[bool, Severity] = {True: "warning", False: "error"}
     findings = [Finding(one.code, severity[one.warning], file, line, one.subject, one.message, "") for one in found]
-    return Validation(components, findings, [], tools)
+    findings, ignored = split_ignored(findings, options.ignore, Path(source.root))
+    return Validation(components, findings, [], tools, ignored)
 
 
 def _why_not_loaded(message: str) -> str:
@@ -138,7 +145,8 @@ class _Validation:
         unique = dict.fromkeys(map(msgspec.json.encode, self._findings))
         findings = [msgspec.json.decode(one, type=Finding) for one in unique]
         findings.sort(key=lambda one: (one.file or "", one.line or 0, one.code))
-        return Validation(components, findings, self._controls)
+        findings, ignored = split_ignored(findings, self._options.ignore, self._root)
+        return Validation(components, findings, self._controls, ignored=ignored)
 
     # Running
 
@@ -173,15 +181,14 @@ class _Validation:
         refs = [component.ref(self._root) for component in found]
         if not refs:
             return
-        tool = str(tools[0]["function"]["name"]) if tools else None
         try:
-            await self._with_functions(refs, tool)
+            await self._with_functions(refs, tools)
         except StartError as error:
             good = await self._load_alone(refs, error)
             if good:
-                await self._with_functions(good, tool)
+                await self._with_functions(good, tools)
 
-    async def _with_functions(self, refs: Sequence[FunctionRef], tool: str | None) -> None:
+    async def _with_functions(self, refs: Sequence[FunctionRef], tools: Sequence[Tool]) -> None:
         """Load functions and run their controls; raises StartError if loading doesn't finish."""
         async with (
             ScratchStore.open(Masker.from_environment(self._subject.environ)) as scratch,
@@ -191,9 +198,9 @@ class _Validation:
             loaded = set(pool.loaded.functions)
             self._rewards = [ref for ref in refs if ref.name in loaded and ref.kind == "reward"]
             if self._rewards:
-                self._controls, findings = await run_controls(
-                    self._subject, Trials(pool, scratch, self._rewards, tool), self._options.forms
-                )
+                tool = str(tools[0]["function"]["name"]) if tools else None
+                trials = Trials(pool, scratch, self._rewards, tool)
+                self._controls, findings = await run_controls(self._subject, trials, self._options.forms, tools)
                 self._findings += findings
 
     async def _play_solutions(self) -> None:

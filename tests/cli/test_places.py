@@ -82,7 +82,7 @@ def test_a_repository_without_mcp_runs_without_tools_and_says_so(workers: str, t
 def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path) -> None:
     done = run_osmosis("test", "--model", "offline/oracle", cwd=tmp_path)
     assert done.code == 2
-    assert f"{tmp_path} isn't in a repository" in done.stderr
+    assert f"there is no mcp folder in {tmp_path} or above it" in done.stderr
     assert "--mcp DIR" in done.stderr
 
 

@@ -80,6 +80,7 @@ def scripted(run: Callable[..., str]) -> Callable[..., str]:
 
 
 def test_where_there_are_no_runs_it_says_how_to_make_one(osmosis: Osmosis, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
     for arguments in (["runs"], ["runs", "show"], ["runs", "list", "--root", "elsewhere"]):
         done = osmosis(*arguments, cwd=tmp_path)
         assert (done.code, done.stdout) == (2, "")

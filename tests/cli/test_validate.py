@@ -60,7 +60,7 @@ def test_the_example_has_no_errors(example: Path) -> None:
 
 def test_json_has_components_and_findings(example: Path) -> None:
     done = validate(example, "--json")
-    assert set(done.json) == {"components", "findings"}
+    assert set(done.json) == {"components", "findings", "ignored"}
     names = [(one["kind"], one["name"]) for one in done.json["components"]]
     assert names[:2] == [("tool", "add"), ("tool", "subtract")]
     assert ("reward", "numbers_match_reward") in names

@@ -78,7 +78,7 @@ async def opened(path: Path, *keys: str) -> AsyncIterator[ReplyCache]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return prepare_cache(tmp_path)
+    return prepare_cache(tmp_path / ".osmosis")
 
 
 async def ask(cache: ReplyCache, model: Counting, **changes: Any) -> Completion:
@@ -349,7 +349,7 @@ async def test_hits_are_counted_when_the_cache_closes(path: Path) -> None:
 
 
 async def test_the_least_recently_used_are_dropped_at_the_start(tmp_path: Path) -> None:
-    path = prepare_cache(tmp_path)
+    path = prepare_cache(tmp_path / ".osmosis")
     big = "x" * 10_000
     model = Counting(lambda call: Completion({"role": "assistant", "content": big}))
     async with opened(path) as cache:
@@ -358,16 +358,16 @@ async def test_the_least_recently_used_are_dropped_at_the_start(tmp_path: Path) 
     async with opened(path) as cache:
         for attempt in range(20):
             assert (await ask(cache, model, attempt=attempt)).cached
-    prepare_cache(tmp_path, limit=2_000_000)
+    prepare_cache(tmp_path / ".osmosis", limit=2_000_000)
     assert cache_contents(path).entries == 100
-    prepare_cache(tmp_path, limit=500_000)
+    prepare_cache(tmp_path / ".osmosis", limit=500_000)
     assert 35 <= cache_contents(path).entries <= 40
     async with opened(path) as cache:
         for attempt in range(20):
             assert (await ask(cache, model, attempt=attempt)).cached
         assert not (await ask(cache, model, attempt=20)).cached
         assert (await ask(cache, model, attempt=99)).cached
-    prepare_cache(tmp_path, limit=500_000)
+    prepare_cache(tmp_path / ".osmosis", limit=500_000)
     assert cache_contents(path).entries >= 36
 
 
@@ -392,7 +392,7 @@ def file_size(path: Path) -> int:
 
 
 def test_clearing_nothing(tmp_path: Path) -> None:
-    path = cache_path(tmp_path)
+    path = cache_path(tmp_path / ".osmosis")
     assert (cache_contents(path), clear_cache(path)) == (CacheContents(), CacheContents())
     assert not path.exists()
 
@@ -417,9 +417,9 @@ def test_a_file_that_cannot_be_used_is_an_error_at_the_start(
 ) -> None:
     harm(path)
     with pytest.raises(StartError, match=r"cache\.db.*`osmosis cache clear`.*--no-cache"):
-        prepare_cache(tmp_path)
+        prepare_cache(tmp_path / ".osmosis")
     assert clear_cache(path) is None
-    prepare_cache(tmp_path)
+    prepare_cache(tmp_path / ".osmosis")
     assert cache_contents(path) == CacheContents()
 
 
@@ -478,7 +478,7 @@ def test_a_cache_that_broke_before_a_worker_opens_it_is_left_out(path: Path, cap
 def test_a_read_only_file_is_an_error_at_the_start(tmp_path: Path, path: Path) -> None:
     path.chmod(stat.S_IRUSR)
     with pytest.raises(StartError, match="writable"):
-        prepare_cache(tmp_path)
+        prepare_cache(tmp_path / ".osmosis")
 
 
 # Through a real endpoint

@@ -947,7 +947,7 @@ import psutil
 if os.geteuid() == 0:
     os.setgid(65534), os.setuid(65534)
 try:
-    RunStore.open(pathlib.Path(sys.argv[1]))
+    RunStore.open(pathlib.Path(sys.argv[1]), folder=pathlib.Path(sys.argv[1], ".osmosis"))
 except StoreError as error:
     print(error)
 """

@@ -13,7 +13,7 @@ from osmosis_ai.validate.registry import CHECKS, CONTROLS, FIRST, LOADING, SOLUT
 
 ROOT = Path(osmosis_ai.__file__).parents[1]
 PACKAGE = ROOT / "osmosis_ai"
-ROW = re.compile(r"^\| (OSM\d{3}) \| (error|warning) \| (.+) \| (.+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (OSM\d{3}) \| (error|warning|note) \| (.+) \| (.+) \|$", re.MULTILINE)
 
 
 def test_the_document_has_every_code_once_with_cause_and_remedy() -> None:

@@ -143,9 +143,9 @@ def find_agent(config: AgentConfig, cwd: Path) -> tuple[McpSource | AgentSource,
         return parse_mcp_source("mcp", repository.root), repository
     if repository == Repository(repository.root):
         raise UsageError(
-            f"no agent: {cwd} isn't in a repository, which has a folder mcp, reward_fn or reward_rubric, or a "
-            "test_data.jsonl. Name its tools with --mcp DIR (a folder with main.py, a URL or an mcp.json file), "
-            "or an agent loop with -m MODULE:ATTRIBUTE"
+            f"no agent: there is no mcp folder in {cwd} or above it, and no other part of a repository (reward_fn, "
+            "reward_rubric, test_data.jsonl); name its tools with --mcp DIR (a folder with main.py, a URL or an "
+            "mcp.json file), or an agent loop with -m MODULE:ATTRIBUTE"
         )
     return McpSource("none"), repository
 

@@ -491,6 +491,8 @@ def _loaded(prepared: Prepared) -> str:
     source = prepared.worker.mcp
     if source is None:
         return f"agent loop {prepared.plan.agent}"
+    if source.kind == "none":
+        return "the workers"
     return (
         f"tools from {show_url(source.url) if source.url else os.path.relpath(source.path or '', prepared.plan.root)}"
     )
