@@ -254,9 +254,10 @@ def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
     from uuid import uuid4
 
     from osmosis_ai.discovery.repository import find_repository
-    from osmosis_ai.folders import private_folder
+    from osmosis_ai.folders import private_folder, store_folder
 
-    store = find_repository(None, cwd).root / ".osmosis"
+    chosen = os.environ.get("OSMOSIS_STORE")
+    store = store_folder(find_repository(None, cwd).root, given_path(chosen, cwd) if chosen else None)
     if given is None:
         folder = store / "eval-rubric" / re.sub(r"[^\w.-]|^\.+", "_", rubric_id)
         path = folder / f"rubric_eval_result_{int(time.time())}_{uuid4().hex[:8]}.json"

@@ -237,6 +237,14 @@ def test_the_default_place_is_beside_the_runs_and_eval_rubric_is_the_newer_name(
     assert str(file) in done.stderr.replace("\n", "")
 
 
+def test_results_follow_the_store(osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
+    prepare(tmp_path, endpoint)
+    done = osmosis("eval-rubric", "--rubric", "followup", "-d", "data.jsonl", env={"OSMOSIS_STORE": "kept"})
+    assert done.code == 0, done.stderr
+    (file,) = tmp_path.rglob("rubric_eval_result_*.json")
+    assert file.parent == tmp_path / "kept" / "eval-rubric" / "followup"
+
+
 @pytest.mark.parametrize("name", ["own", "reward_rubric.mine:own", "followup", "rubric_configs.yaml#followup"])
 def test_rubrics_are_named_as_in_a_run(name: str, osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
     prepare(tmp_path, endpoint)
