@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -125,8 +126,15 @@ class _Validation:
         self._findings: list[Finding] = []
         self._controls: list[ControlReport] = []
         self._rewards: list[FunctionRef] = []
+        self._log: str | None = None
 
     async def run(self) -> Validation:
+        # A log of its own: a worker that dies while it loads is reported with its last lines.
+        with TemporaryDirectory(prefix="osmosis-") as folder:
+            self._log = str(Path(folder, "validate.log"))
+            return await self._run()
+
+    async def _run(self) -> Validation:
         for check in FIRST:
             self._findings += run_check(check, self._subject)
         if not self._options.static:
@@ -165,7 +173,7 @@ class _Validation:
             if isinstance(error, RepositoryError):
                 self._findings.append(finding("OSM102", message, at, " ".join(rest.split())))
             else:
-                self._findings.append(finding("OSM103", message, at, _LOADING_HINT))
+                self._findings.append(finding("OSM103", f"{message}\n{rest}".rstrip(), at, _LOADING_HINT))
         return None
 
     @contextmanager
@@ -252,4 +260,4 @@ class _Validation:
         )
 
     def _pool(self, spec: WorkerSpec) -> AbstractAsyncContextManager[Pool]:
-        return open_pool(spec, PoolOptions(workers=1, load_seconds=self._options.load_seconds))
+        return open_pool(spec, PoolOptions(workers=1, load_seconds=self._options.load_seconds, log=self._log))

@@ -186,3 +186,9 @@ def test_a_worker_that_dies_while_it_loads_is_reported_with_its_last_lines(isola
     assert done.code == 2
     assert "exited with code 3\n    loading weights\n    Traceback" in done.stderr
     assert "    KeyError: 'no weights'\n    mcp/mailbox.py has the name of a library" in done.stderr
+
+
+def test_validate_reports_the_last_lines_too(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo", main="import os\nprint('loading weights')\nos._exit(3)\n")
+    (found,) = [one for one in run_osmosis("validate", "--json", cwd=root).json["findings"] if one["code"] == "OSM103"]
+    assert found["message"].endswith("exited with code 3\n    loading weights")
