@@ -32,6 +32,8 @@ if package not in sys.path:
 from osmosis_ai.runtime.worker.fork_server import main
 main(int(line), int(lifeline), preload)
 """
+# Python 3.13 imports modules between putting the working directory on the path and running the program.
+SAFE_PATH = ["-P"] if sys.version_info >= (3, 11) else []
 PACKAGE = str(Path(__file__).parents[3])
 
 
@@ -45,7 +47,7 @@ class _Server:
         try:
             arguments = [str(line.fileno()), str(lifeline), PACKAGE, *preload]
             process = subprocess.Popen(  # noqa: S603  all arguments are this module's own
-                [sys.executable, *_interpreter_flags(), "-c", PROGRAM, *arguments],
+                [sys.executable, *_interpreter_flags(), *SAFE_PATH, "-c", PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(line.fileno(), lifeline),
