@@ -31,7 +31,7 @@ class OutputOptions(Record, frozen=True):
     """Output: how a run is shown."""
 
     watch: Annotated[bool, once("Re-run what each save affects; press q to quit.")] = False
-    output: Annotated[str | None, once("Write the results here.", ("--output", "-o"), "FILE")] = None
+    output: Annotated[str | None, once("Write the results here; - is --json.", ("--output", "-o"), "FILE")] = None
     quiet: Annotated[bool, once("No progress and no banner, only results.", ("--quiet", "-q"))] = False
     json: Annotated[bool, once("Print the results as one line of JSON on stdout, and nothing else.")] = False
 
@@ -105,9 +105,10 @@ def effective_config(kind: type[ConfigT], given: Given, cwd: Path, *, root: Path
 
 
 def output_options(given: Mapping[str, Any]) -> OutputOptions:
-    """Return the output options among the typed ones."""
+    """Return the output options among the typed ones; `-o -` is `--json`."""
     names = {option.name for option in declared_options(OutputConfig)}
-    return config_of(OutputConfig, {name: value for name, value in given.items() if name in names}).output
+    output = config_of(OutputConfig, {name: value for name, value in given.items() if name in names}).output
+    return msgspec.structs.replace(output, output=None, json=True) if output.output == "-" else output
 
 
 def _parameter(option: DeclaredOption) -> inspect.Parameter:

@@ -233,7 +233,7 @@ def export(
             "--format",
             parser=_export_format,
             metavar="|".join(EXPORT_FORMATS),
-            help=f"Default: by the file's suffix, else {_DEFAULT_FORMAT}.",
+            help=f"Default: by the file's suffix, {_DEFAULT_FORMAT} without one.",
         ),
     ] = None,
     file: Annotated[
@@ -266,6 +266,7 @@ def export(
         from osmosis_ai.store.views import WrittenExport
 
         store, output = session.store, session.output
+        file = None if file == "-" else file
         chosen = format or format_of(file)
         if file is None and not chosen.text:
             name = f"-o FILE{chosen.suffix}"

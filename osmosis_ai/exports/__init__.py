@@ -6,6 +6,9 @@ and the table in docs/runs.md follow.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from osmosis_ai.errors import UsageError
 from osmosis_ai.exports import jsonl, parquet
 from osmosis_ai.exports.base import ExportFormat
 
@@ -16,6 +19,12 @@ EXPORT_FORMATS = {each.name: each for each in (jsonl.FORMAT, parquet.FORMAT)}
 
 
 def format_of(file: str | None) -> ExportFormat:
-    """Return the format of a file's suffix; the default for any other suffix, and without a file."""
-    by_suffix = (each for each in EXPORT_FORMATS.values() if file is not None and file.endswith(each.suffix))
-    return next(by_suffix, next(iter(EXPORT_FORMATS.values())))
+    """Return the format of a file's suffix; the default without a file or a suffix. Raises UsageError."""
+    suffix = Path(file).suffix if file is not None else ""
+    known = {each.suffix: each for each in EXPORT_FORMATS.values()}
+    if not suffix:
+        return next(iter(known.values()))
+    if suffix not in known:
+        formats = ", ".join(f"{each.name} ({each.suffix})" for each in known.values())
+        raise UsageError(f"-o {file}: no export format has the suffix {suffix}; use one of {formats}, or --format")
+    return known[suffix]

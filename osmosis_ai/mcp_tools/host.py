@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -23,6 +25,10 @@ from osmosis_ai.tracebacks import describe, locate
 from osmosis_ai.urls import UrlError, http_url, redact_urls
 
 __all__ = ["ToolHost", "read_config"]
+
+END_SECONDS = 15.0
+"""How long a server's command may take to end a second time."""
+STDERR_LINES = 10
 
 
 class ToolHost:
@@ -122,7 +128,9 @@ class ToolHost:
         except TimeoutError as exc:
             raise RepositoryError(f"{backend.label} did not start within {self._start_timeout:g} s") from exc
         except Exception as exc:
-            raise self._start_failure(backend, exc) from exc
+            failure = self._start_failure(backend, exc)
+            ended = await _how_it_ended(backend.source)
+            raise RepositoryError(f"{failure}{ended}") from exc
 
     def _start_failure(self, backend: Backend, exc: Exception) -> RepositoryError:
         # fastmcp wraps the server's exception in its own RuntimeError.
@@ -187,6 +195,42 @@ def _backends(source: object) -> list[Backend]:
             for name, entry in servers.items()
         ]
     return [Backend(source, "", f"the MCP server {getattr(source, 'name', type(source).__name__)!r}")]
+
+
+async def _how_it_ended(source: object) -> str:
+    """Run the command of a server that did not start once more, and describe its end if it ends by itself."""
+    from mcp.client.stdio import get_default_environment
+
+    (server,) = source["mcpServers"].values() if isinstance(source, dict) else ({},)
+    if "command" not in server:
+        return ""
+    command = [server["command"], *server.get("args", ())]
+    environ = {**get_default_environment(), **server.get("env", {})}
+    try:
+        # With an open stdin, because a server that runs ends when its stdin does.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=DEVNULL, stderr=PIPE, cwd=server.get("cwd"), env=environ
+        )
+    except OSError:
+        return ""
+    said = b""
+    with anyio.move_on_after(END_SECONDS) as scope:
+        assert process.stderr is not None
+        said = await process.stderr.read()
+        await process.wait()
+    if scope.cancelled_caught:
+        process.kill()
+        return ""
+    lines = said.decode("utf-8", "replace").splitlines()[-STDERR_LINES:]
+    return "\n".join([f"\nIts process ended at once, with exit code {process.returncode}.", *lines, *_no_run(command)])
+
+
+def _no_run(command: list[str]) -> list[str]:
+    """Say so if the command is a Python file that never starts a server."""
+    for file in (Path(word) for word in command if word.endswith(".py")):
+        if file.is_file() and not re.search(r"\brun(_\w+)?\(", file.read_text(encoding="utf-8", errors="replace")):
+            return [f'{file} does not run its server; end it with: if __name__ == "__main__": mcp.run()']
+    return []
 
 
 class _McpRequest(Protocol):

@@ -97,3 +97,18 @@ def test_the_file_is_named_once(osmosis: Osmosis, tmp_path: Path) -> None:
         refused = osmosis("preview", *arguments, cwd=tmp_path)
         assert (refused.code, refused.stdout) == (2, "")
         assert "name one file: osmosis preview FILE" in refused.stderr
+
+
+def test_many_entries_and_long_values_are_cut_unless_all_is_wanted(osmosis: Osmosis, tmp_path: Path) -> None:
+    row = {"system_prompt": "s", "user_prompt": "u" * 5000, "deep": {"list": ["v" * 5000]}}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 30, encoding="utf-8")
+    done = osmosis("preview", "rows.jsonl")
+    summary, entries = shown(done.stdout)
+    assert (summary, len(entries)) == ("Loaded 30 rows from rows.jsonl", 20)
+    assert entries[0]["user_prompt"] == "u" * 1000 + "… (5,000 characters; --full shows all)"
+    assert entries[0]["extra"]["deep"]["list"][0].startswith("v" * 1000 + "… (5,000")
+    assert done.stderr == "… and 10 more; --limit N shows more of them, --full all\n"
+    assert len(shown(osmosis("preview", "rows.jsonl", "--limit", "25").stdout)[1]) == 25
+    whole = osmosis("preview", "rows.jsonl", "--full")
+    assert whole.stderr == ""
+    assert [entry["user_prompt"] for entry in shown(whole.stdout)[1]] == ["u" * 5000] * 30

@@ -222,7 +222,7 @@ def test_scoring_errors_are_counted_and_shown_and_stop_nothing(osmosis: Osmosis,
         encoding="utf-8",
     )
     (repo / "reward_fn" / "unreadable.py").write_text("def broken(\n", encoding="utf-8")
-    done = osmosis("eval", "--model", "offline/oracle", "-o", "out.json", cwd=repo)
+    done = osmosis("eval", "--model", "offline/oracle", "--keep-going", "-o", "out.json", cwd=repo)
     assert done.code == 1, done.stderr
     result = documented("eval", (repo / "out.json").read_text(encoding="utf-8"))
     names = [f"reward_fn.rewards:{name}" for name in ("classic", "whole", "not_a_float")]
@@ -403,3 +403,22 @@ def read_terminal(descriptor: int) -> bytes:
         return os.read(descriptor, 65536)
     except OSError:
         return b""
+
+
+def test_a_dash_is_stdout_wherever_there_is_an_output_file(osmosis: Osmosis, repo: Path) -> None:
+    done = osmosis("eval", "--model", "offline/oracle", "-o", "-", cwd=repo)
+    assert documented("eval", done.stdout)["summary"]["total_runs"] == 3
+    exported = osmosis("runs", "export", "-o", "-", cwd=repo)
+    assert len(exported.stdout.splitlines()) == 3
+    assert not (repo / "-").exists()
+
+
+def test_an_unknown_suffix_of_an_export_is_an_error_that_lists_the_formats(osmosis: Osmosis, repo: Path) -> None:
+    osmosis("eval", "--model", "offline/oracle", cwd=repo)
+    done = osmosis("runs", "export", "-o", "x.csv", cwd=repo)
+    assert (done.code, done.stdout) == (2, "")
+    assert (
+        "-o x.csv: no export format has the suffix .csv; use one of jsonl (.jsonl), parquet (.parquet)" in done.stderr
+    )
+    assert not (repo / "x.csv").exists()
+    assert osmosis("runs", "export", "-o", "x.csv", "--format", "jsonl", cwd=repo).code == 0

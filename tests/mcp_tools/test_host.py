@@ -764,3 +764,25 @@ def test_a_configuration_file_that_can_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"\xff": 1}')
     with pytest.raises(RepositoryError, match="is not JSON"):
         read_config(tmp_path / "latin.json")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("from fastmcp import FastMCP\n\nmcp = FastMCP('idle')\n", ["exit code 0", "does not run its server"]),
+        ("import sys\n\nsys.exit('no licence')\nmcp.run()\n", ["exit code 1", "no licence"]),
+    ],
+)
+def test_a_stdio_server_that_ends_at_once_is_described(tmp_path: Path, source: str, said: list[str]) -> None:
+    (tmp_path / "main.py").write_text(source, encoding="utf-8")
+    server = {"command": sys.executable, "args": [str(tmp_path / "main.py")]}
+
+    async def test() -> None:
+        with pytest.raises(RepositoryError) as raised:
+            async with ToolHost({"mcpServers": {"idle": server}}):
+                pass
+        assert str(raised.value).startswith("the MCP server 'idle' did not start")
+        for part in said:
+            assert part in str(raised.value)
+
+    within(test)

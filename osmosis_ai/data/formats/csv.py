@@ -63,6 +63,7 @@ def read(source: Source) -> Iterator[Item]:
             continue
         if header is None:
             header = cells
+            _check_separator(cells, where)
             check_columns(header, where)
             truths = {name for name in header if name.casefold() == "ground_truth"}
         elif len(cells) != len(header):
@@ -75,6 +76,13 @@ def read(source: Source) -> Iterator[Item]:
             yield Item(where, values, source.consumed)
     if header is None:
         raise UnreadableError("", "the file has no header row.")
+
+
+def _check_separator(header: list[str], where: str) -> None:
+    """Name another separator than the comma, rather than a missing column; raises UnreadableError."""
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and "user_prompt" in header[0].casefold().split(separator):
+            raise UnreadableError(where, f"the cells are separated by {name}; save it with commas")
 
 
 def _csv_message(error: csv.Error) -> str:

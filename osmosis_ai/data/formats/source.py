@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -127,13 +128,28 @@ def decoded(data: bytes) -> JsonObject | str:
     except RecursionError:
         return too_deep()
     except msgspec.DecodeError as error:
-        return f"not valid JSON: {error}"
+        return f"not valid JSON: {_constant(data) or error}"
     if not isinstance(value, dict):
         return f"{'a string' if isinstance(value, str) else found(value)}, where an object is expected"
     # Counting brackets is cheap; few rows need the walk.
     if data.count(b"[") + data.count(b"{") > MAX_DEPTH and bounds.too_deep(value):
         return too_deep()
     return value
+
+
+def _constant(data: bytes) -> str | None:
+    """Name the first NaN or Infinity in a row that isn't valid JSON, which many programs write; None if it has none."""
+
+    def refuse(name: str) -> None:
+        raise UnreadableError("", f"{name} is not a JSON value; write null, or leave the column out")
+
+    try:
+        json.loads(data, parse_constant=refuse)
+    except UnreadableError as error:
+        return error.message
+    except (ValueError, RecursionError):
+        return None
+    return None
 
 
 # Error texts
@@ -199,4 +215,4 @@ def too_large() -> str:
 
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Describe bytes that aren't UTF-8, with the first of them."""
-    return f"not UTF-8: {error.reason} (byte 0x{error.object[error.start]:02x})"
+    return f"not UTF-8: {error.reason} (byte 0x{error.object[error.start]:02x}). Save it as UTF-8"
