@@ -381,7 +381,7 @@ def test_a_terminal_gets_a_live_bar(repo: Path) -> None:
         try:
             while chunk := read_terminal(ours):
                 drawn += chunk
-                if b"2/3" in drawn and b"mean 1.000" in drawn:
+                if b"2/3" in drawn and b"mean score 1.000" in drawn:
                     gate.open()
         finally:
             gate.open()
@@ -390,7 +390,7 @@ def test_a_terminal_gets_a_live_bar(repo: Path) -> None:
     assert code == 0
     shown = drawn.decode("utf-8")
     assert "━" in shown
-    for part in ("2/3", "/s", "mean 1.000", "0 failed", "30 tokens"):
+    for part in ("2/3", "/s", "mean score 1.000", "0 failed", "30 tokens"):
         assert part in shown
     # It is redrawn in place, and nothing of it is left at the end, nor in the results.
     assert "\x1b[2K" in shown
