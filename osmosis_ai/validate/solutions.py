@@ -107,9 +107,10 @@ async def _results_alone(
 
 
 def _results(rollout: Rollout) -> list[tuple[str, str]]:
-    """Return each tool call's name and result."""
-    texts = {str(message.get("tool_call_id")): str(message.get("content")) for message in rollout.messages}
-    return [(call.name, texts.get(call.id, "")) for call in rollout.tool_calls]
+    """Return each tool call's name and result, in the order of the calls; concurrent ones may end in any order."""
+    names = {call.id: call.name for call in rollout.tool_calls}
+    results = (message for message in rollout.messages if message["role"] == "tool")
+    return [(names.get(result["tool_call_id"], ""), str(result.get("content"))) for result in results]
 
 
 def _quoted(text: str) -> str:

@@ -157,3 +157,27 @@ def test_a_repository_without_leaks_is_not_blamed(before: str, after: str, tmp_p
     if before == after:
         main += "\n\nfrom osmosis_ai import osmosis_setup\n\n\n@osmosis_setup\ndef reset():\n    bank.balance = 100\n"
     assert leaks(write_repo(tmp_path / "repo", main=main, rows=PAYING)) == []
+
+
+RACING = """
+import asyncio
+import os
+
+from fastmcp import FastMCP
+
+mcp = FastMCP("racing")
+
+
+@mcp.tool
+async def wait(name: str) -> str:
+    \"\"\"Answer after a moment, the first call sometimes last.\"\"\"
+    await asyncio.sleep(os.urandom(1)[0] / 5000)
+    return name
+"""
+
+
+def test_concurrent_calls_that_end_in_another_order_are_no_leak(tmp_path: Path) -> None:
+    calls = [{"tool": "wait", "arguments": {"name": name}} for name in "abcdefgh"]
+    row = {"system_prompt": "Wait.", "user_prompt": "Go.", "ground_truth": "done", "solution": [calls, "done"]}
+    rows = [{**row, "user_prompt": f"Go {number}."} for number in range(2)]
+    assert leaks(write_repo(tmp_path / "repo", main=RACING, rows=rows)) == []
