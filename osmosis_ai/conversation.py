@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from osmosis_ai.records import Message, Rollout, ToolCall, Turn
-from osmosis_ai.text import content_text, counted, duration, failure_text, indented, json_text
+from osmosis_ai.text import content_text, cost, counted, duration, failure_text, indented, json_text
 
-__all__ = ["Section", "call_facts", "call_text", "conversation", "labelled", "reply", "rollout_facts", "turn_facts"]
+__all__ = [
+    "Section",
+    "call_facts",
+    "call_text",
+    "conversation",
+    "labelled",
+    "last_answer",
+    "message_text",
+    "reply",
+    "rollout_facts",
+    "turn_facts",
+]
 
 INLINE_CHARACTERS = 100
 """Longer tool call arguments go on a line below the tool's name."""
@@ -122,13 +133,30 @@ def rollout_facts(rollout: Rollout) -> list[str]:
         duration(rollout.duration_ms),
     ]
     if rollout.cost_usd:
-        parts.append(f"${rollout.cost_usd:.4f}")
+        parts.append(cost(rollout.cost_usd))
     return parts
 
 
 def labelled(label: str, text: str) -> str:
     """Put a text after its label, or below it if it has several lines."""
     return f"{label}: {text}" if "\n" not in text else f"{label}:\n{indented(text)}"
+
+
+def last_answer(messages: Sequence[Message]) -> str:
+    """Return the text of the last assistant message; empty if that message only calls tools."""
+    for message in reversed(messages):
+        if message.get("role") == "assistant":
+            return message_text(message.get("content"))
+    return ""
+
+
+def message_text(content: Any) -> str:
+    """Return the text in a message's content, without images and the like."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _result(message: Message, call: ToolCall | None, name: str) -> Section:

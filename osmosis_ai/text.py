@@ -11,12 +11,15 @@ from osmosis_ai.records import Failure, Score
 
 __all__ = [
     "content_text",
+    "cost",
     "counted",
     "duration",
+    "excerpt",
     "failure_line",
     "failure_text",
     "indented",
     "json_text",
+    "score_number",
     "score_text",
     "visible",
 ]
@@ -30,8 +33,37 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(milliseconds: float) -> str:
-    """Format a duration: `12.5 ms`, `1.2 s`."""
-    return f"{milliseconds:.1f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+    """Format a duration: `12.5 ms`, `1.2 s`, `2 min 5 s`, `1 h 2 min`."""
+    if milliseconds < 999.95:
+        return f"{milliseconds:.1f} ms"
+    seconds = milliseconds / 1000
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def cost(dollars: float) -> str:
+    """Format a cost: `$0.0123`, `$1,234.50`."""
+    return f"${dollars:.4f}" if dollars < 1 else f"${dollars:,.2f}"
+
+
+def score_number(value: float | None, sign: str = "") -> str:
+    """Format a score or a difference of scores: `0.750`, `1.00e+300`, `–` for none.
+
+    `sign` is as in a format specification.
+    """
+    if value is None:
+        return "–"
+    # Adding 0.0 turns -0.0 into 0.0.
+    return f"{round(value, 3) + 0.0:{sign}.3f}" if abs(value) < 1e6 else f"{value:{sign}.2e}"
+
+
+def excerpt(text: str, length: int) -> str:
+    """Return a text's beginning on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def failure_line(failure: Failure) -> str:
@@ -50,7 +82,7 @@ def score_text(score: Score) -> str:
     """Format a score with its explanation, or the reason why it is missing."""
     if score.failure is not None:
         return f"{score.function}: no score\n{indented(failure_text(score.failure))}"
-    line = f"{score.function}: {score.value:g}"
+    line = f"{score.function}: {score_number(score.value)}"
     return line if score.explanation is None else f"{line}\n{indented(score.explanation)}"
 
 

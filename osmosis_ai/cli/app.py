@@ -13,7 +13,6 @@ import typer
 from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, validate
 from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Given, OutputConfig, takes
-from osmosis_ai.cli.status import STATUS
 from osmosis_ai.cli.streams import discard_stdout
 from osmosis_ai.compat import COMMANDS, NOT_OFFERED
 from osmosis_ai.config import Command, RunConfig
@@ -149,20 +148,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(app(arguments, standalone_mode=False) or 0)
     except OsmosisError as error:
-        STATUS.clear()
-        print(f"error: {error}", file=sys.stderr)
+        _fail(str(error))
     except OSError as error:
         # A help page that can't be printed; commands report their own errors.
         if error.errno not in (errno.ENOSPC, errno.EIO):
             raise
         discard_stdout()
-        print(f"error: stdout can't be written: {error.strerror}", file=sys.stderr)
+        _fail(f"stdout can't be written: {error.strerror}")
     except _BadCommandLine as error:
-        STATUS.clear()
-        print(f"error: {error.format_message()}{_hint(error)}", file=sys.stderr)
+        _fail(f"{error.format_message()}{_hint(error)}")
         if error.ctx is not None:
             print(f"See {error.ctx.command_path} --help", file=sys.stderr)
     return COULD_NOT_START
+
+
+def _fail(message: str) -> None:
+    from osmosis_ai.cli.console import Output
+
+    Output().fail(message)
 
 
 def _hint(error: Any) -> str:

@@ -17,7 +17,8 @@ def config(given: Given, json: Json = False) -> None:
     The command line wins, then the environment (OSMOSIS_ and the option's name), then [tool.osmosis] in the
     repository's pyproject.toml, then the default. Options given to this command count as the command line.
     """
-    from rich.table import Table
+    from osmosis_ai.cli.console import FAINT
+    from osmosis_ai.cli.tables import Cell, Column, Table
 
     with command_session() as session:
         settings = effective_config(RunConfig, given, session.cwd).settings
@@ -29,12 +30,10 @@ def config(given: Given, json: Json = False) -> None:
             }
             session.output.line(json_text(shown))
             return
-        table = Table(box=None, pad_edge=False)
-        for heading in ("option", "value", "source"):
-            table.add_column(heading, overflow="fold")
+        table = Table(Column("option", "label"), Column("value", "text"), Column("source", "label"))
         for one, value in zip(settings, values, strict=True):
             text = value if isinstance(value, str) else json_text(value)
             default = one.source == "default"
-            shown_value = one.option.default_text if default else text
-            table.add_row(one.option.flag, shown_value, one.source, style="dim" if default else None)
-        session.output.result(table)
+            cells = (one.option.flag, one.option.default_text if default else text, one.source)
+            table.add(*(Cell(cell, FAINT if default else "") for cell in cells))
+        session.output.table(table)

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+from rich.theme import Theme
 
 from osmosis_ai.cli.status import STATUS
+from osmosis_ai.cli.tables import Table
 from osmosis_ai.errors import OutputError
+from osmosis_ai.text import visible
 
-__all__ = ["Output", "table_of"]
+__all__ = ["BAD", "CAUTION", "FAINT", "GOOD", "HEADING", "Output"]
 
-PIPED_WIDTH = 120
+# Red and green are the terminal's own, which its theme makes readable; its yellow often isn't, on a light background.
+GOOD, BAD, CAUTION, FAINT, HEADING = "green", "red", "dark_orange3", "dim", "bold"
+
+# rich's own bar is pink, which looks like a failure.
+_THEME = Theme(
+    {
+        "bar.complete": "blue",
+        "bar.finished": "blue",
+        "bar.pulse": "blue",
+        "bar.back": "dim",
+        "progress.remaining": "dim",
+    }
+)
 
 
 class _Messages:
@@ -50,32 +65,44 @@ class Output:
     def say(self, text: str) -> None:
         """Print a status line, unless quiet."""
         if not self.quiet:
-            STATUS.clear()
-            self.messages.print(self.mask(text), markup=False, highlight=False)
+            _print(self.messages, Text(self.mask(text)))
 
     def warn(self, text: str) -> None:
         """Print a line that the user should see even if quiet."""
-        STATUS.clear()
-        self.messages.print(self.mask(text), style="yellow", markup=False, highlight=False)
+        _print(self.messages, Text(self.mask(text), CAUTION))
 
     def fail(self, text: str) -> None:
         """Print an error: the problem, its place and the remedy."""
-        STATUS.clear()
-        self.messages.print("[bold red]error:[/]", end=" ")
-        self.messages.print(self.mask(text), markup=False, highlight=False)
+        _print(self.messages, Text.assemble(("error:", f"bold {BAD}"), " ", self.mask(text)))
 
-    def result(self, renderable: Any) -> None:
-        """Print a table or text to stdout; raise OutputError."""
+    def line(self, text: str, style: str = "") -> None:
+        """Print a line to stdout; raise OutputError."""
+        if style:
+            self._result(Text(self.mask(text), style))
+            return
         STATUS.clear()
         with self.writing():
-            self.results.print(renderable, highlight=False)
-
-    def line(self, text: str) -> None:
-        """Print one line to stdout, unwrapped; raise OutputError."""
-        STATUS.clear()
-        with self.writing():
+            # Not through rich, which needs seconds for a line of some megabytes.
             self.results.file.write(self.mask(text) + "\n")
             self.results.file.flush()
+
+    def result(self, text: Text) -> None:
+        """Print styled text to stdout, wrapped at words on a terminal; raise OutputError."""
+        STATUS.clear()
+        with self.writing():
+            self.results.print(text, soft_wrap=self.width is None)
+
+    def table(self, table: Table) -> None:
+        """Print a table to stdout; raise OutputError."""
+        self._result(Text("\n").join(table.lines(self.width, lambda cell: visible(self.mask(cell)))))
+
+    @property
+    def width(self) -> int | None:
+        """Width for results: COLUMNS if it is set, else the terminal's; None for no limit, as in a pipe."""
+        columns = os.environ.get("COLUMNS", "")
+        if columns.isdecimal() and int(columns):
+            return int(columns)
+        return self.results.width if self.results.file.isatty() else None
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -87,22 +114,17 @@ class Output:
         except OSError as error:
             raise OutputError(f"stdout can't be written: {error.strerror or error}") from error
 
-
-def table_of(columns: Iterable[str], right: Iterable[str] = (), folding: Iterable[str] = (), title: str = "") -> Table:
-    """Create a table; `right` columns are right-aligned, and `folding` columns wrap if space is short."""
-    right, folding = set(right), set(folding)
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        # Text, because a name from user code may look like markup.
-        table.add_column(
-            Text(column),
-            justify="right" if column in right else "left",
-            no_wrap=column not in folding,
-            overflow="fold" if column in folding else "ellipsis",
-        )
-    return table
+    def _result(self, text: Text) -> None:
+        with self.writing():
+            _print(self.results, text)
 
 
 def _console(stream: Any) -> Console:
-    # For files and pipes rich would assume 80 columns and squeeze tables.
-    return Console(file=stream, width=None if stream.isatty() else PIPED_WIDTH, soft_wrap=not stream.isatty())
+    # With COLUMNS=0 rich would print nothing.
+    return Console(file=stream, theme=_THEME, width=80 if os.environ.get("COLUMNS") == "0" else None)
+
+
+def _print(console: Console, text: Text) -> None:
+    STATUS.clear()
+    # The terminal itself wraps long lines, so that a path in them can be copied.
+    console.print(text, soft_wrap=True)

@@ -16,6 +16,8 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.folders import given_path, replaced_file
 from osmosis_ai.options import config_of, once
 from osmosis_ai.records import FunctionRef, Record
+from osmosis_ai.text import counted
+from osmosis_ai.text import score_number as number
 from osmosis_ai.urls import show_url
 
 if TYPE_CHECKING:
@@ -293,7 +295,7 @@ class _Tally:
 
     def status(self) -> list[str]:
         """Return the number of failures and the mean score."""
-        mean = [f"mean score {self._sum / self._scored:.3f}"] if self._scored else []
+        mean = [f"mean score {number(self._sum / self._scored)}"] if self._scored else []
         return [f"{self._failed:,} failed", *mean]
 
 
@@ -362,7 +364,7 @@ def _finish(plan: _Plan, judged: list[RecordResult], view: Output, masker: Maske
     if as_json:
         view.line(data.decode("utf-8"))
     else:
-        _print(view, masker, results)
+        _print(view, results)
     view.say(f"results written to {plan.output}")
     return int(results.overall_statistics.failure_count > 0)
 
@@ -393,46 +395,43 @@ def _results(plan: _Plan, judged: list[RecordResult]) -> RubricResults:
     )
 
 
-def _print(view: Output, masker: Masker, results: RubricResults) -> None:
-    from rich.table import Table
-    from rich.text import Text
+def _print(view: Output, results: RubricResults) -> None:
+    from osmosis_ai.cli.console import BAD
+    from osmosis_ai.cli.tables import Cell, Column, Table
 
-    table = Table("record", "run", "score", "explanation", box=None, pad_edge=False)
+    table = Table(Column("record", "name"), "run", "score", Column("explanation", "text"))
     for record in results.records:
         for run in record.runs:
-            score = "failed" if run.score is None else f"{run.score:.4g}"
-            said = " ".join((run.error or run.explanation or "").split())
-            said = said if len(said) <= 160 else f"{said[:160]}…"
-            name = record.id if run.run_index == 0 else ""
-            table.add_row(Text(masker.text(name)), str(run.run_index), score, Text(masker.text(said)))
-    view.result(table)
+            score = Cell("failed", BAD) if run.score is None else number(run.score)
+            table.add(record.id, str(run.run_index), score, run.error or run.explanation or "")
+    view.table(table)
     view.line("")
     overall, spread, before = results.overall_statistics, results.spread, results.baseline
     if overall.average is not None:
         view.line(
-            f"average {overall.average:.4f}, variance {overall.variance:.4f}, stdev {overall.stdev:.4f}, "
-            f"min {overall.min:.4g}, max {overall.max:.4g}"
+            f"average {number(overall.average)}, variance {number(overall.variance)}, stdev {number(overall.stdev)}, "
+            f"min {number(overall.min)}, max {number(overall.max)}"
         )
-    view.line(f"{overall.success_count} of {overall.total_runs} runs succeeded")
+    view.line(f"{overall.success_count:,} of {overall.total_runs:,} runs succeeded")
     if spread is not None:
         view.line(
-            f"spread over {spread.records} records: mean stdev {spread.mean_stdev:.4f}, "
-            f"largest range {spread.max_range:.4g} ({spread.widest_record}), {spread.unanimous} unanimous"
+            f"spread over {counted(spread.records, 'record')}: mean stdev {number(spread.mean_stdev)}, "
+            f"largest range {number(spread.max_range)} ({spread.widest_record}), {spread.unanimous} unanimous"
         )
     if results.agreement is not None:
         view.line(_agreement_line(results.agreement))
     if before is not None and before.difference is not None:
-        view.line(f"baseline average {before.average:.4f}, difference {before.difference:+.4f}")
+        view.line(f"baseline average {number(before.average)}, difference {number(before.difference, '+')}")
 
 
 def _agreement_line(agreement: LabelAgreement) -> str:
     counts = agreement.confusion
-    if not counts:
+    if not counts or not isinstance(agreement.mean_absolute_error, float):
         return f"agreement with {agreement.column}: no record has both a score and a label"
     rank = f"{agreement.spearman:.3f}" if isinstance(agreement.spearman, float) else "not defined"
     return (
-        f"agreement with {agreement.column} on {agreement.records} records: mean absolute error "
-        f"{agreement.mean_absolute_error:.4f}, Spearman {rank}; at {agreement.threshold:g}: "
+        f"agreement with {agreement.column} on {counted(agreement.records, 'record')}: mean absolute error "
+        f"{number(agreement.mean_absolute_error)}, Spearman {rank}; at {agreement.threshold:g}: "
         f"{counts.true_positive} both positive, {counts.true_negative} both negative, "
         f"{counts.false_positive} only the judge, {counts.false_negative} only the label "
         f"(accuracy {agreement.accuracy:.2f})"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 
-from rich.text import Text
-
-from osmosis_ai.cli.console import Output, table_of
+from osmosis_ai.cli.console import BAD, CAUTION, GOOD, Output
 from osmosis_ai.cli.progress import LiveProgress
-from osmosis_ai.cli.report import mean_and_error, shown_interval
-from osmosis_ai.records import Failure, Score
+from osmosis_ai.cli.report import figure_with_error, shown_interval
+from osmosis_ai.cli.scores import ScoreColumns, score_style, short_name, went_wrong
+from osmosis_ai.cli.tables import Cell, Column, Table
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store.queries import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.transcript import transcript
 from osmosis_ai.store.views import ComparedRuns, shown_status
-from osmosis_ai.text import failure_line, visible
+from osmosis_ai.text import cost, counted, duration, excerpt, score_number, visible
+from osmosis_ai.urls import show_url
 
 __all__ = [
     "RescoreProgress",
@@ -27,34 +26,33 @@ __all__ = [
     "print_transcript",
 ]
 
-ERROR_CHARACTERS = 60
 PROMPT_CHARACTERS = 60
+_STATUS_STYLES = {"interrupted": CAUTION, "killed": BAD}
 
 
 # Runs
 
 
 def print_runs(output: Output, runs: list[RunInfo]) -> None:
-    """Print the list of runs; means are in the order of the run's functions."""
-    columns = ("run", "command", "when", "status", "model", "dataset", "rollouts", "failed", "mean")
-    table = table_of(columns, right=("rollouts", "failed"), folding=("model", "dataset"))
+    """Print the list of runs."""
+    labels = [Column(title, "label") for title in ("run", "command", "when", "status")]
+    names = [Column(title, "name") for title in ("model", "dataset")]
+    table = Table(*labels, *names, "rollouts", "failed", Column("mean", "list"))
     for run in runs:
         means = (run.summary or {}).get("functions") or {}
-        table.add_row(
-            *_cells(
-                output,
-                run.id,
-                run.command,
-                _when(run.created_at)[:-3],
-                shown_status(run),
-                str(run.config.get("model") or "–"),
-                _dataset(run),
-                _recorded(run),
-                str(run.failed),
-                ", ".join(f"{mean:.3f}" for mean in means.values()) or "–",
-            )
+        status = shown_status(run)
+        table.add(
+            run.id,
+            run.command,
+            _when(run.created_at)[:-3],
+            Cell(status, _STATUS_STYLES.get(status, "")),
+            str(run.config.get("model") or "–"),
+            _dataset(run),
+            _recorded(run),
+            Cell(f"{run.failed:,}", BAD if run.failed else ""),
+            ", ".join(f"{short_name(name, means)} {score_number(mean)}" for name, mean in means.items()) or "–",
         )
-    output.result(table)
+    output.table(table)
 
 
 def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> None:
@@ -63,17 +61,29 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
     n = run.config.get("n")
     attempts = f", {n} attempts per row" if isinstance(n, int) and n > 1 else ""
     baseline = f" against {run.config['baseline_model']}" if run.config.get("baseline_model") else ""
-    parts = [f"{_recorded(run)} rollouts", f"{run.failed} failed"]
+    parts = [f"{_recorded(run)} rollouts", f"{run.failed:,} failed"]
     if summary.get("total_tokens") is not None:
         parts.append(f"{summary['total_tokens']:,} tokens")
     if summary.get("cost_usd"):
-        parts.append(f"${summary['cost_usd']:.4f}")
+        parts.append(cost(summary["cost_usd"]))
+    if run.finished_at is not None:
+        parts.append(duration((run.finished_at - run.created_at) * 1000))
+    where = f" at {show_url(run.config['base_url'])}" if run.config.get("base_url") else ""
     _line(output, f"run {run.id}: {run.command}, {shown_status(run)}, {_when(run.created_at)}")
-    _line(output, f"model {_model(run)}{baseline} on {run.config.get('dataset', 'an unknown dataset')}{attempts}")
+    _line(
+        output, f"model {_model(run)}{where}{baseline} on {run.config.get('dataset', 'an unknown dataset')}{attempts}"
+    )
     _line(output, ", ".join(parts))
-    for total in totals:
-        errors = f", {total.errors} scoring errors" if total.errors else ""
-        _line(output, f"{total.function}: mean {total.mean:.3f}{errors}")
+    if totals:
+        table = Table(Column("function", "function"), "mean", "scored", "errors")
+        for total in totals:
+            table.add(
+                total.function,
+                Cell(score_number(total.mean), score_style(total.mean, _threshold(run))),
+                f"{total.scored:,} of {total.rollouts:,}",
+                Cell(f"{total.errors:,}", BAD if total.errors else ""),
+            )
+        output.table(table)
 
 
 # Rollouts
@@ -81,26 +91,34 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
 
 def print_rollouts(output: Output, run: RunInfo, rollouts: list[ScoredRollout], more: int) -> None:
     """Print a table with a line for each rollout, and how many more there are."""
-    functions = list(dict.fromkeys([*_functions(run), *(name for scored in rollouts for name in scored.scores)]))
+    functions = dict.fromkeys([*_functions(run), *(name for scored in rollouts for name in scored.scores)])
+    scores = ScoreColumns(functions, _threshold(run))
     with_policy = any(scored.stored.rollout.policy != "policy" for scored in rollouts)
-    columns = ["row", "run", *(["policy"] if with_policy else []), "finish"]
-    columns += [_short(name, functions) for name in functions]
-    numbers = ["turns", "calls", "tokens", "ms"]
-    table = table_of((*columns, *numbers, "error"), right=("row", "run", *columns[3 + with_policy :], *numbers))
+    with_errors = any(scored.stored.tool_errors for scored in rollouts)
+    with_cost = any(scored.stored.rollout.cost_usd for scored in rollouts)
+    columns: list[str | Column] = ["row", "run", *([Column("policy", "label")] if with_policy else [])]
+    columns += [Column("finish", "label"), *scores.columns, "turns", "calls"]
+    columns += [*(["tool errors"] if with_errors else []), "tokens", "time"]
+    columns += [*(["cost"] if with_cost else []), Column("error", "text")]
+    table = Table(*columns)
     for scored in rollouts:
         stored, rollout = scored.stored, scored.stored.rollout
-        cells = [str(rollout.row_index), str(rollout.run_index), *([rollout.policy] if with_policy else [])]
-        cells += [rollout.finish_reason, *(_score_cell(scored.scores.get(name)) for name in functions)]
-        cells += [str(stored.turns), str(stored.tool_calls)]
-        cells += [f"{rollout.usage.total_tokens:,}", f"{rollout.duration_ms:.0f}"]
-        cells.append(_excerpt(_first_error(scored), ERROR_CHARACTERS))
-        table.add_row(*_cells(output, *cells))
-    if rollouts:
-        output.result(table)
-    if more:
-        _line(
-            output, f"… and {more:,} more; --limit {len(rollouts) + more} shows them all, --row N one row's transcript"
+        table.add(
+            *(str(rollout.row_index), str(rollout.run_index)),
+            *([rollout.policy] if with_policy else []),
+            Cell(rollout.finish_reason, BAD if rollout.failure else ""),
+            *scores.cells(scored.scores),
+            *(f"{stored.turns:,}", f"{stored.tool_calls:,}"),
+            *([Cell(f"{stored.tool_errors:,}", BAD if stored.tool_errors else "")] if with_errors else []),
+            *(f"{rollout.usage.total_tokens:,}", duration(rollout.duration_ms)),
+            *(["–" if rollout.cost_usd is None else cost(rollout.cost_usd)] if with_cost else []),
+            Cell(went_wrong(rollout.failure, scored.scores), BAD),
         )
+    if rollouts:
+        output.table(table)
+    if more:
+        every = len(rollouts) + more
+        _line(output, f"… and {more:,} more; --limit {every} shows them all, --row N one row's transcript")
 
 
 def print_transcript(output: Output, scored: ScoredRollout) -> None:
@@ -122,26 +140,28 @@ def print_comparison(
     for note in comparison.notes:
         output.warn(visible(note))
     if comparison.functions:
-        columns = ("function", "A ± stderr", "B ± stderr", "B − A", "95 % CI", "B wins", "B loses", "ties")
-        table = table_of(columns, right=columns[1:], folding=columns[:1])
-        for name, function in comparison.functions.items():
-            table.add_row(
-                *_cells(
-                    output,
-                    name,
-                    mean_and_error(function.a),
-                    mean_and_error(function.b),
-                    f"{function.difference:+.3f}",
-                    shown_interval(function.confidence_interval, "+"),
-                    *(str(count) for count in (function.wins, function.losses, function.ties)),
-                )
-            )
-        output.result(table)
+        output.table(_compared(comparison))
     for name in comparison.functions:
         _print_flips(output, comparison, name, store, limit)
     for name, functions in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if functions:
             _line(output, f"only {name} was scored with {', '.join(functions)}")
+
+
+def _compared(comparison: ComparedRuns) -> Table:
+    columns = ("A ± stderr", "B ± stderr", "B − A", "95 % CI", "B wins", "B loses", "ties")
+    title = f"n = {counted(comparison.rows.shared, 'common row')}"
+    table = Table(Column("function", "function"), *columns, title=title)
+    for name, function in comparison.functions.items():
+        style = GOOD if function.difference > 0 else BAD if function.difference < 0 else ""
+        table.add(
+            name,
+            *(figure_with_error(each.mean, each.standard_error) for each in (function.a, function.b)),
+            Cell(score_number(function.difference, "+"), style),
+            shown_interval(function.confidence_interval, "+"),
+            *(f"{count:,}" for count in (function.wins, function.losses, function.ties)),
+        )
+    return table
 
 
 def _print_flips(output: Output, comparison: ComparedRuns, name: str, store: Queries, limit: int) -> None:
@@ -151,18 +171,15 @@ def _print_flips(output: Output, comparison: ComparedRuns, name: str, store: Que
         return
     _line(
         output,
-        f"{name}: flipped to passing: {function.now_pass}, to failing: {function.now_fail} "
+        f"{name}: flipped to passing: {function.now_pass:,}, to failing: {function.now_fail:,} "
         f"(pass threshold {comparison.pass_threshold:g})",
     )
     for flip in function.flips[:limit]:
-        prompt = store.row(comparison.a.id, flip.row_id).user_prompt
-        _line(
-            output,
-            f"  row {flip.row_index}  {flip.a:.3f} → {flip.b:.3f}  {'passes' if flip.passes else 'fails'}  "
-            f"{_excerpt(prompt, PROMPT_CHARACTERS)}",
-        )
+        prompt = excerpt(store.row(comparison.a.id, flip.row_id).user_prompt, PROMPT_CHARACTERS)
+        change = f"{score_number(flip.a)} → {score_number(flip.b)}"
+        _line(output, f"  row {flip.row_index}  {change}  {'passes' if flip.passes else 'fails'}  {prompt}")
     if len(function.flips) > limit:
-        _line(output, f"  … and {len(function.flips) - limit} more; --limit shows them")
+        _line(output, f"  … and {len(function.flips) - limit:,} more; --limit shows them")
 
 
 # Rescoring
@@ -180,30 +197,21 @@ class RescoreProgress(LiveProgress):
 
 def print_rescored(output: Output, rescored: int, before: dict[str, float], totals: list[FunctionTotals]) -> None:
     """Print the changes made by rescoring."""
-    columns = ("function", "mean before", "mean now", "scored", "errors")
-    table = table_of(columns, right=columns[1:], folding=columns[:1])
+    table = Table(Column("function", "function"), "mean before", "mean now", "scored", "errors")
     for total in totals:
-        earlier = before.get(total.function)
-        table.add_row(
-            *_cells(
-                output,
-                total.function,
-                "–" if earlier is None else f"{earlier:.3f}",
-                f"{total.mean:.3f}",
-                f"{total.scored} of {total.rollouts}",
-                str(total.errors),
-            )
+        table.add(
+            total.function,
+            score_number(before.get(total.function)),
+            score_number(total.mean),
+            f"{total.scored:,} of {total.rollouts:,}",
+            Cell(f"{total.errors:,}", BAD if total.errors else ""),
         )
-    output.result(table)
+    output.table(table)
     if not rescored:
         _line(output, "nothing to rescore: this code has scored every rollout that didn't fail")
 
 
 # Cells
-
-
-def _cells(output: Output, *cells: str) -> list[Text]:
-    return [Text(visible(output.mask(cell))) for cell in cells]
 
 
 def _line(output: Output, text: str) -> None:
@@ -221,34 +229,15 @@ def _dataset(run: RunInfo) -> str:
 
 def _recorded(run: RunInfo) -> str:
     planned = run.config.get("planned", (run.summary or {}).get("planned"))
-    return str(run.rollouts) if planned is None else f"{run.rollouts} of {planned}"
+    return f"{run.rollouts:,}" if planned is None else f"{run.rollouts:,} of {planned:,}"
 
 
 def _functions(run: RunInfo) -> list[str]:
     return [str(name) for name in run.config.get("functions") or ()]
 
 
-def _short(name: str, names: Iterable[str]) -> str:
-    """Return a function's name without its module, if that is unambiguous."""
-    short = name.rpartition(":")[2]
-    return short if sum(other.rpartition(":")[2] == short for other in names) < 2 else name
-
-
-def _score_cell(score: Score | None) -> str:
-    if score is None:
-        return "–"
-    return "error" if score.value is None else f"{score.value:g}"
-
-
-def _first_error(scored: ScoredRollout) -> str:
-    failures: list[Failure | None] = [scored.stored.rollout.failure]
-    failures += [score.failure for score in scored.scores.values()]
-    return next((failure_line(failure) for failure in failures if failure is not None), "")
-
-
-def _excerpt(text: str, length: int) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[: length - 1]}…"
+def _threshold(run: RunInfo) -> float:
+    return float(run.config.get("pass_threshold", 1.0))
 
 
 def _when(seconds: float) -> str:

@@ -7,11 +7,11 @@ from itertools import groupby
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
 from rich.text import Text
 
-from osmosis_ai.cli.console import Output, table_of
-from osmosis_ai.text import counted
+from osmosis_ai.cli.console import BAD, CAUTION, FAINT, GOOD, HEADING, Output
+from osmosis_ai.cli.tables import Cell, Column, Table
+from osmosis_ai.text import counted, duration
 from osmosis_ai.validate import Finding, examples
 from osmosis_ai.validate.controls import ControlReport
 from osmosis_ai.validate.probes import WRONG
@@ -19,7 +19,7 @@ from osmosis_ai.validate.validation import Validation
 
 __all__ = ["print_annotations", "print_validation"]
 
-_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_STYLES = {"error": f"bold {BAD}", "warning": CAUTION, "note": FAINT}
 _ANNOTATIONS = {"error": "error", "warning": "warning", "note": "notice"}
 _TOGETHER = "OSM111"
 _SHOWN_PLACES = 5
@@ -35,10 +35,10 @@ def print_validation(validation: Validation, output: Output, *, static: bool) ->
     for errors in (False, True):
         found = [one for one in _collapsed(validation.findings) if (one.severity == "error") == errors]
         for file, findings in groupby(found, key=lambda one: one.file or "repository"):
-            output.result("")
-            output.result(Text(output.mask(file), style="bold"))
+            output.line("")
+            output.line(file, HEADING)
             _print_findings(list(findings), output)
-    output.result("")
+    output.line("")
     output.result(_sum(validation, static))
 
 
@@ -46,20 +46,23 @@ def print_agent(validation: Validation, output: Output, *, verbose: bool) -> Non
     """Print the report on an agent loop: its tools, findings and totals."""
     loop, *tools = validation.components
     output.result(Text.assemble("agent ", (output.mask(loop.name), "bold"), f", {loop.file}:{loop.line}"))
-    table = _table(f"tools ({len(tools)})", "name", "parameters")
-    for tool in tools:
-        table.add_row(output.mask(tool.name), output.mask(", ".join(tool.parameters)))
-    output.result(table if tools else Text("tools: none"))
+    if not tools:
+        output.line("tools: none")
+    else:
+        table = Table(Column("name", "name"), Column("parameters", "list"), title=f"tools ({len(tools)})")
+        for tool in tools:
+            table.add(tool.name, ", ".join(tool.parameters))
+        output.table(table)
     for schema in validation.tools if verbose else []:
         function = schema.get("function") or {}
-        output.result("")
+        output.line("")
         output.result(Text(output.mask(f"{function.get('name')}: {function.get('description') or 'no description'}")))
         parameters = msgspec.json.format(msgspec.json.encode(function.get("parameters")), indent=2)
         output.result(Text(output.mask(parameters.decode("utf-8"))))
     if validation.findings:
-        output.result("")
+        output.line("")
         _print_findings(validation.findings, output)
-    output.result("")
+    output.line("")
     output.result(_sum(validation, static=False))
 
 
@@ -98,43 +101,39 @@ def _print_components(validation: Validation, output: Output) -> None:
     for kind, title in _KINDS.items():
         found = [component for component in validation.components if component.kind == kind]
         if not found:
-            output.result(Text(f"{title}: none"))
+            output.line(f"{title}: none")
             continue
-        table = _table(f"{title} ({len(found)})", "name", "where", "parameters")
+        columns = (Column("name", "function"), Column("where", "label"), Column("parameters", "list"))
+        table = Table(*columns, title=f"{title} ({len(found)})")
         for component in found:
-            where = f"{component.file}:{component.line}"
-            table.add_row(*map(output.mask, (component.name, where, ", ".join(component.parameters))))
-        output.result(table)
+            table.add(component.name, f"{component.file}:{component.line}", ", ".join(component.parameters))
+        output.table(table)
 
 
 def _print_control(report: ControlReport, output: Output) -> None:
-    output.result("")
+    output.line("")
     output.result(Text.assemble(("controls of ", ""), (report.function, "bold"), f": {report.verdict}"))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("  answer form", no_wrap=True)
-    table.add_column("right", justify="right")
-    for kind in WRONG:
-        table.add_column(kind, justify="right")
+    table = Table(Column("  answer form", "name"), "right", *WRONG)
     for form in report.forms:
         mark = "✓" if form.accepted else " "
-        right = Text(_score(form.right), style="green" if form.accepted else "dim")
-        table.add_row(Text(f"{mark} {form.form}"), right, *(_score(form.wrong[kind]) for kind in WRONG))
-    output.result(table)
+        right = Cell(_score(form.right), GOOD if form.accepted else FAINT)
+        table.add(f"{mark} {form.form}", right, *(_score(form.wrong[kind]) for kind in WRONG))
+    output.table(table)
     others = f"  empty {_score(report.empty)}, prompt echoed {_score(report.prompt)}, odd answers {_score(report.odd)}"
-    calls = f"{report.calls:,} calls, {report.median_ms:.1f} ms each"
-    output.result(Text(f"{others}; {counted(report.rows, 'row')}, {calls}"))
+    calls = f"{counted(report.calls, 'call')}, {duration(report.median_ms)} each"
+    output.line(f"{others}; {counted(report.rows, 'row')}, {calls}")
 
 
 def _print_findings(findings: Iterable[Finding], output: Output) -> None:
     for one in findings:
         line = Text(f"  {one.line or '–':>4}  ")
         line.append(f"{one.severity:<7}", style=_STYLES[one.severity])
-        line.append(f"  {one.code}  ", style="dim")
+        line.append(f"  {one.code}  ", style=FAINT)
         # Align a message's further lines with its first, as the hint is.
         line.append(output.mask(one.message).replace("\n", f"\n{'':26}"))
         output.result(line)
         if one.hint:
-            output.result(Text(f"{'':26}{output.mask(one.hint)}", style="dim"))
+            output.result(Text(f"{'':26}{output.mask(one.hint)}", style=FAINT))
 
 
 def _sum(validation: Validation, static: bool) -> Text:
@@ -144,12 +143,8 @@ def _sum(validation: Validation, static: bool) -> Text:
     counts = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}" if errors + warnings else "no problems found"
     counts += f", {counted(notes, 'note')}" if notes else ""
     counts += f", {len(validation.ignored)} ignored" if validation.ignored else ""
-    style = "red" if errors else "yellow" if warnings else "green"
+    style = BAD if errors else CAUTION if warnings else GOOD
     return Text(counts + (" (source only; nothing was run)" if static else ""), style)
-
-
-def _table(title: str, *columns: str) -> Table:
-    return table_of(columns, folding=columns, title=title)
 
 
 def _score(value: float | None) -> str:

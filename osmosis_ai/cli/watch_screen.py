@@ -7,10 +7,11 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from osmosis_ai.cli.console import Output, table_of
+from osmosis_ai.cli.console import BAD, CAUTION, FAINT, GOOD, HEADING, Output
+from osmosis_ai.cli.scores import score_style
+from osmosis_ai.cli.tables import Cell, Column, Table
 from osmosis_ai.records import Record, Rollout
 from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.protocol import RolloutJob
@@ -19,6 +20,7 @@ from osmosis_ai.runtime.run.results import Flip
 from osmosis_ai.runtime.run.run import RunListener
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.session import Iteration
+from osmosis_ai.text import duration, score_number
 
 __all__ = ["BrokenSave", "Display", "Screen"]
 
@@ -115,17 +117,17 @@ class Screen(Display):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts: list[Any] = []
         if self._broken is not None:
-            parts += [Text(f"✗ {self._mask(self._broken.message)}", style="bold red")]
+            parts += [Text(f"✗ {self._mask(self._broken.message)}", style=f"bold {BAD}")]
             if self._broken.excerpt:
-                parts += [Text(self._mask(self._broken.excerpt), style="red")]
-            parts += [Text("the results below are those of the last good save", style="dim"), Text("")]
+                parts += [Text(self._mask(self._broken.excerpt), style=BAD)]
+            parts += [Text("the results below are those of the last good save", style=FAINT), Text("")]
         if self._working is not None:
             parts += [self._working.render()]
         if self._iteration is not None:
-            parts += _results(self._iteration)
+            parts += _results(self._iteration, options.max_width)
         if self._note:
-            parts += [Text(self._note, style="dim")]
-        yield Group(*parts, Text(HELP, style="dim"))
+            parts += [Text(self._note, style=FAINT)]
+        yield Group(*parts, Text(HELP, style=FAINT))
 
 
 class _Working:
@@ -158,46 +160,45 @@ class _Working:
         return Text(text, style="cyan")
 
 
-def _results(iteration: Iteration) -> list[Any]:
+def _results(iteration: Iteration, width: int) -> list[Any]:
     done, plan, report = iteration.done, iteration.plan, iteration.report
     stand_in = " (offline stand-in)" if report.policy.stand_in else ""
     redone = f"{done.redone.rollouts} rollouts, {done.redone.scores} scores, {done.redone.cached_turns} cached turns"
     parts: list[Any] = [
-        Text(f"iteration {done.number}: {', '.join(done.trigger)}", style="bold"),
-        Text(f"{report.policy.model}{stand_in}, {plan.total_rows} rows; redone: {redone}; {done.took_ms:.0f} ms"),
-        _scores(iteration),
+        Text(f"iteration {done.number}: {', '.join(done.trigger)}", style=HEADING),
+        Text(f"{report.policy.model}{stand_in}, {plan.total_rows} rows; redone: {redone}; {duration(done.took_ms)}"),
+        *_scores(iteration).lines(width),
     ]
     if done.out_of_budget:
         budget = f"${plan.config.limits.max_cost:g} (--max-cost)"
-        parts.append(Text(f"stopped: the budget of {budget} is spent", style="red"))
+        parts.append(Text(f"stopped: the budget of {budget} is spent", style=BAD))
     totals = report.policy
     if totals.failed or totals.missing or report.scoring_errors:
         counts = f"{totals.failed} failed, {totals.missing} missing, {report.scoring_errors} scoring errors"
-        parts.append(Text(counts, style="red"))
+        parts.append(Text(counts, style=BAD))
         for cause in report.failures[:3]:
             where = f" at {cause.file}:{cause.line}" if cause.file else ""
-            parts.append(Text(f"  {cause.count} × {cause.origin}{where}: {cause.message}", style="red"))
-    for name, style in (("added", "green"), ("removed", "red"), ("changed", "yellow")):
+            parts.append(Text(f"  {cause.count} × {cause.origin}{where}: {cause.message}", style=BAD))
+    for name, style in (("added", GOOD), ("removed", BAD), ("changed", CAUTION)):
         if tools := getattr(done.tools, name):
             parts.append(Text(f"tools {name}: {', '.join(tools)}", style=style))
-    parts += _flips("now pass", "green", done.flipped.passed) + _flips("now fail", "red", done.flipped.failed)
+    parts += _flips("now pass", GOOD, done.flipped.passed) + _flips("now fail", BAD, done.flipped.failed)
     return parts
 
 
 def _scores(iteration: Iteration) -> Table:
-    columns = ("mean", "change", "min", "max", "errors")
-    table = table_of(("function", *columns), right=columns)
+    table = Table(Column("function", "function"), "mean", "change", "min", "max", "errors")
     before = iteration.before.functions if iteration.before is not None else {}
-    for name, statistics in iteration.report.functions.items():
-        change = statistics.mean - before[name].mean if name in before else None
-        style = "" if not change else "green" if change > 0 else "red"
-        table.add_row(
+    for name, found in iteration.report.functions.items():
+        change = found.mean - before[name].mean if name in before else None
+        style = "" if not change else GOOD if change > 0 else BAD
+        table.add(
             name,
-            f"{statistics.mean:.3f}",
-            Text("" if change is None else "=" if change == 0 else f"{change:+.3f}", style=style),
-            f"{statistics.min:.3f}",
-            f"{statistics.max:.3f}",
-            str(statistics.scoring_errors or "–"),
+            Cell(score_number(found.mean), score_style(found.mean, iteration.report.pass_threshold)),
+            Cell("" if change is None else "=" if change == 0 else score_number(change, "+"), style),
+            score_number(found.min),
+            score_number(found.max),
+            Cell(f"{found.scoring_errors:,}" if found.scoring_errors else "–", BAD if found.scoring_errors else ""),
         )
     return table
 
@@ -207,11 +208,9 @@ def _flips(title: str, style: str, flips: list[Flip]) -> list[Any]:
         return []
     lines: list[Any] = [Text(f"{len(flips)} {title}", style=f"bold {style}")]
     for flip in flips[:FLIPS_SHOWN]:
-        lines.append(Text(f"  row {flip.row_index}: {flip.prompt}  {_reward(flip.before)} → {_reward(flip.after)}"))
+        lines.append(
+            Text(f"  row {flip.row_index}: {flip.prompt}  {score_number(flip.before)} → {score_number(flip.after)}")
+        )
     if len(flips) > FLIPS_SHOWN:
-        lines.append(Text(f"  … and {len(flips) - FLIPS_SHOWN} more", style="dim"))
+        lines.append(Text(f"  … and {len(flips) - FLIPS_SHOWN} more", style=FAINT))
     return lines
-
-
-def _reward(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"

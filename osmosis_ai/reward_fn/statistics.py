@@ -3,6 +3,9 @@
 Pure functions over plain numbers. Rows are independent of each other, but the attempts of one row aren't, so every
 uncertainty here is computed with rows as clusters (Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640).
 
+Intervals are at 95 % and never leave what is possible: Wilson's if every score is 0 or 1, else a bootstrap of the rows,
+or Student's t if there are so many rows that both agree.
+
 Missing scores: None is an attempt without a score. It counts as 0 in averages and never as a pass. An attempt that was
 never made is absent from its row: it doesn't count towards the mean, and if a row has fewer than k attempts, the
 lacking ones count as not passed. Rows without attempts are left out.
@@ -11,6 +14,7 @@ lacking ones count as not passed. Rows without attempts are left out.
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -22,6 +26,11 @@ __all__ = ["FunctionStatistics", "PairedComparison", "paired", "pass_at_k", "pas
 
 _KS = (1, 3, 5, 10)
 _TIE = 1e-9
+_Z = NormalDist().inv_cdf(0.975)
+_RESAMPLES = 1000
+_BOOTSTRAP_ROWS = 50
+"""With more rows the mean is close to normal, and a bootstrap would cost time and change little."""
+_SEED = 20240229
 # Squares and sums of larger scores could overflow a float, so they are scaled down while computing.
 _LARGE, _SCALE = 1e100, 2.0**-600
 
@@ -53,7 +62,8 @@ class FunctionStatistics(Record, frozen=True):
     standard_error: float | None
     """Standard error of the mean, with rows as clusters; null for fewer than two rows."""
     confidence_interval: tuple[float, float] | None
-    """95 % confidence interval of the mean, `[low, high]`; null for fewer than two rows."""
+    """95 % confidence interval of the mean, `[low, high]`, within the range of the scores: Wilson's if all are 0 or 1,
+    else a bootstrap of the rows. Null for fewer than two rows."""
     pass_at_1: float | None = None
     """pass@1: the share of attempts that pass. Present if a row has two attempts or more."""
     pass_at_3: float | None = None
@@ -98,7 +108,8 @@ class PairedComparison(Record, frozen=True):
     standard_error: float | None
     """Standard error of the mean difference, null for fewer than two rows."""
     confidence_interval: tuple[float, float] | None
-    """95 % confidence interval of the mean difference, `[low, high]`; null for fewer than two rows."""
+    """95 % confidence interval of the mean difference, `[low, high]`, within the possible range: by Newcombe if all
+    scores are 0 or 1, else a bootstrap of the rows. Null for fewer than two rows."""
 
 
 def summarize(
@@ -115,7 +126,7 @@ def summarize(
     rows = [row for row in scores_by_row if row]
     scored = [score for row in rows for score in row if score is not None]
     count = sum(map(len, rows))
-    filled = [[0.0 if score is None else score for score in row] for row in rows]
+    filled = list(map(_filled, rows))
     values = [score for row in filled for score in row]
     mean = _mean(values)
     error = _clustered_error(filled, mean)
@@ -130,7 +141,7 @@ def summarize(
         min=min(values, default=0.0),
         max=max(values, default=0.0),
         standard_error=error,
-        confidence_interval=_interval(mean, error, len(rows)),
+        confidence_interval=_interval(filled, mean, error),
         **_passes(rows, pass_threshold),
     )
 
@@ -148,10 +159,16 @@ def paired(a_by_row: Sequence[Sequence[float | None]], b_by_row: Sequence[Sequen
     Raises:
         ValueError: The two don't have the same number of rows.
     """
-    pairs = zip(a_by_row, b_by_row, strict=True)
-    differences = [_mean(a) - _mean(b) for a, b in pairs if a and b]
+    both = [(_filled(a), _filled(b)) for a, b in zip(a_by_row, b_by_row, strict=True) if a and b]
+    means = [(_mean(a), _mean(b)) for a, b in both]
+    differences = [a - b for a, b in means]
     mean = _mean(differences)
-    error = _clustered_error([(difference,) for difference in differences], mean)
+    each = [(difference,) for difference in differences]
+    error = _clustered_error(each, mean)
+    if error is not None and _binary(score for pair in both for row in pair for score in row):
+        interval: tuple[float, float] | None = _newcombe(both, means, mean)
+    else:
+        interval = _interval(each, mean, error)
     wins = sum(difference > _TIE for difference in differences)
     losses = sum(difference < -_TIE for difference in differences)
     return PairedComparison(
@@ -161,7 +178,7 @@ def paired(a_by_row: Sequence[Sequence[float | None]], b_by_row: Sequence[Sequen
         ties=len(differences) - wins - losses,
         mean_difference=mean,
         standard_error=error,
-        confidence_interval=_interval(mean, error, len(differences)),
+        confidence_interval=interval,
     )
 
 
@@ -253,15 +270,102 @@ def _clustered_error(rows: Sequence[Sequence[float]], mean: float) -> float | No
     return math.sqrt(squares * groups / (groups - 1)) / sum(map(len, rows)) / scale
 
 
-def _interval(mean: float, error: float | None, rows: int) -> tuple[float, float] | None:
+def _interval(rows: Sequence[Sequence[float]], mean: float, error: float | None) -> tuple[float, float] | None:
+    """Return the confidence interval of the mean of all scores, with rows as clusters."""
     if error is None:
         return None
-    half = t_critical(rows - 1) * error
-    return mean - half, mean + half
+    if _binary(score for row in rows for score in row):
+        return _wilson(rows, mean, error)
+    if len(rows) <= _BOOTSTRAP_ROWS:
+        return _bootstrap(rows)
+    half = t_critical(len(rows) - 1) * error
+    low, high = min(map(min, rows)), max(map(max, rows))
+    return max(mean - half, low), min(mean + half, high)
+
+
+def _wilson(rows: Sequence[Sequence[float]], mean: float, error: float) -> tuple[float, float]:
+    """Return Wilson's score interval of a share (Wilson 1927, "Probable Inference").
+
+    Attempts of one row aren't independent, so n is the effective sample size: the number of independent attempts with
+    the same standard error (Korn & Graubard 1998; compared with other intervals in Franco et al. 2019, "Comparative
+    Study of Confidence Intervals for Proportions in Complex Sample Surveys"). It is the number of rows where that is
+    undefined, because all attempts score the same.
+    """
+    groups, attempts = len(rows), sum(map(len, rows))
+    variance = mean * (1 - mean)
+    # Without the correction for few clusters, n is exactly the number of rows if each has one attempt.
+    squared_error = error * error * (groups - 1) / groups
+    if variance <= 0:
+        n: float = groups
+    else:
+        n = min(variance / squared_error, attempts) if squared_error > 0 else attempts
+    ratio = _Z * _Z / n
+    centre = (mean + ratio / 2) / (1 + ratio)
+    half = math.sqrt(ratio * variance + ratio * ratio / 4) / (1 + ratio)
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def _newcombe(
+    both: Sequence[tuple[Sequence[float], Sequence[float]]], means: Sequence[tuple[float, float]], difference: float
+) -> tuple[float, float]:
+    """Return the interval of a paired difference of shares, a − b, from the Wilson intervals of a and b.
+
+    Newcombe 1998, "Improved Confidence Intervals for the Difference between Binomial Proportions Based on Paired Data",
+    method 8, with the correlation of the rows' means.
+    """
+    down, up = [], []
+    for rows in zip(*both, strict=True):
+        share = _mean([score for row in rows for score in row])
+        low, high = _wilson(rows, share, _clustered_error(rows, share) or 0.0)
+        down.append(share - low)
+        up.append(high - share)
+    correlation = _correlation(means)
+    below = down[0] ** 2 - 2 * correlation * down[0] * up[1] + up[1] ** 2
+    above = up[0] ** 2 - 2 * correlation * up[0] * down[1] + down[1] ** 2
+    # A rounding error may make a square slightly negative.
+    return max(difference - math.sqrt(max(below, 0.0)), -1.0), min(difference + math.sqrt(max(above, 0.0)), 1.0)
+
+
+def _correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return Pearson's correlation of bounded values; 0 if one side doesn't vary."""
+    centre_a, centre_b = (math.fsum(values) / len(pairs) for values in zip(*pairs, strict=True))
+    spread = math.fsum((a - centre_a) ** 2 for a, _ in pairs) * math.fsum((b - centre_b) ** 2 for _, b in pairs)
+    return math.fsum((a - centre_a) * (b - centre_b) for a, b in pairs) / math.sqrt(spread) if spread else 0.0
+
+
+def _bootstrap(rows: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return a percentile interval of the mean over resampled rows (Efron & Tibshirani 1993, chapter 13).
+
+    Its percentiles are moved outwards, because plain ones are too narrow for few rows: Hesterberg 2015, "What Teachers
+    Should Know About the Bootstrap", on expanded percentiles. The seed is fixed and rows are sorted, so that equal
+    scores have equal intervals.
+    """
+    count = len(rows)
+    scale = _scale_for(score for row in rows for score in row)
+    # A row is its total and number of attempts, as one complex number: the sum of a sample then adds both.
+    points = [complex(*pair) for pair in sorted((math.fsum(score * scale for score in row), len(row)) for row in rows)]
+    draw = random.Random(_SEED).choices  # noqa: S311 - no secret
+    sums = (sum(draw(points, k=count)) for _ in range(_RESAMPLES))
+    means = sorted(total.real / total.imag / scale for total in sums)
+    tail = NormalDist().cdf(-math.sqrt(count / (count - 1)) * t_critical(count - 1))
+    cut = int(tail * _RESAMPLES)
+    # A sum of equal scores may differ from them by a rounding error.
+    low, high = min(map(min, rows)), max(map(max, rows))
+    return min(max(means[cut], low), high), max(min(means[-1 - cut], high), low)
+
+
+def _binary(scores: Iterable[float]) -> bool:
+    return all(score in (0.0, 1.0) for score in scores)
+
+
+def _filled(row: Sequence[float | None]) -> list[float]:
+    return [0.0 if score is None else score for score in row]
 
 
 def _mean(scores: Sequence[float | None]) -> float:
-    values = [0.0 if score is None else score for score in scores]
+    if len(scores) == 1:
+        return scores[0] or 0.0
+    values = _filled(scores)
     scale = _scale_for(values)
     return math.fsum(value * scale for value in values) / max(len(values), 1) / scale
 

@@ -162,8 +162,8 @@ def test_show_has_a_line_for_each_rollout(osmosis: Osmosis, repo: Path, scripted
     assert done.code == 0, done.stderr
     assert made in done.stdout
     lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line[:3].strip().isdigit()}
-    assert lines["0"][:6] == ["0", "0", "stop", "1", "2", "1"]
-    assert lines["2"][:4] == ["2", "0", "stop", "0"]
+    assert lines["0"][:6] == ["0", "0", "stop", "1.000", "2", "1"]
+    assert lines["2"][:4] == ["2", "0", "stop", "0.000"]
     assert lines["1"][3] == "error"
     assert "seven is not [red]allowed[/red]" in done.stdout
     failed = osmosis("runs", "show", "--failed", "--json", cwd=repo).json

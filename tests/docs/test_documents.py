@@ -293,9 +293,9 @@ def stable(output: str) -> str:
     """Remove from the output everything that differs between two runs."""
     # Old versions of libraries warn on stderr: the warning, up to the source line below it.
     output = re.sub(r"^\S+/site-packages/\S+: \w+Warning: .*\n(?:.*\n)*?  .*\n", "", output, flags=re.MULTILINE)
-    output = re.sub(r"\brun \d{8}-\d{6}-\w+", "run #", output)
+    output = re.sub(r"\b(run|show) \d{8}-\d{6}-\w+", r"\1 #", output)
     output = re.sub(r"\b\d+ passed\b", "# passed", output)
-    output = re.sub(r"(?<![\d.])\d[\d,]*\.\d(?!\d)", "#", output)
+    output = re.sub(r"(?<![\d.])\d[\d,]*\.\d(?!\d)( m?s\b)?", "#", output)
     lines = [" ".join(line.split()) for line in output.strip("\n").splitlines()]
     return "".join(f"{line}\n" for line in lines)
 

@@ -102,7 +102,7 @@ def test_failures_and_scores_say_where_and_why() -> None:
         cost_usd=0.5,
     )
     assert "tool: it broke\n  at tools/a.py:7\n  Traceback\n    deep" in text
-    assert "good: 0.25\n  nearly" in text
+    assert "good: 0.250\n  nearly" in text
     assert "bad: no score\n  reward: no\n    at r.py:2" in text
     assert "sample requested by a tool, stop, m, 5 + 6 tokens, 1.0 ms, 2 attempts" in text
     assert "9 model requests" in text

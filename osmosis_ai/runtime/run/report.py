@@ -16,6 +16,7 @@ from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison
 from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.runtime.run import results as objects
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
+from osmosis_ai.runtime.run.rows import ListedRow, RowTally, telling_functions
 from osmosis_ai.store.queries import Queries
 from osmosis_ai.text import failure_line
 
@@ -106,6 +107,12 @@ class Report(Record, frozen=True, kw_only=True):
     """Requests of rubrics to their judges."""
     wall_ms: float
     """Time from the first rollout to the last record, in milliseconds."""
+    rows_below: int
+    """Rows with an attempt that failed, lacks a score, or scored below the pass threshold."""
+    below: list[ListedRow]
+    """The first of these rows."""
+    others: list[ListedRow]
+    """The first of all other rows."""
     not_scored: list[Failure] = []
     """Files and functions that could not be loaded, and were left out of scoring (`--keep-going`)."""
     interactive: bool = False
@@ -200,10 +207,12 @@ def build_report(
     tools: dict[str, _ToolTally] = {}
     failures, tool_errors = _FailureTally(), _FailureTally()
     judges = objects.JudgeTotals(0, 0, None)
+    rows = RowTally(functions, plan.config.scoring.pass_threshold)
     for outcome in outcomes:
         tallies[outcome.policy].add(outcome)
         grid.add(outcome)
         if outcome.policy == POLICY:
+            rows.add(outcome)
             for call in outcome.calls:
                 tools.setdefault(call.name, _ToolTally()).add(call)
                 if call.failure is not None:
@@ -223,6 +232,8 @@ def build_report(
         for policy, tally in tallies.items()
     }
     baseline = summaries.get(BASELINE)
+    telling = telling_functions(summaries[POLICY].functions, plan.config.scoring.pass_threshold)
+    rows_below, below, others = rows.listed(telling)
     return Report(
         command="test" if plan.config.command == "test" else "eval",
         run_id=run_id,
@@ -242,6 +253,9 @@ def build_report(
         tool_errors=tool_errors.causes(),
         judges=judges,
         wall_ms=round(wall_ms, 1),
+        rows_below=rows_below,
+        below=below,
+        others=others,
         not_scored=list(not_scored),
         interactive=interactive,
     )

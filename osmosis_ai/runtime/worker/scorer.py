@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from osmosis_ai import tracebacks
+from osmosis_ai.conversation import last_answer, message_text
 from osmosis_ai.decorators import annotation_members
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import SourceLoader, import_hint
-from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Message, Score, ScoringInput
+from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Score, ScoringInput
 from osmosis_ai.reward_rubric.judge import trace_judge_calls
 from osmosis_ai.reward_rubric.target import rubric_extra_info
 from osmosis_ai.runtime.worker.series import Overdue, run_series
@@ -411,7 +412,7 @@ def _usable_names(module: ModuleType) -> list[str]:
 
 def _value(name: str, trajectory: ScoringInput) -> Any:
     if name == "solution_str":
-        return _last_answer(trajectory.messages)
+        return last_answer(trajectory.messages)
     if name == "ground_truth":
         return trajectory.ground_truth
     if name == "messages":
@@ -433,22 +434,7 @@ def _copy(value: Any) -> Any:
 
 def _original_input(trajectory: ScoringInput) -> str | None:
     asked = next((message for message in trajectory.messages if message.get("role") == "user"), {})
-    return _text(asked.get("content")) or None
-
-
-def _last_answer(messages: list[Message]) -> str:
-    for message in reversed(messages):
-        if message.get("role") == "assistant":
-            return _text(message.get("content"))
-    return ""
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
-    return "".join(text for text in texts if isinstance(text, str))
+    return message_text(asked.get("content")) or None
 
 
 def _is_coroutine_function(function: Callable[..., Any]) -> bool:
