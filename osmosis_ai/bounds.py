@@ -9,8 +9,8 @@ import msgspec
 
 __all__ = ["MAX_COUNT", "MAX_DEPTH", "Count", "count_of", "too_deep"]
 
-MAX_COUNT = 2**53 - 1
-"""The largest integer that every JSON reader and SQLite represent exactly, even after a few hundred are added up."""
+MAX_COUNT = 10**12
+"""Millions of them still add up to what SQLite can hold, and every JSON reader represents them exactly."""
 MAX_DEPTH = 200
 """Levels of nesting in a value. Each level takes a frame of the C stack wherever it is encoded or decoded later."""
 

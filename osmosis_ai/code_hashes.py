@@ -85,9 +85,10 @@ def function_code(functions: Iterable[FunctionRef], sources: Mapping[str, str], 
 
 
 def file_hash(file: Path) -> str:
-    """Hash a file's content; return an empty string if it can't be read."""
+    """Hash a file's content; return an empty string if it can't be read or isn't a regular file."""
     try:
-        return content_hash(file.read_bytes())
+        # Reading a pipe or a device could block forever.
+        return content_hash(file.read_bytes()) if file.is_file() else ""
     except OSError:
         return ""
 

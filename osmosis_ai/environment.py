@@ -9,6 +9,8 @@ from osmosis_ai.errors import UsageError
 
 __all__ = ["environment_of", "read_env_file"]
 
+MAX_BYTES = 1 << 20
+
 
 def environment_of(environ: Mapping[str, str], *folders: Path) -> dict[str, str]:
     """Return `environ` plus the variables of each folder's `.env`, in order; raise UsageError.
@@ -26,8 +28,13 @@ def environment_of(environ: Mapping[str, str], *folders: Path) -> dict[str, str]
 def read_env_file(folder: Path) -> dict[str, str | None]:
     """Return the variables in a folder's `.env`, or none if the file doesn't exist; raise UsageError."""
     file = folder / ".env"
-    if not file.is_file():
+    if not file.exists() or file.is_dir():
         return {}
+    if not file.is_file():
+        # Reading a pipe or a device could block forever, here or in a library that reads the file, too.
+        raise UsageError(f"{file} is not a regular file; put its variables into the environment instead")
+    if file.stat().st_size > MAX_BYTES:
+        raise UsageError(f"{file} is larger than {MAX_BYTES >> 20} MiB; it should hold a few variables")
     from dotenv import dotenv_values
 
     try:

@@ -31,7 +31,7 @@ defined where they are raised.
     │   └── ModelNotFoundError     the provider has no such model
     ├── WorkerError                a worker process died, or could not be started
     ├── StoreError                 the run store can't be read or written
-    ├── OutputError                stdout can't be written
+    ├── OutputError                stdout or the results file can't be written
     └── OsmosisRolloutError        an agent loop failed, or its connection to a trainer
         ├── OsmosisTransportError  the trainer can't be reached, or dropped the connection
         ├── OsmosisServerError     the trainer answered 5xx, or with an unusable reply
@@ -186,7 +186,7 @@ class StoreError(OsmosisError):
 
 
 class OutputError(OsmosisError):
-    """Stdout can't be written: its disk is full, or its terminal is gone."""
+    """Stdout or the results file can't be written: the disk is full, or the terminal is gone."""
 
 
 class OsmosisRolloutError(OsmosisError):

@@ -15,6 +15,7 @@ __all__ = [
     "OWN_FOLDER",
     "UnreadableError",
     "given_path",
+    "private_file",
     "private_folder",
     "read_bounded",
     "replaced_file",
@@ -72,9 +73,12 @@ def store_folder(root: Path, given: str | Path | None = None) -> Path:
 
 
 def private_folder(folder: Path) -> None:
-    """Create the package's own folder, with a .gitignore that hides it from git; raise OSError."""
+    """Create the package's own folder, with a .gitignore that hides it from git; raise OSError.
+
+    Only its owner can look into a new one, because it holds whole conversations.
+    """
     new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Any other folder that existed before may hold files that git should see.
     if not new and folder.name != OWN_FOLDER:
         return
@@ -83,6 +87,12 @@ def private_folder(folder: Path) -> None:
             file.write("*\n")
     except FileExistsError:
         return
+
+
+def private_file(path: Path) -> None:
+    """Create an empty file that only its owner can read, unless it exists; raise OSError."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 @contextlib.contextmanager

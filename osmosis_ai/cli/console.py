@@ -13,6 +13,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from osmosis_ai.cli.status import STATUS
+from osmosis_ai.cli.streams import discard_stdout
 from osmosis_ai.cli.tables import Table
 from osmosis_ai.errors import OutputError
 from osmosis_ai.text import visible
@@ -112,6 +113,7 @@ class Output:
         except BrokenPipeError:
             raise
         except OSError as error:
+            discard_stdout()
             raise OutputError(f"stdout can't be written: {error.strerror or error}") from error
 
     def _result(self, text: Text) -> None:

@@ -16,6 +16,8 @@ from osmosis_ai.cli.session import CommandSession, ExitCode, command_session, in
 from osmosis_ai.cli.status import STATUS
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.config import Command, RunConfig
+from osmosis_ai.errors import OutputError
+from osmosis_ai.folders import replaced_file
 from osmosis_ai.options import secret_values
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.events import RunEvent
@@ -188,6 +190,11 @@ def introduce(output: Output, event: RunEvent) -> None:
 
 
 def save_results(results: bytes, file: Path | None) -> None:
-    """Write a results object to the `-o` file, if there is one."""
-    if file is not None:
-        file.write_bytes(msgspec.json.format(results, indent=2) + b"\n")
+    """Replace the `-o` file with a results object, if there is one; on OutputError the earlier file is kept."""
+    if file is None:
+        return
+    try:
+        with replaced_file(file) as sink:
+            sink.write(msgspec.json.format(results, indent=2) + b"\n")
+    except OSError as error:
+        raise OutputError(f"{file} could not be written: {error.strerror or error}") from error

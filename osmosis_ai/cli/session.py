@@ -96,7 +96,6 @@ def command_session(
         session.use(session.cwd)
         yield session
     except OutputError as error:
-        discard_stdout()
         session.output.fail(str(error))
         raise typer.Exit(ExitCode.FAILED) from error
     except OsmosisError as error:

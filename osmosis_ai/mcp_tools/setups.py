@@ -34,7 +34,8 @@ def load_setups(mcp_dir: Path, root: Path) -> list[Setup]:
     mcp_dir, root = mcp_dir.resolve(), root.resolve()
     found: dict[int, Setup] = {}
     for file in sorted(mcp_dir.rglob("*.py")):
-        if DECORATOR not in file.read_bytes():
+        # A pipe of this name would be waited for.
+        if not file.is_file() or DECORATOR not in file.read_bytes():
             continue
         modules = [module for module in list(sys.modules.values()) if getattr(module, "__file__", None) == str(file)]
         if not modules:

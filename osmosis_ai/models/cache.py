@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from osmosis_ai.errors import StartError, StoreError
-from osmosis_ai.folders import private_folder
+from osmosis_ai.folders import private_file, private_folder
 from osmosis_ai.masking import Masker
 from osmosis_ai.models.base import ChatModel
 from osmosis_ai.models.engines import load_engine
@@ -104,6 +104,7 @@ def prepare_cache(folder: Path, *, limit: int = LIMIT_BYTES) -> Path:
     path = cache_path(folder)
     try:
         private_folder(path.parent)
+        private_file(path)
     except OSError as error:
         raise StartError(
             f"can't keep replies in {path.parent}: {error.strerror}; make {path.parent.parent} writable, "

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.folders import private_folder
+from osmosis_ai.folders import private_file, private_folder
 
 __all__ = [
     "MIGRATIONS",
@@ -140,6 +140,8 @@ def open_writer(path: Path) -> sqlite3.Connection:
     """
     try:
         private_folder(path.parent)
+        # SQLite gives its other files the mode of this one.
+        private_file(path)
     except OSError as error:
         raise StoreError(
             f"can't keep runs in {path.parent}: {error.strerror}; "

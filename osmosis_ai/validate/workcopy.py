@@ -121,6 +121,30 @@ def _paths(root: Path, *arguments: str) -> list[str]:
 
 def _git(root: Path, *arguments: str) -> str:
     """Run a git command and return its output, without running programs that the repository's git config names."""
+    return _run_git(root, *_without_filters(root), *arguments)
+
+
+def _without_filters(root: Path) -> list[str]:
+    """Return options that turn off the filters of the repository's own config, which `git status` would run."""
+    try:
+        listed = _run_git(root, "config", "--null", "--show-scope", "--name-only", "--get-regexp", r"^filter\.")
+    except GitError:
+        return []  # there are none, and what else is wrong the command itself reports
+    parts = listed.split("\0")
+    own = {
+        name.rpartition(".")[0]
+        for scope, name in zip(parts[::2], parts[1::2], strict=False)
+        if scope in ("local", "worktree")
+    }
+    return [
+        option
+        for driver in sorted(own)
+        for value in ("clean=", "smudge=", "process=", "required=false")
+        for option in ("-c", f"{driver}.{value}")
+    ]
+
+
+def _run_git(root: Path, *arguments: str) -> str:
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.quotePath=false", *arguments]
     # Without optional locks, `git status` doesn't write to the index.
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}

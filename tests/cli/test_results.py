@@ -353,6 +353,37 @@ def test_a_part_of_a_dataset_of_each_format(suffix: str, tmp_path: Path) -> None
     assert found == [(1, pytest.approx(1.31)), (2, pytest.approx(2.51))]
 
 
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no modes")
+def test_a_results_file_that_cant_be_written_keeps_the_earlier_one(repo: Path, osmosis: Osmosis) -> None:
+    folder = repo / "kept"
+    folder.mkdir()
+    earlier = folder / "results.json"
+    earlier.write_text("earlier", encoding="utf-8")
+
+    def script(request: Request) -> Reply:
+        # Where the new file is written aside, there is a folder by the time the run ends.
+        (folder / f".results.json.{os.getpid()}.partial").mkdir(exist_ok=True)
+        return text("1")
+
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        done = osmosis("test", "--base-url", endpoint.url, "--model", "m", "-o", str(earlier), cwd=repo)
+    assert done.code == 1
+    assert f"{earlier} could not be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert earlier.read_text(encoding="utf-8") == "earlier"
+
+
+def test_what_a_run_leaves_can_be_read_by_its_owner_alone(repo: Path, osmosis: Osmosis) -> None:
+    assert osmosis("test", "--model", "offline/empty", "--cache", cwd=repo).code == 0
+    made = [repo / ".osmosis", repo / ".osmosis" / "runs.db"]
+    assert [path.stat().st_mode & 0o077 for path in made] == [0, 0]
+
+
+def test_a_pipe_among_the_tools_is_not_waited_for(repo: Path, osmosis: Osmosis) -> None:
+    os.mkfifo(repo / "mcp" / "pipe.py")
+    assert osmosis("test", "--model", "offline/empty", cwd=repo).code == 0
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_a_terminal_gets_a_live_bar(repo: Path) -> None:
     """The last row waits until the bar has shown the others, so the drawing doesn't depend on timing."""

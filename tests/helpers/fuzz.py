@@ -10,7 +10,7 @@ CASES = int(os.environ.get("FUZZ_CASES", "1500"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
 
 ODD: list[Any] = [
-    *(None, True, False, -1, 0, 1.5, 1e300, 2**53, 2**63, 10**30),
+    *(None, True, False, -1, 0, 1.5, 1e300, 10**12 + 1, 2**63, 10**30),
     *("", "c", "\x00\x1b[2J", "x" * 5000, [], {}, [None], [[]], {"id": None}),
     *({"tool_calls": [{}]}, {"tool_calls": True}, ["f"], {"type": "Stop"}, {"type": "ScoresDone"}),
 ]

@@ -307,6 +307,8 @@ def test_a_body_that_is_no_request_is_refused(server: Server, body: bytes, statu
         ("api_key", "secret\x18", "api_key"),
         ("max_tokens_total", -1, "max_tokens_total"),
         ("completion_params", [], "completion_params"),
+        ("completion_params", {"messages": []}, "completion_params"),
+        ("completion_params", {"temperature": 1, "rollout_id": "other"}, "completion_params"),
         ("metadata", "text", "metadata"),
         ("metadata", {"x": "y" * (1024 * 1024)}, "metadata"),
     ],

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from osmosis_ai.bounds import MAX_COUNT
 from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import MASK, Masker
 from osmosis_ai.records import (
@@ -113,7 +114,7 @@ json_values = st.recursive(
     max_leaves=6,
 )
 objects = st.dictionaries(st.text(), json_values, max_size=4)
-counts = st.integers(0, 2**63 - 1)
+counts = st.integers(0, MAX_COUNT)
 milliseconds = st.floats(0, 1e12)
 costs = st.none() | st.floats(0, 1e6)
 usages = st.builds(Usage, counts, counts, counts)

@@ -121,3 +121,14 @@ def test_no_program_named_in_the_repositorys_git_config_is_run(repo: Path) -> No
     git(repo, "config", "core.fsmonitor", f"touch {mark}; false")
     list(check_working_copy(repo))
     assert not mark.exists()
+
+
+@pytest.mark.parametrize("kind", ["clean", "process"])
+def test_no_program_that_the_repositorys_config_names_is_run(repo: Path, kind: str) -> None:
+    (repo / ".gitattributes").write_text("* filter=e\n", encoding="utf-8")
+    git(repo, "config", f"filter.e.{kind}", "touch PWNED; cat")
+    git(repo, "config", "filter.e.required", "true")
+    # Git compares the content of a file whose time differs from the index's.
+    os.utime(repo / "mcp" / "main.py", (1, 1))
+    assert codes(repo)  # the new .gitattributes
+    assert not (repo / "PWNED").exists()

@@ -116,6 +116,14 @@ class RolloutRequest(BaseModel):
     def _null_is_empty(cls, value: object) -> object:
         return {} if value is None else value
 
+    @field_validator("completion_params")
+    @classmethod
+    def _only_sampling(cls, value: JsonObject) -> JsonObject:
+        for name in ("messages", "rollout_id", "self"):
+            if name in value:
+                raise ValueError(f"must not contain `{name}`: it holds sampling parameters")
+        return value
+
     @field_validator("server_url")
     @classmethod
     def _is_http(cls, value: str) -> str:

@@ -105,7 +105,7 @@ def create_app(
         runner,
         settings=settings,
         client=client,
-        api_key=os.environ.get(API_KEY_VARIABLE) or None if api_key is None else api_key,
+        api_key=os.environ.get(API_KEY_VARIABLE, "").strip() or None if api_key is None else api_key,
         undelivered=Path(undelivered_dir) if undelivered_dir is not None else None,
         notice=(
             f"the agent loop {runner.name!r} runs in this server's own process and blocks it whenever it blocks. "

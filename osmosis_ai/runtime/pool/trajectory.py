@@ -6,6 +6,7 @@ from time import monotonic
 
 import msgspec
 
+from osmosis_ai.bounds import MAX_COUNT
 from osmosis_ai.records import (
     AgentReport,
     Failure,
@@ -27,10 +28,11 @@ __all__ = ["TrajectoryBuilder", "total_cost", "total_usage"]
 def total_usage(turns: list[Turn]) -> Usage:
     """Add up the tokens of these model calls; a cached reply costs none."""
     paid = [turn.usage for turn in turns if not turn.cached]
+    # An endpoint may claim any number; the sum must still be a count.
     return Usage(
-        sum(usage.prompt_tokens for usage in paid),
-        sum(usage.completion_tokens for usage in paid),
-        sum(usage.total_tokens for usage in paid),
+        min(sum(usage.prompt_tokens for usage in paid), MAX_COUNT),
+        min(sum(usage.completion_tokens for usage in paid), MAX_COUNT),
+        min(sum(usage.total_tokens for usage in paid), MAX_COUNT),
     )
 
 
