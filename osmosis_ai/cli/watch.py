@@ -198,12 +198,13 @@ class _Watcher:
         return _Next([], quit=True)
 
     def _transcript(self) -> list[str]:
-        flipped = None if self._shown is None else self._shown.done.flipped
-        if self._shown is None or flipped is None or not (flipped.passed or flipped.failed):
+        functions = self._shown.done.flipped.functions.values() if self._shown is not None else ()
+        flips = [flip for each in functions for flip in (*each.passed, *each.failed)]
+        if self._shown is None or not flips:
             return ["no row has flipped"]
         from osmosis_ai.store.transcript import transcript
 
-        first = [*flipped.passed, *flipped.failed][0]
+        first = flips[0]
         wanted = RolloutFilter(row=first.row_index, run_index=first.run_index)
         found = self.session.store.scored(self._shown.run_id, wanted, with_trajectory=True)
         return [line for each in found for line in transcript(each)]

@@ -10,23 +10,24 @@ from rich.live import Live
 from rich.text import Text
 
 from osmosis_ai.cli.console import BAD, CAUTION, FAINT, GOOD, HEADING, Output
-from osmosis_ai.cli.scores import score_style
+from osmosis_ai.cli.scores import score_style, short_name, went_wrong
 from osmosis_ai.cli.tables import Cell, Column, Table
 from osmosis_ai.records import Record, Rollout
 from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.results import Flip
+from osmosis_ai.runtime.run.rows import lacking, telling_functions
 from osmosis_ai.runtime.run.run import RunListener
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.session import Iteration
-from osmosis_ai.text import duration, score_number
+from osmosis_ai.text import counted, duration, score_number
 
 __all__ = ["BrokenSave", "Display", "Screen"]
 
-FLIPS_SHOWN = 8
+ROWS_SHOWN = 5
 SLOW_SECONDS = 5.0
-HELP = "r rerun all · f rerun failed · d first flipped row's transcript · q quit"
+HELP = "r rerun all · f new samples for rows that fall short · d first flipped row's transcript · q quit"
 
 
 class BrokenSave(Record, frozen=True, omit_defaults=False):
@@ -182,8 +183,11 @@ def _results(iteration: Iteration, width: int) -> list[Any]:
     for name, style in (("added", GOOD), ("removed", BAD), ("changed", CAUTION)):
         if tools := getattr(done.tools, name):
             parts.append(Text(f"tools {name}: {', '.join(tools)}", style=style))
-    parts += _flips("now pass", GOOD, done.flipped.passed) + _flips("now fail", BAD, done.flipped.failed)
-    return parts
+    names = report.functions
+    for name, flips in done.flipped.functions.items():
+        parts += _flips(f"{short_name(name, names)}: {len(flips.passed):,} now pass", GOOD, flips.passed)
+        parts += _flips(f"{short_name(name, names)}: {len(flips.failed):,} now fail", BAD, flips.failed)
+    return parts + _below(iteration)
 
 
 def _scores(iteration: Iteration) -> Table:
@@ -206,11 +210,29 @@ def _scores(iteration: Iteration) -> Table:
 def _flips(title: str, style: str, flips: list[Flip]) -> list[Any]:
     if not flips:
         return []
-    lines: list[Any] = [Text(f"{len(flips)} {title}", style=f"bold {style}")]
-    for flip in flips[:FLIPS_SHOWN]:
-        lines.append(
-            Text(f"  row {flip.row_index}: {flip.prompt}  {score_number(flip.before)} → {score_number(flip.after)}")
-        )
-    if len(flips) > FLIPS_SHOWN:
-        lines.append(Text(f"  … and {len(flips) - FLIPS_SHOWN} more", style=FAINT))
-    return lines
+    lines: list[Any] = [Text(title, style=f"bold {style}")]
+    for flip in flips[:ROWS_SHOWN]:
+        change = f"{score_number(flip.before)} → {score_number(flip.after)}"
+        lines.append(Text(f"  row {flip.row_index}: {flip.prompt}  {change}"))
+    return lines + _more(len(flips))
+
+
+def _below(iteration: Iteration) -> list[Any]:
+    """List the first rows that fall short, with the scores and failures because of which they do."""
+    report = iteration.report
+    if not report.below:
+        return []
+    title = f"{counted(report.rows_below, 'row')} below the pass threshold {report.pass_threshold:g}"
+    lines: list[Any] = [Text(title, style=HEADING)]
+    telling = telling_functions(report.functions, report.pass_threshold)
+    for row in report.below[:ROWS_SHOWN]:
+        outcome = row.outcome
+        low = [name for name in lacking(outcome, telling, report.pass_threshold) if name in outcome.scores]
+        scores = [f"{short_name(name, report.functions)} {score_number(outcome.scores[name].value)}" for name in low]
+        why = went_wrong(outcome.failure, outcome.scores) or ", ".join(scores)
+        lines.append(Text(f"  row {outcome.row_index}: {iteration.prompts[outcome.row_id]}  {why}"))
+    return lines + _more(report.rows_below)
+
+
+def _more(count: int) -> list[Any]:
+    return [Text(f"  … and {count - ROWS_SHOWN:,} more", style=FAINT)] if count > ROWS_SHOWN else []

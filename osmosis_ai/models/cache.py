@@ -211,6 +211,7 @@ class CachedModel:
         cache: Stores the replies.
         spec: Describes `inner`. Its API key isn't part of the cache's key.
         attempt: The rollout's attempt at its row, so that several attempts remain separate samples.
+        draw: Tells a later sample of the same attempt from earlier ones.
         environ: For engines that choose the endpoint by environment variables.
     """
 
@@ -220,15 +221,16 @@ class CachedModel:
         cache: ReplyCache,
         spec: ModelSpec,
         attempt: int,
+        draw: str = "",
         *,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._inner = inner
         self._cache = cache
         self._params = spec.params
-        self._identity = hashlib.sha256(
-            _encode([KEY_VERSION, spec.engine, spec.model, load_engine(spec).destination(spec, environ), attempt])
-        )
+        destination = load_engine(spec).destination(spec, environ)
+        identity = [KEY_VERSION, spec.engine, spec.model, destination, attempt, *([draw] if draw else [])]
+        self._identity = hashlib.sha256(_encode(identity))
         self._asked: Counter[bytes] = Counter()
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:

@@ -36,8 +36,11 @@ class ModelHost(Protocol):
 
     spec: ModelSpec
 
-    def for_rollout(self, row: Row, run_index: int) -> ChatModel:
-        """Return the model for a row's rollout number `run_index`, from 0. The host owns it: don't close it."""
+    def for_rollout(self, row: Row, run_index: int, draw: str = "") -> ChatModel:
+        """Return the model for a row's rollout number `run_index`, from 0. The host owns it: don't close it.
+
+        The reply cache answers only requests of the same `draw`.
+        """
         ...
 
     def price_known(self) -> bool:
@@ -134,12 +137,12 @@ class _RemoteHost:
         self.limiter = AdaptiveLimiter(options.concurrency)
         self._model = RetryingModel(engine.client(spec), options.policy, self.limiter, options.on_wait)
 
-    def for_rollout(self, row: Row, run_index: int) -> ChatModel:
+    def for_rollout(self, row: Row, run_index: int, draw: str = "") -> ChatModel:
         if self._cache is None:
             return self._model
         from osmosis_ai.models.cache import CachedModel
 
-        return CachedModel(self._model, self._cache, self.spec, run_index)
+        return CachedModel(self._model, self._cache, self.spec, run_index, draw)
 
     def price_known(self) -> bool:
         return self._engine.price_known(self.spec)

@@ -141,13 +141,17 @@ def _with_paths(spec: WorkerSpec, change: Callable[[str], str]) -> WorkerSpec:
 
 
 class RolloutJob(Record, frozen=True, tag=True):
-    """Run the agent on one row. `policy` names one of the spec's policies; if `stepping`, it pauses at every step."""
+    """Run the agent on one row. `policy` names one of the spec's policies; if `stepping`, it pauses at every step.
+
+    A new `draw` asks the model anew: the reply cache answers only requests of the same draw.
+    """
 
     id: str
     row: Row
     run_index: int
     policy: str
     stepping: bool = False
+    draw: str = ""
 
 
 class ScoreJob(Record, frozen=True, tag=True):

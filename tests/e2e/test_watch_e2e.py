@@ -484,7 +484,10 @@ def test_the_screen_and_its_keys(tmp_path: Path) -> None:
 
             mark = screen.mark()
             write(repo, {"reward_fn/rewards.py": HALF})
-            screen.shows("iteration 2: reward_fn/rewards.py", "-0.500", "2 now fail", "answer b  1 → 0.5", since=mark)
+            screen.shows(
+                "iteration 2: reward_fn/rewards.py", "-0.500", "exact: 2 now fail", "1.000 → 0.500", since=mark
+            )
+            screen.shows("2 rows below the pass threshold 1", "answer b  exact 0.500", since=mark)
             mark = screen.mark()
             screen.press("d")
             screen.shows("Use the tool.", "answer a", "iteration 2", since=mark)

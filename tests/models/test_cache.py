@@ -484,6 +484,18 @@ def test_a_read_only_file_is_an_error_at_the_start(tmp_path: Path, path: Path) -
 # Through a real endpoint
 
 
+async def test_a_new_draw_is_a_new_sample_with_an_entry_of_its_own(path: Path) -> None:
+    with ScriptedEndpoint(lambda request: text(f"reply {len(endpoint.requests)}")).run_in_thread() as endpoint:
+        async with opened(path) as cache:
+            host = create_model(spec(base_url=endpoint.url), HostOptions(cache=cache))
+            replies = [
+                (await host.for_rollout(ROW, 0, draw).complete(MESSAGES, [], {})).message["content"]
+                for draw in ("", "again", "", "again")
+            ]
+            await host.aclose()
+    assert replies == ["reply 1", "reply 2"] * 2
+
+
 async def test_conversations_replay_without_a_request(path: Path) -> None:
     def script(request: Request) -> Reply:
         return text(f"the answer, request {len(endpoint.requests)}") if request.turn else tool_call("add", a=1, b=2)

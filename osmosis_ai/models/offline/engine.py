@@ -137,7 +137,7 @@ class _Host:
             raise ModelStartError(f"There is no offline model {spec.model!r}.")
         self.spec = spec
 
-    def for_rollout(self, row: Row, run_index: int) -> ChatModel:
+    def for_rollout(self, row: Row, run_index: int, draw: str = "") -> ChatModel:
         return _MODELS[self.spec.model](row)
 
     def price_known(self) -> bool:

@@ -230,9 +230,9 @@ class Flip(Record, frozen=True):
     prompt: str
     """Start of the user prompt."""
     before: float | None
-    """Reward in the last iteration, null if a score was missing."""
+    """Reward in the last iteration, or the function's score; null if it was missing."""
     after: float | None
-    """Reward now, null if a score is missing."""
+    """Reward now, or the function's score; null if it is missing."""
 
 
 class Redone(Record, frozen=True):
@@ -246,13 +246,20 @@ class Redone(Record, frozen=True):
     """Model calls answered from the reply cache."""
 
 
-class Flipped(Record, frozen=True):
+class Flips(Record, frozen=True):
     """Attempts with a changed result."""
 
     passed: list[Flip]
     """Attempts that pass now."""
     failed: list[Flip]
     """Attempts that fail now."""
+
+
+class Flipped(Flips, frozen=True):
+    """Attempts with a changed result: by all functions together, and by each."""
+
+    functions: dict[str, Flips]
+    """Attempts with a changed result by one function, for each function that has some."""
 
 
 class ToolChanges(Record, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -35,7 +35,8 @@ class Run:
     """Runs a plan's rollouts in a pool, and stores and scores them.
 
     `completed` holds the existing records of a resumed run. `spent_usd` is the cost that already counts towards
-    `--max-cost`; None stands for the cost of the run's records.
+    `--max-cost`; None stands for the cost of the run's records. `draws` has the draws of rollouts that the user wanted
+    sampled anew.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Run:
         completed: Completed | None = None,
         retry_failed: bool = False,
         spent_usd: float | None = None,
+        draws: Mapping[RolloutKey, str] | None = None,
     ) -> None:
         self.id = id
         self.plan = plan
@@ -60,6 +62,7 @@ class Run:
         self._recorded: set[RolloutKey] = set() if completed is None else completed.keys
         self._again = completed.failed if completed is not None and retry_failed else set()
         self._spent_before = spent_usd
+        self._draws = draws or {}
         # In watch mode a pool outlives the run, so it may already have cost something.
         self._pool_before = pool.spent_usd
         self._scoring = Scoring(
@@ -141,7 +144,7 @@ class Run:
                         return
                     # Includes the row's id, because in an edited dataset another row may have had this index.
                     job = f"{self.id}.{policy[0]}{row.index}.{run_index}.{row.id}"
-                    yield RolloutJob(job, row, run_index, policy)
+                    yield RolloutJob(job, row, run_index, policy, draw=self._draws.get(key, ""))
 
     def _over_budget(self) -> bool:
         limit = self.plan.config.limits.max_cost

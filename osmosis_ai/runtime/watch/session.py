@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import anyio
 import msgspec
@@ -30,13 +31,15 @@ from osmosis_ai.runtime.protocol import Progress, Ready, RolloutJob, WorkerSpec,
 from osmosis_ai.runtime.run.plan import POLICY, RunPlan
 from osmosis_ai.runtime.run.prepare import Prepared, check_judges, prepare
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
-from osmosis_ai.runtime.run.results import Flip, Flipped, Redone, ToolChanges, WatchIteration
+from osmosis_ai.runtime.run.results import Flip, Flipped, Flips, Redone, ToolChanges, WatchIteration
 from osmosis_ai.runtime.run.resume import run_config, run_identity
+from osmosis_ai.runtime.run.rows import lacking, telling_functions
 from osmosis_ai.runtime.run.run import Run, RunListener
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.changes import Stale, Watched, from_root, repository_files
 from osmosis_ai.store.queries import Completed, RolloutKey
 from osmosis_ai.store.run_store import RunStore
+from osmosis_ai.text import excerpt
 
 __all__ = ["Iteration", "Rerun", "WatchSession"]
 
@@ -51,20 +54,26 @@ class Rerun(Record, frozen=True):
 
 
 class Iteration(Record, frozen=True):
-    """One finished iteration; `before` is the previous one's report."""
+    """One finished iteration.
+
+    `before` is the previous one's report. `prompts` has the start of the prompt of the rows that fall short, by row id.
+    """
 
     done: WatchIteration
     run_id: str
     plan: RunPlan
     report: Report
     before: Report | None
+    prompts: dict[str, str]
 
 
 class _Verdict(NamedTuple):
-    """A rollout's result, for comparison with the next iteration."""
+    """A rollout's result, for comparison with the next iteration. It falls short by functions that tell rows apart."""
 
     passed: bool
     reward: float | None
+    scores: dict[str, float | None]
+    short: bool
 
 
 class _Place(NamedTuple):
@@ -187,6 +196,7 @@ class WatchSession:
         self._run_key: dict[str, Any] = {}
         self._probed: Any = None
         self._last: _Last = _Last() if predecessor is None else predecessor._last
+        self._draws: dict[RolloutKey, str] = {} if predecessor is None else predecessor._draws
         self._outcomes: list[Outcome] = []
         self._finished_key: Any = None
         self._spent_usd = 0.0
@@ -249,6 +259,7 @@ class WatchSession:
             completed=completed,
             retry_failed=again.failed,
             spent_usd=self._spent_usd,
+            draws=self._draws,
         )
         try:
             await run.execute()
@@ -352,6 +363,9 @@ class WatchSession:
 
     async def _begin(self, plan: RunPlan, pool: Pool, again: Rerun) -> Completed | None:
         """Choose the run for this code and model: the current one, or a new one if they changed."""
+        # Repeating failures includes rollouts that ended without error but fall short.
+        short = {key for key, verdict in self._last.verdicts.items() if verdict.short} if again.failed else set()
+        self._draws.update(dict.fromkeys(short, uuid4().hex))
         check_judges(plan.functions, self._environ, priced=plan.config.limits.max_cost is not None)
         if self._probed != plan.policies:
             for policy in plan.policies:
@@ -378,9 +392,7 @@ class WatchSession:
         completed = self.store.completed_keys(self._run_id)
         # Records of rows that left the dataset don't count.
         here = {key for key in completed.keys if key.row_id in self._rows}
-        # Repeating failures includes rollouts that ended without error but didn't pass.
-        bad = {where for where, verdict in self._last.verdicts.items() if not verdict.passed} if again.failed else set()
-        return Completed(here, completed.failed | {key for key in here if key in bad})
+        return Completed(here, completed.failed | (here & short))
 
     def _tool_content(self, loaded: Ready) -> dict[str, str]:
         data = self._data_files(self._agent_dir) if self._agent_dir is not None else {}
@@ -406,28 +418,33 @@ class WatchSession:
         )
         # The run stays open; lists of runs show the figures so far.
         await self.store.mark(self._run_id, "running", run_summary(report))
+        threshold = plan.config.scoring.pass_threshold
+        telling = telling_functions(report.functions, threshold)
         verdicts = {}
-        passed: list[Flip] = []
-        failed: list[Flip] = []
+        known = {} if self._last.report is None else self._last.report.functions
+        functions = [name for name in report.functions if name in known]
+        flipped = Flipped([], [], {})
         for outcome in self._outcomes:
             key = RolloutKey(outcome.policy, outcome.row_id, outcome.run_index)
-            verdict = verdicts[key] = _verdict(outcome, plan.config.scoring.pass_threshold)
+            verdict = verdicts[key] = _verdict(outcome, telling, threshold)
             before = self._last.verdicts.get(key)
-            if outcome.policy == POLICY and before is not None and before.passed != verdict.passed:
+            if outcome.policy == POLICY and before is not None:
                 place = (outcome.row_index, outcome.row_id, outcome.run_index, self._rows[outcome.row_id].prompt)
-                (passed if verdict.passed else failed).append(Flip(*place, before.reward, verdict.reward))
+                _add_flips(flipped, place, before, verdict, functions, threshold)
         tools = {tool["function"]["name"]: tool for tool in loaded.tools}
         number = self._last.number + 1
         done = WatchIteration(
             number=number,
             trigger=trigger,
             redone=Redone(tally.rollouts, tally.scores, tally.cached_turns),
-            flipped=Flipped(passed, failed),
+            flipped=flipped,
             tools=_compare_tools(self._last.tools if self._last.number else tools, tools),
             took_ms=round((monotonic() - started) * 1000, 1),
             out_of_budget=out_of_budget,
         )
-        iteration = Iteration(done, self._run_id, plan, report, self._last.report)
+        ids = [row.outcome.row_id for row in report.below]
+        prompts = {row_id: self._rows[row_id].prompt for row_id in ids}
+        iteration = Iteration(done, self._run_id, plan, report, self._last.report, prompts)
         self._last = _Last(number, report, tools, verdicts)
         return iteration
 
@@ -453,18 +470,36 @@ def _read_dataset(plan: RunPlan) -> tuple[DatasetSummary, dict[str, _Place]]:
     dataset = Dataset(Path(plan.dataset))
     summary = dataset.check(offset=plan.config.data.offset, limit=plan.config.data.limit)
     rows = dataset.rows(offset=plan.config.data.offset, limit=plan.config.data.limit)
-    return summary, {row.id: _Place(row.index, _excerpt(row.user_prompt)) for row in rows}
+    return summary, {row.id: _Place(row.index, excerpt(row.user_prompt, PROMPT_CHARACTERS)) for row in rows}
 
 
-def _excerpt(prompt: str) -> str:
-    text = " ".join(prompt.split())
-    return text if len(text) <= PROMPT_CHARACTERS else f"{text[:PROMPT_CHARACTERS]}…"
+def _verdict(outcome: Outcome, telling: list[str], threshold: float) -> _Verdict:
+    failed = outcome.failure is not None
+    return _Verdict(
+        passed=not failed and not lacking(outcome, outcome.scores, threshold),
+        reward=outcome.reward,
+        scores={name: score.value for name, score in outcome.scores.items()},
+        short=failed or bool(lacking(outcome, telling, threshold)),
+    )
 
 
-def _verdict(outcome: Outcome, threshold: float) -> _Verdict:
-    scored = outcome.scores.values()
-    good = all(score.value is not None and score.value >= threshold for score in scored)
-    return _Verdict(outcome.failure is None and good, outcome.reward)
+def _add_flips(
+    flipped: Flipped,
+    place: tuple[int, str, int, str],
+    before: _Verdict,
+    now: _Verdict,
+    functions: list[str],
+    threshold: float,
+) -> None:
+    """Add an attempt whose result has changed: by all functions together, and by each of `functions`."""
+    if before.passed != now.passed:
+        (flipped.passed if now.passed else flipped.failed).append(Flip(*place, before.reward, now.reward))
+    for name in functions:
+        was, value = before.scores.get(name), now.scores.get(name)
+        passes = value is not None and value >= threshold
+        if passes != (was is not None and was >= threshold):
+            flips = flipped.functions.setdefault(name, Flips([], []))
+            (flips.passed if passes else flips.failed).append(Flip(*place, was, value))
 
 
 def _compare_tools(before: Mapping[str, Any], after: Mapping[str, Any]) -> ToolChanges:

@@ -303,7 +303,7 @@ class Worker:
             self._emit(protocol.Retiring("a function that ran out of time may still hold a thread"))
 
     async def _rollout(self, job: protocol.RolloutJob) -> None:
-        model = self._models[job.policy].for_rollout(job.row, job.run_index)
+        model = self._models[job.policy].for_rollout(job.row, job.run_index, job.draw)
         edges = _RolloutRun(job, self.spec, model, self._emit, admission=self.admission)
         with rollout_scope(job.id, job.row.index, job.row.extra, self.spec.scratch):
             if self._agent is not None:

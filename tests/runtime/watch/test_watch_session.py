@@ -25,6 +25,7 @@ from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.changes import Stale, classify
 from osmosis_ai.runtime.watch.session import Iteration, Rerun, WatchSession
 from osmosis_ai.store.run_store import RunStore
+from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text
 from repos import ADDING, EXACT, write_repo
 
 pytestmark = pytest.mark.anyio
@@ -65,8 +66,8 @@ class Watched:
     async def save(self, **files: str) -> Iteration | None:
         """Save files by name (`tools`, `rewards`, `rows`), and iterate."""
         names = {"tools": TOOLS, "rewards": REWARDS, "rows": ROWS}
-        for name, text in files.items():
-            (self.root / names[name]).write_text(text, encoding="utf-8")
+        for name, content in files.items():
+            (self.root / names[name]).write_text(content, encoding="utf-8")
             self.session.mark_stale(classify(names[name], self.session.watched()))
         return await self.iterate([names[name] for name in files])
 
@@ -84,8 +85,10 @@ class Watched:
         return [(outcome.row_index, outcome.reward) for outcome in self.session.outcomes()]
 
 
-def session_of(root: Path, store: RunStore, group: TaskGroup, predecessor: WatchSession | None = None) -> WatchSession:
-    config = RunConfig.of(model="offline/oracle")
+def session_of(
+    root: Path, store: RunStore, group: TaskGroup, predecessor: WatchSession | None = None, **given: Any
+) -> WatchSession:
+    config = RunConfig.of(**{"model": "offline/oracle", **given})
     repository = find_repository("mcp", root)
     options = PoolOptions(workers=1, environ=dict(os.environ))
     arguments = (config, repository, root / ROWS, root, os.environ, store, options, group)
@@ -93,12 +96,12 @@ def session_of(root: Path, store: RunStore, group: TaskGroup, predecessor: Watch
 
 
 @asynccontextmanager
-async def watching(folder: Path, *, solved: bool = True) -> AsyncIterator[Watched]:
-    """Open a session on two rows, which its tool gets right."""
+async def watching(folder: Path, *, solved: bool = True, **given: Any) -> AsyncIterator[Watched]:
+    """Open a session on two rows, which its tool gets right; `given` are options of the run."""
     root = write_repo(folder / "repo", rows=rows((1, 2), (3, 4), solved=solved))
     with RunStore.open(root) as store:
         async with anyio.create_task_group() as group:
-            watched = Watched(session_of(root, store, group), root)
+            watched = Watched(session_of(root, store, group, **given), root)
             yield watched
             watched.session.close()
 
@@ -209,6 +212,56 @@ async def test_failed_rollouts_alone_are_run_again_when_asked(tmp_path: Path) ->
         assert watched.rewards() == [(0, 1.0), (1, 0.0)]
         # A rollout that ended without error but with a low score counts as failed.
         assert redone(await watched.iterate(["f"], Rerun(failed=True))) == (1, 1)
+
+
+PROCESS = """
+from osmosis_ai import osmosis_reward
+
+
+@osmosis_reward
+def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return 1.0 if solution_str.strip() == ground_truth else 0.0
+
+
+@osmosis_reward
+def effort(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return 0.5
+"""
+
+
+async def test_a_flip_counts_for_its_function_although_another_never_reaches_the_threshold(tmp_path: Path) -> None:
+    async with watching(tmp_path) as watched:
+        first = await watched.save(rewards=PROCESS)
+        assert first is not None
+        assert (first.report.rows_below, first.prompts) == (0, {})
+        second = await watched.save(tools=ADDING.replace("a + b", "3"))
+        assert flipped(second) == ([], [])
+        assert second is not None
+        (name,) = second.done.flipped.functions
+        (flip,) = second.done.flipped.functions[name].failed
+        assert (name, flip.row_index, flip.before, flip.after) == ("reward_fn.rewards:exact", 1, 1.0, 0.0)
+        assert [row.outcome.row_index for row in second.report.below] == [1]
+        assert list(second.prompts.values()) == ["3 + 4?"]
+        assert redone(await watched.iterate(["f"], Rerun(failed=True))) == (1, 2)
+
+
+async def test_rows_that_fall_short_are_sampled_anew_and_keep_the_new_sample(tmp_path: Path) -> None:
+    def script(request: Request) -> Reply:
+        return text("3" if len(endpoint.chats) <= 2 else "7")
+
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        given = {"model": "scripted", "base_url": endpoint.url, "cache": True, "batch_size": 1}
+        async with watching(tmp_path, **given) as watched:
+            await watched.iterate(["start"])
+            assert watched.rewards() == [(0, 1.0), (1, 0.0)]
+            assert redone(await watched.iterate(["f"], Rerun(failed=True))) == (1, 1)
+            assert watched.rewards() == [(0, 1.0), (1, 1.0)]
+            asked = len(endpoint.chats)
+            again = await watched.save(tools=f"{ADDING}# the same schemas\n")
+            assert again is not None
+            assert (redone(again), again.done.redone.cached_turns) == ((2, 2), 2)
+            assert watched.rewards() == [(0, 1.0), (1, 1.0)]
+            assert len(endpoint.chats) == asked
 
 
 async def test_changed_tools_are_named(tmp_path: Path) -> None:
