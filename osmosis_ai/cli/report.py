@@ -23,7 +23,7 @@ from osmosis_ai.runtime.run.rows import ListedRow
 from osmosis_ai.store.queries import Queries, RolloutFilter
 from osmosis_ai.text import cost, counted, duration, excerpt, indented, score_number
 
-__all__ = ["figure_with_error", "print_report", "shown_interval"]
+__all__ = ["figure_with_error", "lead_on", "print_report", "shown_interval"]
 
 MAX_CAUSES = 10
 TEST_ROWS = 20
@@ -32,7 +32,7 @@ ANSWER_CHARACTERS = 60
 
 
 def print_report(output: Output, report: Report) -> None:
-    """Print a run's report to stdout, and the commands that lead on to stderr."""
+    """Print a run's report to stdout."""
     output.line(f"\nmodel {_shown(report.policy)}")
     if report.command == "test":
         _print_rows(output, report)
@@ -59,7 +59,6 @@ def print_report(output: Output, report: Report) -> None:
     if report.command == "eval":
         _print_below(output, report)
     output.line(f"run {report.run_id}")
-    _lead_on(output, report)
 
 
 def _headline(policy: Policy, scoring_errors: int, wall_ms: float | None) -> str:
@@ -227,8 +226,8 @@ def _print_causes(output: Output, title: str, causes: list[Cause]) -> None:
         output.line(f"  … and {len(causes) - MAX_CAUSES:,} further causes")
 
 
-def _lead_on(output: Output, report: Report) -> None:
-    """Say which commands show more, or continue the run."""
+def lead_on(output: Output, report: Report) -> None:
+    """Say on stderr which commands show more, or continue the run."""
     if report.policy.missing or (report.baseline is not None and report.baseline.missing):
         output.say("to continue this run, repeat the command with --resume")
     listed = [*report.below, *report.others]

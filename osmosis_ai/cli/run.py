@@ -11,7 +11,7 @@ import msgspec
 from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.options import Given, OutputOptions, effective_config, output_options
 from osmosis_ai.cli.progress import DatasetCheckProgress, RunProgress
-from osmosis_ai.cli.report import print_report
+from osmosis_ai.cli.report import lead_on, print_report
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session, interrupts
 from osmosis_ai.cli.status import STATUS
 from osmosis_ai.collector import calm_collector
@@ -129,10 +129,11 @@ class _Run:
             save_results(results, self._results)
         if results is not None and self._options.json:
             self._output.line(results.decode("utf-8"))
-            return
-        print_report(self._output, report)
-        if self._results is not None:
-            self._output.say(f"results written to {self._results}")
+        else:
+            print_report(self._output, report)
+            if self._results is not None:
+                self._output.say(f"results written to {self._results}")
+        lead_on(self._output, report)
 
     def _exit_code(self, report: Report, *, interrupted: bool) -> int:
         if interrupted:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from osmosis_ai.cli.console import BAD, CAUTION, FAINT, GOOD, HEADING, Output
 from osmosis_ai.cli.tables import Cell, Column, Table
-from osmosis_ai.text import counted, duration
+from osmosis_ai.text import counted, duration, score_number
 from osmosis_ai.validate import Finding, examples
 from osmosis_ai.validate.controls import ControlReport
 from osmosis_ai.validate.probes import WRONG
@@ -116,12 +116,13 @@ def _print_control(report: ControlReport, output: Output) -> None:
     table = Table(Column("  answer form", "name"), "right", *WRONG)
     for form in report.forms:
         mark = "✓" if form.accepted else " "
-        right = Cell(_score(form.right), GOOD if form.accepted else FAINT)
-        table.add(f"{mark} {form.form}", right, *(_score(form.wrong[kind]) for kind in WRONG))
+        right = Cell(score_number(form.right), GOOD if form.accepted else FAINT)
+        table.add(f"{mark} {form.form}", right, *(score_number(form.wrong[kind]) for kind in WRONG))
     output.table(table)
-    others = f"  empty {_score(report.empty)}, prompt echoed {_score(report.prompt)}, odd answers {_score(report.odd)}"
+    others = {"empty": report.empty, "prompt echoed": report.prompt, "odd answers": report.odd}
+    scores = ", ".join(f"{name} {score_number(value)}" for name, value in others.items())
     calls = f"{counted(report.calls, 'call')}, {duration(report.median_ms)} each"
-    output.line(f"{others}; {counted(report.rows, 'row')}, {calls}")
+    output.line(f"  {scores}; {counted(report.rows, 'row')}, {calls}")
 
 
 def _print_findings(findings: Iterable[Finding], output: Output) -> None:
@@ -145,10 +146,6 @@ def _sum(validation: Validation, static: bool) -> Text:
     counts += f", {len(validation.ignored)} ignored" if validation.ignored else ""
     style = BAD if errors else CAUTION if warnings else GOOD
     return Text(counts + (" (source only; nothing was run)" if static else ""), style)
-
-
-def _score(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
 
 
 def _escaped(text: str, *, in_property: bool = False) -> str:

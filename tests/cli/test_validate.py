@@ -54,7 +54,7 @@ def test_the_example_has_no_errors(example: Path) -> None:
     assert lines[0] == "tools (6)"
     assert any(line.startswith("answer_clarity_rubric") for line in lines)
     assert "controls of reward_fn.compute_reward:numbers_match_reward: accepts #### x; tells right from wrong" in lines
-    assert re.search(r"✓ #### x +1\.00 +0\.00 +0\.00 +0\.00 +0\.00", done.stdout)
+    assert re.search(r"✓ #### x +1\.000 +0\.000 +0\.000 +0\.000 +0\.000", done.stdout)
     assert re.fullmatch(r"0 errors, \d+ warnings", lines[-1])
 
 

@@ -52,6 +52,7 @@ def test_a_signal_lets_what_runs_finish_and_resume_does_the_rest(
         assert [result["row_index"] for result in done.json["results"]] == [0, 1, 2, 3, 4, 5]
         assert {result["reward"] for result in done.json["results"]} == {0.75}
         assert (done.json["summary"]["total"], done.json["summary"]["missing"]) == (10, 4)
+        assert "to continue this run, repeat the command with --resume" in done.stderr
         assert len(endpoint.chats) == 6
 
         resumed = run_osmosis("test", *model, "--resume", "--json", cwd=root)

@@ -17,7 +17,7 @@ def model(name: str) -> ModelSpec:
 
 def plan(*models: str, n: int = 1) -> RunPlan:
     policies = dict(zip((POLICY, BASELINE), map(model, models), strict=False))
-    return RunPlan(RunConfig.of(n=n), "/repo", "/repo/rows.jsonl", policies, [])
+    return RunPlan(RunConfig.of(n=n), "/repo", "/repo", "/repo/rows.jsonl", policies, [])
 
 
 def test_every_row_is_run_by_each_model_as_often_as_asked() -> None:

@@ -24,7 +24,7 @@ BROKEN = Failure("reward", "KeyError: 'x'", "exception", "reward_fn/f.py", 3)
 def plan(command: Command, rows: int, n: int, *policies: str) -> RunPlan:
     specs = {policy: ModelSpec(policy, "offline", policy, params={"top_p": 0.5}) for policy in policies}
     functions = [FunctionRef("f", "f", "f", "/repo"), FunctionRef("g", "g", "g", "/repo")]
-    return RunPlan(RunConfig.of(command, n=n), "/repo", "/repo/rows.jsonl", specs, functions, rows)
+    return RunPlan(RunConfig.of(command, n=n), "/repo", "/repo", "/repo/rows.jsonl", specs, functions, rows)
 
 
 def rollout(row: int, run_index: int, policy: str = POLICY, failure: Failure | None = None) -> Rollout:

@@ -54,6 +54,7 @@ def plan(tmp_path: Path) -> RunPlan:
     return RunPlan(
         RunConfig(workers=WorkersConfig(batch_size=2), command="test"),
         str(tmp_path),
+        str(tmp_path),
         str(dataset),
         {"policy": ModelSpec("offline/oracle", "offline", "offline/oracle")},
         [FunctionRef("reward", "rewards", "reward", str(tmp_path))],
