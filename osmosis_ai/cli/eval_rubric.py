@@ -397,7 +397,9 @@ def _results(plan: _Plan, judged: list[RecordResult]) -> RubricResults:
 
 def _print(view: Output, results: RubricResults) -> None:
     from osmosis_ai.cli.console import BAD
+    from osmosis_ai.cli.report import figure_with_error, shown_interval
     from osmosis_ai.cli.tables import Cell, Column, Table
+    from osmosis_ai.reward_fn.statistics import summarize
 
     table = Table(Column("record", "name"), "run", "score", Column("explanation", "text"))
     for record in results.records:
@@ -411,6 +413,13 @@ def _print(view: Output, results: RubricResults) -> None:
         view.line(
             f"average {number(overall.average)}, variance {number(overall.variance)}, stdev {number(overall.stdev)}, "
             f"min {number(overall.min)}, max {number(overall.max)}"
+        )
+        # As `eval` gives them: attempts at the same record aren't independent. Failed runs have no score to count.
+        scored = [[run.score for run in record.runs if run.score is not None] for record in results.records]
+        found = summarize(scored, pass_threshold=1.0)
+        view.line(
+            f"mean {figure_with_error(found.mean, found.standard_error)}, 95 % confidence interval "
+            f"{shown_interval(found.confidence_interval)} over {counted(found.rows, 'record')}"
         )
     view.line(f"{overall.success_count:,} of {overall.total_runs:,} runs succeeded")
     if spread is not None:

@@ -84,6 +84,7 @@ def test_the_result_has_the_documented_layout(osmosis: Osmosis, tmp_path: Path, 
     assert KEY not in done.stdout + done.stderr
     assert "skipped records for other rubrics: 1" in done.stderr
     assert "average 0.467" in done.stdout
+    assert re.search(r"mean 0\.467 ± 0\.\d+, 95 % confidence interval 0\.\d+ … 0\.\d+ over 3 records", done.stdout)
     assert "6 of 6 runs succeeded" in done.stdout
     result = result_in(tmp_path / "results")
     assert [*result][:9] == [
