@@ -10,7 +10,7 @@ import anyio
 import pytest
 import typer
 
-from osmosis_ai.cli.session import ExitCode, command_session, interrupts, nearest_folder, shared_options
+from osmosis_ai.cli.session import ExitCode, SharedOptions, command_session, interrupts, shared_options
 from osmosis_ai.errors import StoreError, UsageError
 
 
@@ -83,36 +83,20 @@ def test_an_env_file_that_cannot_be_read_is_an_error_like_others(
 @pytest.mark.parametrize(
     ("group", "own", "expected"),
     [
-        (None, (None, False), (None, False)),
-        (("/group", True), (None, False), ("/group", True)),
-        (("/group", False), ("/own", True), ("/own", True)),
+        (None, SharedOptions(), SharedOptions()),
+        (SharedOptions("/group", "/store", True), SharedOptions(), SharedOptions("/group", "/store", True)),
+        (
+            SharedOptions("/group", "/store"),
+            SharedOptions("/own", "/other", True),
+            SharedOptions("/own", "/other", True),
+        ),
     ],
 )
 def test_options_before_and_after_a_subcommand_are_the_same(
-    group: object, own: tuple[str | None, bool], expected: tuple[str | None, bool]
+    group: SharedOptions | None, own: SharedOptions, expected: SharedOptions
 ) -> None:
     context = typer.Context(typer.main.get_command(typer.Typer(callback=lambda: None)), obj=group)
     assert shared_options(context, *own) == expected
-
-
-def test_the_nearest_folder_above_that_has_a_file_is_found(folder: Path) -> None:
-    deep = folder / "a" / "b"
-    deep.mkdir(parents=True)
-    assert nearest_folder(deep, "marker") is None
-    (folder / "marker").touch()
-    assert nearest_folder(deep, "marker") == folder
-    (deep / "marker").touch()
-    assert nearest_folder(deep, "marker") == deep
-
-
-def test_nothing_above_the_home_folder_is_searched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "marker").touch()
-    home = folder / "home"
-    (home / "project").mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(home))
-    assert nearest_folder(home / "project", "marker") is None
-    (home / "marker").touch()
-    assert nearest_folder(home / "project", "marker") == home
 
 
 @pytest.mark.anyio

@@ -39,6 +39,7 @@ import uvicorn
 from fastmcp import FastMCP
 from shell import Shell, script
 
+from commands import clean_environment
 from osmosis_ai.cli.app import app
 from osmosis_ai.cli.eval_rubric import EvalRubricConfig
 from osmosis_ai.options import declared_options
@@ -278,13 +279,9 @@ def run_here(line: str) -> str:
 
 
 def environment(endpoint_url: str) -> dict[str, str]:
-    """Return an environment without keys, chosen models or an outer make's settings; OpenAI is scripted."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.endswith(("_API_KEY", "_MODEL"))
-        and name not in {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "TESTS"}
-    }
+    """Return a clean environment without an outer make's settings; OpenAI is scripted."""
+    make = {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "TESTS"}
+    kept = {name: value for name, value in clean_environment().items() if name not in make}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
     return {**kept, "PATH": path, "OPENAI_BASE_URL": endpoint_url, "OPENAI_API_BASE": endpoint_url}
 

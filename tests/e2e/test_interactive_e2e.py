@@ -158,7 +158,7 @@ def test_each_step_is_shown_and_the_rollout_is_recorded(repo: Path, where: tuple
         r"── row 1 ended: stop, 2 turns, 1 tool call, 30 tokens, [\d.]+ ms",
     ]
     assert [bool(re.fullmatch(pattern, step)) for pattern, step in zip(patterns, steps, strict=True)] == [True] * 6
-    for shown in ("user: What is 3 + 4?", '→ add {"a":3,"b":4}', "\n7\n", f"{EXACT}: 1\n"):
+    for shown in ("user: What is 3 + 4?", '→ add {"a":3,"b":4}', "\n7\n", f"{EXACT}: 1.000\n"):
         assert shown in done.stdout
     assert "> " not in done.stdout, "a prompt is for a terminal"
     assert "? lists the commands" in done.stderr
@@ -212,7 +212,7 @@ def test_what_can_be_looked_at_between_the_steps(more: Path) -> None:
     assert done.code == 0, done.stderr
     assert "── system\nUse the tools.\n── user\nWhat is 1 + 2?\n" in done.stdout
     assert '── note\nKeep a note.\n{\n  "properties": {\n    "text": {' in done.stdout
-    assert done.stdout.count(f"{EXACT}: 0\n") == 2
+    assert done.stdout.count(f"{EXACT}: 0.000\n") == 2
     assert re.search(r"── result of note, called by hand, [\d.]+ ms, error: schema\nError: ", done.stdout)
     assert re.search(r"── result of note, called by hand, [\d.]+ ms\nby hand\n", done.stdout)
     # In the rollout's own session and process, so what one call left is there for the next.
@@ -251,7 +251,7 @@ def test_a_saved_trajectory_of_an_ended_rollout_has_its_record_and_scores(repo: 
     saved = json.loads((repo / "trajectory-row-0.json").read_text(encoding="utf-8"))
     assert (saved["finish_reason"], len(saved["turns"]), len(saved["tool_calls"])) == ("stop", 2, 1)
     assert [(score["function"], score["value"]) for score in saved["scores"]] == [(EXACT, 1.0)]
-    assert done.stdout.endswith(f"── assistant\n3\n{EXACT}: 1\n")
+    assert done.stdout.endswith(f"── assistant\n3\n{EXACT}: 1.000\n")
 
 
 def test_long_texts_are_cut_and_shown_in_full_by_m(more: Path) -> None:

@@ -89,7 +89,10 @@ def run_installed(*arguments: str | Path, cwd: Path, env: dict[str, str] | None 
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """Return the environment without variables that choose a model, contain a key or set a terminal's width."""
+    """Return the environment without variables that choose a model, contain a key or set a terminal's width.
+
+    Python's `readline`, which pytest imports, sets the width for every process that it starts.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_MODEL", "COLUMNS"))}
     return {**kept, **extra}
 

@@ -240,6 +240,8 @@ def test_a_rubric_that_is_not_there_is_an_error_that_lists_what_is(root: Path, s
 
 
 def test_a_repository_without_rubrics_says_so(tmp_path: Path) -> None:
+    # Git's folder ends the search for a repository above.
+    (tmp_path / "empty" / ".git").mkdir(parents=True)
     with pytest.raises(FunctionError, match=r"there are no rubrics\. Write an @osmosis_rubric function"):
         resolve_rubrics(["all"], find_repository(None, tmp_path / "empty"), tmp_path / "empty")
 

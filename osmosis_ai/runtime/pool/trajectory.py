@@ -44,7 +44,8 @@ def total_cost(turns: list[Turn]) -> float | None:
 
 class _Function(Record, frozen=True):
     name: str
-    arguments: str
+    # A conversation that an agent loop made up may lack them.
+    arguments: str = ""
 
 
 class _Call(Record, frozen=True):
