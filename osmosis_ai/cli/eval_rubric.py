@@ -85,7 +85,7 @@ class RubricOutput(Record, frozen=True):
     output: Annotated[
         str | None,
         once(
-            "Write the result to this file, or to a new one in this folder.",
+            "Write the result to this file, or to a new one in this folder; - is --json.",
             ("--output", "-o"),
             "PATH",
             default="a new file in .osmosis/eval-rubric",
@@ -114,6 +114,8 @@ def eval_rubric(given: Given) -> None:
 
     from osmosis_ai.reward_rubric.target import judge_variables
 
+    if given.get("output") == "-":
+        given = {**given, "output": None, "json": True}
     config = config_of(EvalRubricConfig, given)
     for option in ("rubric", "data"):
         if not given.get(option):

@@ -77,6 +77,14 @@ def result_in(folder: Path) -> dict[str, Any]:
     return documented("eval-rubric", content)
 
 
+def test_a_dash_as_output_is_stdout(osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
+    prepare(tmp_path, endpoint)
+    done = osmosis("eval-rubric", "--rubric", "followup", "-d", "data.jsonl", "-o", "-")
+    assert done.code == 0, done.stderr
+    assert documented("eval-rubric", done.stdout)["overall_statistics"]["success_count"] == 3
+    assert not (tmp_path / "-").exists()
+
+
 def test_the_result_has_the_documented_layout(osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
     prepare(tmp_path, endpoint)
     done = osmosis("eval-rubric", "--rubric", "followup", "-d", "data.jsonl", "-n", "2", "--output", "results")
