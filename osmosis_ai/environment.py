@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from io import StringIO
 from pathlib import Path
 
 from osmosis_ai.errors import UsageError
+from osmosis_ai.folders import UnreadableError, read_bounded
 
 __all__ = ["environment_of", "read_env_file"]
 
@@ -30,16 +32,12 @@ def read_env_file(folder: Path) -> dict[str, str | None]:
     file = folder / ".env"
     if not file.exists() or file.is_dir():
         return {}
-    if not file.is_file():
-        # Reading a pipe or a device could block forever, here or in a library that reads the file, too.
-        raise UsageError(f"{file} is not a regular file; put its variables into the environment instead")
-    if file.stat().st_size > MAX_BYTES:
-        raise UsageError(f"{file} is larger than {MAX_BYTES >> 20} MiB; it should hold a few variables")
     from dotenv import dotenv_values
 
     try:
-        return dotenv_values(file, encoding="utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{file} can't be read: {error.strerror or error}") from None
+        data = read_bounded(file, MAX_BYTES, f"larger than {MAX_BYTES >> 20} MiB; it should hold a few variables")
+        return dotenv_values(stream=StringIO(data.decode("utf-8-sig")))
+    except UnreadableError as error:
+        raise UsageError(f"{file}: {error}") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not UTF-8 (byte 0x{error.object[error.start]:02x})") from None
+        raise UsageError(f"{file}: not UTF-8 (byte 0x{error.object[error.start]:02x})") from None

@@ -13,6 +13,7 @@ __all__ = [
     "content_text",
     "cost",
     "counted",
+    "cut",
     "duration",
     "excerpt",
     "failure_line",
@@ -62,8 +63,12 @@ def score_number(value: float | None, sign: str = "") -> str:
 
 def excerpt(text: str, length: int) -> str:
     """Return a text's beginning on one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[: length - 1]}…"
+    return cut(" ".join(text.split()), length)
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text's beginning, with … in place of what is beyond `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def failure_line(failure: Failure) -> str:

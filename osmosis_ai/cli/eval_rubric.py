@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
-from osmosis_ai.cli.options import Given, takes
-from osmosis_ai.cli.session import ExitCode, command_session, interrupts
+from osmosis_ai.cli.options import Given, dash_is_json, takes
+from osmosis_ai.cli.session import ExitCode, SharedOptions, command_session, interrupts, stored_runs
 from osmosis_ai.errors import UsageError
 from osmosis_ai.folders import given_path, replaced_file
 from osmosis_ai.options import config_of, once
@@ -88,8 +88,11 @@ class RubricOutput(Record, frozen=True):
             "Write the result to this file, or to a new one in this folder; - is --json.",
             ("--output", "-o"),
             "PATH",
-            default="a new file in .osmosis/eval-rubric",
+            default="a new file in eval-rubric in --store",
         ),
+    ] = None
+    store: Annotated[
+        str | None, once("The folder of runs, as for `osmosis eval`.", metavar="DIR", default="the repository's")
     ] = None
     quiet: Annotated[bool, once("No progress, only results.", ("--quiet", "-q"))] = False
     json: Annotated[bool, once("The result on one line of stdout, and nothing else there.")] = False
@@ -114,9 +117,7 @@ def eval_rubric(given: Given) -> None:
 
     from osmosis_ai.reward_rubric.target import judge_variables
 
-    if given.get("output") == "-":
-        given = {**given, "output": None, "json": True}
-    config = config_of(EvalRubricConfig, given)
+    config = config_of(EvalRubricConfig, dash_is_json(given))
     for option in ("rubric", "data"):
         if not given.get(option):
             raise UsageError(f"--{option} is missing; see osmosis eval-rubric --help")
@@ -192,7 +193,7 @@ def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
         rubric_id=name,
         judge=judge,
         bounds=(rubric.score_min, rubric.score_max) if rubric is not None else (0.0, 1.0),
-        output=_output_file(config.output.output, name, cwd),
+        output=_output_file(config.output, name, cwd),
         rubric=rubric,
         function=function,
         labels=labels_of(records, comparison.against) if comparison.against is not None else None,
@@ -251,18 +252,17 @@ def _shown(url: str | None) -> str | None:
     return None if url is None else show_url(url)
 
 
-def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
+def _output_file(options: RubricOutput, rubric_id: str, cwd: Path) -> Path:
     """Return the result's file and create its folder."""
     import re
     import time
     from uuid import uuid4
 
-    from osmosis_ai.discovery.repository import find_repository
-    from osmosis_ai.folders import private_folder, store_folder
+    from osmosis_ai.folders import private_folder
 
-    chosen = os.environ.get("OSMOSIS_STORE")
-    store = store_folder(find_repository(None, cwd).root, given_path(chosen, cwd) if chosen else None)
+    given, store = options.output, None
     if given is None:
+        _, store = stored_runs(cwd, SharedOptions(store=options.store))
         folder = store / "eval-rubric" / re.sub(r"[^\w.-]|^\.+", "_", rubric_id)
         path = folder / f"rubric_eval_result_{int(time.time())}_{uuid4().hex[:8]}.json"
     else:
@@ -270,7 +270,7 @@ def _output_file(given: str | None, rubric_id: str, cwd: Path) -> Path:
         if path.is_dir() or given.endswith(("/", os.sep)) or not path.suffix:
             path = path / f"rubric_eval_result_{int(time.time())}.json"
     try:
-        if given is None:
+        if store is not None:
             private_folder(store)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(path.parent, os.W_OK):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, get_origin
 
@@ -104,11 +104,17 @@ def effective_config(kind: type[ConfigT], given: Given, cwd: Path, *, root: Path
     return Effective(*layered(kind, typed, environ, root / "pyproject.toml", cwd=cwd, also=also))
 
 
-def output_options(given: Mapping[str, Any]) -> OutputOptions:
-    """Return the output options among the typed ones; `-o -` is `--json`."""
+def output_options(given: Given) -> OutputOptions:
+    """Return the output options among the typed ones."""
     names = {option.name for option in declared_options(OutputConfig)}
-    output = config_of(OutputConfig, {name: value for name, value in given.items() if name in names}).output
-    return msgspec.structs.replace(output, output=None, json=True) if output.output == "-" else output
+    return config_of(OutputConfig, {name: value for name, value in dash_is_json(given).items() if name in names}).output
+
+
+def dash_is_json(given: Given) -> Given:
+    """Return the typed options with `--json` in place of `-o -`."""
+    if given.get("output") != "-":
+        return given
+    return {**{name: value for name, value in given.items() if name != "output"}, "json": True}
 
 
 def _parameter(option: DeclaredOption) -> inspect.Parameter:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from osmosis_ai.cli.console import BAD, FAINT, HEADING, Output
-from osmosis_ai.cli.scores import ScoreColumns, score_style, went_wrong
+from osmosis_ai.cli.scores import ScoreColumns, below_title, score_style, went_wrong
 from osmosis_ai.cli.tables import Cell, Column, Table
 from osmosis_ai.conversation import last_answer
 from osmosis_ai.records import Outcome
@@ -187,8 +187,7 @@ def _print_below(output: Output, report: Report) -> None:
         return
     scores = ScoreColumns(report.functions, report.pass_threshold)
     columns: list[str | Column] = ["row", *(["passed"] if report.n > 1 else []), *scores.columns]
-    title = f"{counted(report.rows_below, 'row')} below the pass threshold {report.pass_threshold:g}"
-    table = Table(*columns, Column("what went wrong", "text"), title=title)
+    table = Table(*columns, Column("what went wrong", "text"), title=below_title(report))
     for row in report.below[:EVAL_ROWS]:
         passed = [f"{row.passed:,} of {row.attempts:,}"] if report.n > 1 else []
         table.add(str(row.outcome.row_index), *passed, *scores.cells(row.outcome.scores), _reason(report, row))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from osmosis_ai.cli.console import BAD, GOOD
 from osmosis_ai.cli.tables import Cell, Column
 from osmosis_ai.records import Failure, Score
-from osmosis_ai.text import failure_line, score_number
+from osmosis_ai.text import counted, failure_line, score_number
 
-__all__ = ["ScoreColumns", "score_style", "short_name", "went_wrong"]
+if TYPE_CHECKING:
+    from osmosis_ai.runtime.run.report import Report
+
+__all__ = ["ScoreColumns", "below_title", "score_style", "short_name", "went_wrong"]
 
 MAX_COLUMNS = 6
 """With more functions, one column lists the scores that don't pass."""
@@ -64,3 +68,8 @@ def went_wrong(failure: Failure | None, scores: Mapping[str, Score]) -> str:
         if score.failure is not None
     ]
     return "; ".join(parts)
+
+
+def below_title(report: Report) -> str:
+    """Return the title of the rows that fall short."""
+    return f"{counted(report.rows_below, 'row')} below the pass threshold {report.pass_threshold:g}"

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from osmosis_ai.cli.console import BAD, CAUTION, FAINT, GOOD, HEADING, Output
-from osmosis_ai.cli.scores import score_style, short_name, went_wrong
+from osmosis_ai.cli.scores import below_title, score_style, short_name, went_wrong
 from osmosis_ai.cli.tables import Cell, Column, Table
 from osmosis_ai.records import Record, Rollout
 from osmosis_ai.runtime.pool.base import Pool
@@ -21,7 +21,7 @@ from osmosis_ai.runtime.run.rows import lacking, telling_functions
 from osmosis_ai.runtime.run.run import RunListener
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.runtime.watch.session import Iteration
-from osmosis_ai.text import counted, duration, score_number
+from osmosis_ai.text import duration, score_number
 
 __all__ = ["BrokenSave", "Display", "Screen"]
 
@@ -222,8 +222,7 @@ def _below(iteration: Iteration) -> list[Any]:
     report = iteration.report
     if not report.below:
         return []
-    title = f"{counted(report.rows_below, 'row')} below the pass threshold {report.pass_threshold:g}"
-    lines: list[Any] = [Text(title, style=HEADING)]
+    lines: list[Any] = [Text(below_title(report), style=HEADING)]
     telling = telling_functions(report.functions, report.pass_threshold)
     for row in report.below[:ROWS_SHOWN]:
         outcome = row.outcome

@@ -7,6 +7,7 @@ import json
 
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.records import Failure, JsonObject, JsonValue, Tool
+from osmosis_ai.text import cut
 
 __all__ = ["TOOL_CONTENT_LIMIT", "clean", "convert_result", "convert_tool", "error_result", "truncate"]
 
@@ -70,8 +71,7 @@ def convert_result(result: JsonObject) -> tuple[str, JsonValue]:
 
 def error_result(text: str, kind: FailureKind) -> Failure:
     """Convert the text of an error result, as the model sees it, to the failure of the call."""
-    message = text.removeprefix("Error: ")
-    return Failure("tool", message if len(message) <= MESSAGE_LIMIT else f"{message[: MESSAGE_LIMIT - 1]}…", kind=kind)
+    return Failure("tool", cut(text.removeprefix("Error: "), MESSAGE_LIMIT), kind=kind)
 
 
 def truncate(text: str, limit: int) -> tuple[str, int | None]:
@@ -82,8 +82,7 @@ def truncate(text: str, limit: int) -> tuple[str, int | None]:
     """
     if len(text) <= limit:
         return text, None
-    cut = len(text) - limit
-    return f"{text[:limit]}\n[output truncated: {cut:,} of {len(text):,} characters were cut]", len(text)
+    return f"{text[:limit]}\n[output truncated: {len(text) - limit:,} of {len(text):,} characters were cut]", len(text)
 
 
 def clean(text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from osmosis_ai.discovery.source import python_files
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.mcp_tools.loading import import_failure
 from osmosis_ai.tracebacks import locate_function
@@ -33,7 +34,7 @@ def load_setups(mcp_dir: Path, root: Path) -> list[Setup]:
     """
     mcp_dir, root = mcp_dir.resolve(), root.resolve()
     found: dict[int, Setup] = {}
-    for file in sorted(mcp_dir.rglob("*.py")):
+    for file in sorted(python_files(mcp_dir, root, [])):
         # A pipe of this name would be waited for.
         if not file.is_file() or DECORATOR not in file.read_bytes():
             continue

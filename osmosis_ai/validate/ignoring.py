@@ -92,7 +92,7 @@ def _functions(tree: ast.Module) -> Iterator[tuple[int, int, int]]:
     """Yield each function's first line, that of its body, and its last line."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = min(node.lineno, *(decorator.lineno for decorator in node.decorator_list), node.lineno)
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             yield first, max(node.body[0].lineno, node.lineno + 1), node.end_lineno or node.lineno
 
 

@@ -16,7 +16,7 @@ from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.run.plan import POLICY
 from osmosis_ai.runtime.run.scoring import score_conversations
 from osmosis_ai.store.scratch import ScratchStore
-from osmosis_ai.text import counted
+from osmosis_ai.text import counted, excerpt
 from osmosis_ai.validate.check import Subject
 from osmosis_ai.validate.findings import Finding, Place, finding
 from osmosis_ai.validate.rows import line_of_row
@@ -92,8 +92,8 @@ async def find_leaks(
             continue
         (tool, after), (_, fresh) = difference
         message = (
-            f"row {one.row.index}: {tool} answers {_quoted(after)} after other rollouts, and {_quoted(fresh)} in "
-            "a fresh process: state leaks from one rollout into the next"
+            f"row {one.row.index}: {tool} answers {excerpt(after, 60)!r} after other rollouts, and "
+            f"{excerpt(fresh, 60)!r} in a fresh process: state leaks from one rollout into the next"
         )
         return [finding("OSM122", message, Place("mcp/main.py", None, tool), STATE_HINT)]
     return []
@@ -111,11 +111,6 @@ def _results(rollout: Rollout) -> list[tuple[str, str]]:
     names = {call.id: call.name for call in rollout.tool_calls}
     results = (message for message in rollout.messages if message["role"] == "tool")
     return [(names.get(result["tool_call_id"], ""), str(result.get("content"))) for result in results]
-
-
-def _quoted(text: str) -> str:
-    text = " ".join(text.split())
-    return repr(text if len(text) <= 60 else f"{text[:59]}…")
 
 
 def judge_solutions(played: Sequence[Played], full: Mapping[str, float], subject: Subject) -> Iterator[Finding]:

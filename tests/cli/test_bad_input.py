@@ -140,7 +140,7 @@ FUNCTIONS = {
     ),
     "refused by its decorator": Bad(
         ["test"],
-        ["reward_fn/rewards.py:5", "TypeError", "ground_truth"],
+        ["reward_fn/rewards.py:", "TypeError", "ground_truth"],
         write("reward_fn/rewards.py", EXACT.replace("ground_truth: str", "ground_truth: int")),
     ),
     "a rubric file": Bad(

@@ -77,7 +77,7 @@ def test_an_env_file_that_cannot_be_read_is_an_error_like_others(
     with pytest.raises(typer.Exit) as ended, command_session():
         raise AssertionError
     assert ended.value.exit_code == ExitCode.COULD_NOT_START
-    assert ".env is not UTF-8" in capsys.readouterr().err
+    assert ".env: not UTF-8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from osmosis_ai.testing import ScriptedEndpoint, by_turn, text, tool_calls
 from repos import write_repo
 
 TOOLS = """
+import asyncio
 import json
 import os
 import threading
@@ -39,11 +40,15 @@ async def fill_more() -> None:
         note.write(f" level {current_rollout().metadata['level']}")
 
 
-@mcp.tool
-def read() -> str:
-    \"\"\"Read the note, in a thread.\"\"\"
+def note() -> str:
     assert threading.current_thread() is not threading.main_thread()
     return (current_rollout().scratch / "note").read_text()
+
+
+@mcp.tool
+async def read() -> str:
+    \"\"\"Read the note, in a thread.\"\"\"
+    return await asyncio.to_thread(note)
 
 
 @mcp.tool

@@ -246,9 +246,14 @@ def test_the_default_place_is_beside_the_runs_and_eval_rubric_is_the_newer_name(
     assert str(file) in done.stderr.replace("\n", "")
 
 
-def test_results_follow_the_store(osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
+@pytest.mark.parametrize("named_by", ["variable", "option", "pyproject"])
+def test_results_follow_the_store(named_by: str, osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
     prepare(tmp_path, endpoint)
-    done = osmosis("eval-rubric", "--rubric", "followup", "-d", "data.jsonl", env={"OSMOSIS_STORE": "kept"})
+    if named_by == "pyproject":
+        (tmp_path / "pyproject.toml").write_text('[tool.osmosis]\nstore = "kept"\n', encoding="utf-8")
+    options = ["--store", "kept"] if named_by == "option" else []
+    env = {"OSMOSIS_STORE": "kept"} if named_by == "variable" else {}
+    done = osmosis("eval-rubric", "--rubric", "followup", "-d", "data.jsonl", *options, env=env)
     assert done.code == 0, done.stderr
     (file,) = tmp_path.rglob("rubric_eval_result_*.json")
     assert file.parent == tmp_path / "kept" / "eval-rubric" / "followup"

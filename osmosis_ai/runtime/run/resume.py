@@ -14,7 +14,7 @@ from osmosis_ai.records import JsonObject, JsonValue
 from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.store.run_store import RunStore
-from osmosis_ai.text import json_text
+from osmosis_ai.text import cut, json_text
 
 __all__ = ["find_resumable", "run_config", "run_identity"]
 
@@ -147,5 +147,4 @@ def _change(name: str, before: JsonValue, now: JsonValue) -> str:
 def _shown(value: JsonValue) -> str:
     if value is None:
         return "not set"
-    text = value if isinstance(value, str) else json_text(value)
-    return text if len(text) <= VALUE_CHARACTERS else f"{text[: VALUE_CHARACTERS - 1]}…"
+    return cut(value if isinstance(value, str) else json_text(value), VALUE_CHARACTERS)
