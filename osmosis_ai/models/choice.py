@@ -66,6 +66,11 @@ def choose_model(
     return ModelSpec(name, engine.name, name, base_url, key, params, request_timeout, engine.stand_in)
 
 
+def reads_references(spec: ModelSpec) -> bool:
+    """Return True for the model that plays a row's solution, or answers with its ground truth."""
+    return spec.model == STAND_IN
+
+
 def named_by_rows(spec: ModelSpec, *, references: bool) -> ModelSpec:
     """Return the model as reports name it: an oracle is `offline/smoke` unless a row has a solution or ground truth."""
     return msgspec.structs.replace(spec, name=SMOKE, model=SMOKE) if spec.name == STAND_IN and not references else spec

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from uuid import uuid4
 
 import msgspec
 
 from osmosis_ai.errors import ModelStartError, StoreError
+from osmosis_ai.models.choice import reads_references
 from osmosis_ai.records import Failure, FunctionRef, JsonObject, Rollout, Score
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.pool.base import InFlight
 from osmosis_ai.runtime.pool.group import JobFailedError, WorkerGroup
 from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
+from osmosis_ai.runtime.pool.worker import died
 
 __all__ = ["WorkerPool", "open_groups"]
 
 
 class _Rollouts:
-    """The rollouts in flight, and the total cost of all rollouts."""
+    """The rollouts in flight, of an agent loop of the repository's own or not, and the total cost of all rollouts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_loop: bool) -> None:
         self.spent_usd = 0.0
+        self._own_loop = own_loop
         self._builders: dict[str, TrajectoryBuilder] = {}
         self._listeners: dict[str, Callable[[protocol.Progress], None]] = {}
 
     def add(self, event: protocol.Progress) -> None:
-        """Process a worker's event about a rollout."""
-        self._builders[event.job].add(event)
+        """Process a worker's event about a rollout; raise ValueError if such a rollout has no such event."""
+        builder = self._builders[event.job]
+        if (isinstance(event, protocol.Asked) and not self._own_loop) or (
+            isinstance(event, (protocol.Paused, protocol.Called, protocol.Reworded)) and not builder.job.stepping
+        ):
+            raise ValueError(f"{type(event).__name__} in another kind of rollout")
+        builder.add(event)
         if isinstance(event, (protocol.TurnDone, protocol.SampleDone)) and not event.turn.cached:
             self.spent_usd += event.turn.cost_usd or 0.0
         if event.job in self._listeners:
@@ -63,13 +71,12 @@ class _Rollouts:
 class WorkerPool:
     """Two worker groups, which may be the same: for the repository's tools or agent loop, and for its functions."""
 
-    def __init__(
-        self, functions: Iterable[FunctionRef], agents: WorkerGroup | None, scorers: WorkerGroup | None
-    ) -> None:
+    def __init__(self, spec: protocol.WorkerSpec, agents: WorkerGroup | None, scorers: WorkerGroup | None) -> None:
         self.agents = agents
         self.scorers = scorers
-        self._refs = {ref.name: ref for ref in functions}
-        self._rollouts = _Rollouts()
+        self._spec = spec
+        self._refs = {ref.name: ref for ref in spec.functions}
+        self._rollouts = _Rollouts(own_loop=spec.agent is not None)
 
     @property
     def loaded(self) -> protocol.Ready:
@@ -99,12 +106,28 @@ class WorkerPool:
         self, job: protocol.RolloutJob, listen: Callable[[protocol.Progress], None] | None = None
     ) -> Rollout:
         assert self.agents is not None
+        job = self._without_references(job)
         with self._rollouts.start(job, listen) as builder:
             try:
                 done = await self.agents.run(job, protocol.RolloutDone, self._rollouts.add, builder.restart)
             except JobFailedError as failed:
                 return builder.abandon(_while_running(failed.failure, builder.open_tools))
-            return builder.finish(done)
+            return builder.abandon(died(_FORGED)) if self._is_forged(done) else builder.finish(done)
+
+    def _without_references(self, job: protocol.RolloutJob) -> protocol.RolloutJob:
+        """Leave out what the row's tools must not know, unless its model plays it. An agent loop scores itself."""
+        if reads_references(self._spec.policies[job.policy]):
+            return job
+        truth = None if self._spec.agent is None else job.row.ground_truth
+        row = msgspec.structs.replace(job.row, ground_truth=truth, solution=None)
+        return msgspec.structs.replace(job, row=row)
+
+    def _is_forged(self, done: protocol.RolloutDone) -> bool:
+        """Return True if the end of a rollout has a part that only an agent loop's may have, or another's score."""
+        if self._spec.agent is None:
+            return done.agent is not None or done.messages is not None
+        score = None if done.agent is None else done.agent.score
+        return score is not None and (score.function != self.loaded.agent or score.function in self._refs)
 
     def resume(self, order: protocol.Resume) -> None:
         assert self.agents is not None
@@ -193,7 +216,10 @@ async def open_groups(
             await stack.enter_async_context(group.working())
         for group in groups:
             await group.ready()
-        yield WorkerPool(spec.functions, agents, scorers)
+        yield WorkerPool(spec, agents, scorers)
+
+
+_FORGED = "it sent the end of another kind of rollout, or a score under another name than its agent loop's"
 
 
 def _scores(done: protocol.ScoresDone) -> list[list[Score]]:

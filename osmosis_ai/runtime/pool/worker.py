@@ -64,6 +64,7 @@ class WorkerHandle:
         self.ended = anyio.Event()
         self._jobs: dict[str, _Assignment] = {}
         self._end: Failure | None = None
+        self._refused = False
         self._culprit: str | None = None
         self._not_ready: protocol.NotReady | None = None
 
@@ -140,11 +141,15 @@ class WorkerHandle:
         return self._channel.memory()
 
     def _take(self, event: Event) -> None:
+        if self._refused:
+            return
         # Any event is a sign of life.
         self.last_beat = monotonic()
         try:
             self._process(event)
         except Exception as error:  # noqa: BLE001 - user code can write anything into its worker's socket
+            # Until the kill takes effect, the worker may go on as if nothing had happened.
+            self._refused = True
             self.kill(died(f"it sent an event that doesn't fit its job: {describe(error)}"))
 
     def _process(self, event: Event) -> None:

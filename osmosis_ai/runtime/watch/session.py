@@ -121,9 +121,10 @@ class _BothSides(WorkerPool):
         self._sides = agents, scorers
         self._data = data
         if scorers is None:
-            super().__init__([], agents.pool.agents, None)
+            super().__init__(agents.spec, agents.pool.agents, None)
         else:
-            super().__init__(scorers.spec.functions, agents.pool.agents, scorers.pool.scorers)
+            spec = msgspec.structs.replace(agents.spec, functions=scorers.spec.functions)
+            super().__init__(spec, agents.pool.agents, scorers.pool.scorers)
 
     @property
     def loaded(self) -> Ready:
