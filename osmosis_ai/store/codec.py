@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from collections.abc import Mapping
@@ -90,11 +91,8 @@ class Encoder:
     def __init__(self, masker: Masker) -> None:
         self._masker = masker
 
-    def run(
-        self, command: str, identity: Mapping[str, Any], config: Mapping[str, Any], owner: tuple[int, float]
-    ) -> RunColumns:
-        """Encode a run that this process, the owner, writes. The caller sets its id and time."""
-        pid, started = owner
+    def run(self, command: str, identity: Mapping[str, Any], config: Mapping[str, Any]) -> RunColumns:
+        """Encode a run that this process writes. The caller sets its id and time."""
         return RunColumns(
             pk=0,
             id="",
@@ -105,8 +103,8 @@ class Encoder:
             identity=self.json(identity),
             config=self.json(config),
             summary=None,
-            owner_pid=pid,
-            owner_started=started,
+            owner_pid=os.getpid(),
+            owner_started=None,
             rollouts=0,
             failed=0,
         )

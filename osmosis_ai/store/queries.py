@@ -7,7 +7,6 @@ neither fills the memory nor keeps SQLite from truncating the write-ahead log.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from osmosis_ai.store.codec import (
     decode_row,
     decode_score,
 )
+from osmosis_ai.store.owners import is_owned
 from osmosis_ai.store.schema import open_reader
 from osmosis_ai.store.tables import PlaceColumns, RolloutColumns, RunColumns, RunStatus, ScoreColumns, select
 
@@ -42,8 +42,6 @@ __all__ = [
     "SharedRows",
     "StoredRollout",
     "Unscored",
-    "process_alive",
-    "this_process",
 ]
 
 P = TypeVar("P", bound=PlaceColumns)
@@ -60,8 +58,8 @@ class RolloutKey(NamedTuple):
 class RunInfo(Record, frozen=True):
     """A run, without its records. Times are in seconds since the epoch.
 
-    `rollouts` counts the recorded rollouts, `failed` those of them that failed. `alive` is True if the process that
-    writes a `running` run exists; a running run that isn't alive was killed.
+    `rollouts` counts the recorded rollouts, `failed` those of them that failed. `alive` is True if a process owns a
+    `running` run, which it then writes; a running run that isn't alive was killed.
     """
 
     id: str
@@ -195,6 +193,8 @@ _ORDER = "ORDER BY rollouts.row_index, run_index, policy, pk LIMIT :limit"
 
 # ruff: noqa: S608 - put together from the constants above; values are always bound
 _RUNS = f"SELECT {select(RunColumns)} FROM runs "
+# By the order of their creation: the clock may have been set back since.
+_NEWEST_FIRST = "ORDER BY pk DESC"
 _ITS_ROW = "JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id"
 _ITS_TRAJECTORY = "JOIN trajectories ON trajectories.rollout = pk"
 _DATA = {"row_data": "rows.data", "trajectory": "trajectories.data"}
@@ -267,8 +267,8 @@ class Queries:
     def list_runs(self, limit: int = 20) -> list[RunInfo]:
         """List the latest runs, newest first."""
         with open_reader(self._path) as db:
-            found = db.execute(_RUNS + "ORDER BY created_at DESC, pk DESC LIMIT ?", (limit,))
-            return [_run_info(RunColumns(*columns)) for columns in found]
+            found = db.execute(f"{_RUNS} {_NEWEST_FIRST} LIMIT ?", (limit,))
+            return [self._run_info(RunColumns(*columns)) for columns in found]
 
     def find_run(self, name: str) -> RunInfo:
         """Return the run with this id, the only one with this prefix, or the newest for `latest`."""
@@ -285,7 +285,7 @@ class Queries:
                 # One more than the message below shows.
                 found = db.execute(_RUNS + "WHERE id >= ? AND id < ? ORDER BY id LIMIT 11", bounds).fetchall()
         if len(found) == 1:
-            return _run_info(RunColumns(*found[0]))
+            return self._run_info(RunColumns(*found[0]))
         if found:
             ids = ", ".join(RunColumns(*columns).id for columns in found[:10]) + (", …" if len(found) > 10 else "")
             raise StoreError(f"several runs begin with {name!r}: {ids}; give more of the id")
@@ -293,9 +293,9 @@ class Queries:
 
     def unfinished_runs(self, command: str) -> list[RunInfo]:
         """List a command's unfinished runs that no process is working on, newest first."""
-        query = _RUNS + "WHERE command = ? AND status <> 'finished' ORDER BY created_at DESC, pk DESC"
+        query = f"{_RUNS} WHERE command = ? AND status <> 'finished' {_NEWEST_FIRST}"
         with open_reader(self._path) as db:
-            found = [_run_info(RunColumns(*columns)) for columns in db.execute(query, (command,))]
+            found = [self._run_info(RunColumns(*columns)) for columns in db.execute(query, (command,))]
         return [run for run in found if not run.alive]
 
     def completed_keys(self, run_id: str) -> Completed:
@@ -445,10 +445,23 @@ class Queries:
             raise StoreError(f"there is no run {run_id!r} in {self._path}; `osmosis runs` lists all runs")
         return int(found[0])
 
+    def _run_info(self, columns: RunColumns) -> RunInfo:
+        return RunInfo(
+            id=columns.id,
+            command=columns.command,
+            status=columns.status,
+            created_at=columns.created_at,
+            finished_at=columns.finished_at,
+            identity=decode_object(columns.identity),
+            config=decode_object(columns.config),
+            summary=None if columns.summary is None else decode_object(columns.summary),
+            rollouts=columns.rollouts,
+            failed=columns.failed,
+            alive=columns.status == "running" and is_owned(self._path, columns.id),
+        )
+
 
 _LAST = 2**63 - 1
-_CLOCK_TOLERANCE = 2.0
-"""In seconds. A process's start time is computed from the boot time, which moves when the clock is set."""
 
 
 def _scores(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, dict[str, Score]]:
@@ -458,40 +471,3 @@ def _scores(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, d
     for columns in starmap(ScoreColumns, db.execute(_SCORES_OF, (keys,))):
         scores[columns.rollout][columns.function] = decode_score(columns)
     return scores
-
-
-def _run_info(columns: RunColumns) -> RunInfo:
-    pid, started = columns.owner_pid, columns.owner_started
-    return RunInfo(
-        id=columns.id,
-        command=columns.command,
-        status=columns.status,
-        created_at=columns.created_at,
-        finished_at=columns.finished_at,
-        identity=decode_object(columns.identity),
-        config=decode_object(columns.config),
-        summary=None if columns.summary is None else decode_object(columns.summary),
-        rollouts=columns.rollouts,
-        failed=columns.failed,
-        alive=columns.status == "running" and pid is not None and started is not None and process_alive(pid, started),
-    )
-
-
-def this_process() -> tuple[int, float]:
-    """Return this process's id and its start time, in seconds since the epoch."""
-    import psutil
-
-    return os.getpid(), psutil.Process().create_time()
-
-
-def process_alive(pid: int, started: float) -> bool:
-    """Return True if the process with this id and start time still runs on this machine."""
-    import psutil
-
-    try:
-        # Another process may have the pid by now, so compare start times. A zombie has ended.
-        process = psutil.Process(pid)
-        same = abs(process.create_time() - started) < _CLOCK_TOLERANCE
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

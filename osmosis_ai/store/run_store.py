@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sqlite3
 import time
@@ -15,9 +16,9 @@ from osmosis_ai.errors import StoreError
 from osmosis_ai.folders import store_folder
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Rollout, Row, Score
-from osmosis_ai.store import tables
+from osmosis_ai.store import owners, tables
 from osmosis_ai.store.codec import Encoder, decode_object
-from osmosis_ai.store.queries import Queries, RunInfo, process_alive, this_process
+from osmosis_ai.store.queries import Queries, RunInfo
 from osmosis_ai.store.schema import database_path, open_writer
 from osmosis_ai.store.writer import Writer
 from osmosis_ai.text import counted
@@ -48,6 +49,7 @@ class RunStore(Queries):
         super().__init__(path)
         self._writer = writer
         self._encoder = Encoder(masker)
+        self._owned: dict[str, owners.Ownership] = {}
 
     @classmethod
     def open(
@@ -68,8 +70,10 @@ class RunStore(Queries):
         return self._path
 
     def close(self) -> None:
-        """Finish pending writes and close the file."""
+        """Finish pending writes, close the file, and give up the runs that this process owns."""
         self._writer.close()
+        for run_id in list(self._owned):
+            self._disown(run_id)
 
     def __enter__(self) -> RunStore:
         return self
@@ -85,7 +89,7 @@ class RunStore(Queries):
         A run can be resumed only with the same `identity`; `config` holds everything else worth recording. Both are
         JSON-able.
         """
-        run = self._encoder.run(command, identity, config, this_process())
+        run = self._encoder.run(command, identity, config)
 
         def write(db: sqlite3.Connection) -> None:
             run.created_at = time.time()
@@ -93,6 +97,7 @@ class RunStore(Queries):
             # Two processes may draw the same id within a second; the insert then adds nothing.
             while not db.execute(_INSERT_RUN, astuple(run)).rowcount:
                 run.id = new_run_id()
+            self._own(db, run.id)
 
         await self._writer.write(write, "creating a run")
         return run.id
@@ -102,13 +107,12 @@ class RunStore(Queries):
 
         Raises StoreError if it doesn't exist, or another process is working on it.
         """
-        owner = this_process()
 
         def write(db: sqlite3.Connection) -> None:
-            self._refuse_foreign(db, run_id, owner)
+            self._own(db, run_id)
             db.execute(
-                "UPDATE runs SET status = 'running', finished_at = NULL, owner_pid = ?, owner_started = ? WHERE id = ?",
-                (*owner, run_id),
+                "UPDATE runs SET status = 'running', finished_at = NULL, owner_pid = ? WHERE id = ?",
+                (os.getpid(), run_id),
             )
 
         await self._writer.write(write, f"resuming run {run_id}")
@@ -178,16 +182,17 @@ class RunStore(Queries):
             )
 
         await self._writer.write(write, f"marking run {run_id} as {status}")
+        if status != "running":
+            self._disown(run_id)
 
     async def delete_run(self, run_id: str) -> None:
         """Delete a run with all its records, and return the space to the disk.
 
         Raises StoreError if it doesn't exist, or another process is working on it.
         """
-        owner = this_process()
 
         def write(db: sqlite3.Connection) -> None:
-            self._refuse_foreign(db, run_id, owner)
+            self._own(db, run_id)
             db.execute("DELETE FROM runs WHERE id = ?", (run_id,))
             (free_pages,) = db.execute("PRAGMA freelist_count").fetchone()
             for _ in range(free_pages):
@@ -195,6 +200,7 @@ class RunStore(Queries):
                 db.execute("PRAGMA incremental_vacuum")
 
         await self._writer.write(write, f"deleting run {run_id}")
+        self._disown(run_id)
 
     def differences(self, run: RunInfo, identity: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Map the names, sorted, whose values differ between a run's identity and another one, to both values."""
@@ -206,10 +212,17 @@ class RunStore(Queries):
             if name not in run.identity or name not in other or run.identity[name] != other[name]
         }
 
-    def _refuse_foreign(self, db: sqlite3.Connection, run_id: str, owner: tuple[int, float]) -> None:
-        """Raise StoreError if the run doesn't exist, or belongs to another live process."""
-        status, pid, started = db.execute(
-            "SELECT status, owner_pid, owner_started FROM runs WHERE pk = ?", (self._pk(db, run_id),)
-        ).fetchone()
-        if status == "running" and pid != owner[0] and process_alive(pid, started):
+    def _own(self, db: sqlite3.Connection, run_id: str) -> None:
+        """Become the owner of a run; raise StoreError if it doesn't exist, or another process owns it."""
+        (pid,) = db.execute("SELECT owner_pid FROM runs WHERE pk = ?", (self._pk(db, run_id),)).fetchone()
+        if run_id in self._owned:
+            return
+        owned = owners.own(self._path, run_id)
+        if owned is None:
             raise StoreError(f"run {run_id} is being written by process {pid}; end that first, or wait for it")
+        self._owned[run_id] = owned
+
+    def _disown(self, run_id: str) -> None:
+        owned = self._owned.pop(run_id, None)
+        if owned is not None:
+            owned.release()

@@ -22,7 +22,11 @@ class Columns(msgspec.Struct):
 
 
 class RunColumns(Columns):
-    """A run. `identity`, `config` and `summary` are JSON objects; the owner is the process that writes the run."""
+    """A run. `identity`, `config` and `summary` are JSON objects.
+
+    `owner_pid` is the process that writes the run, or wrote it last, for messages: see `owners`. `owner_started` had a
+    meaning in schema 1.
+    """
 
     table: ClassVar[str] = "runs"
 

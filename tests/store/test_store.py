@@ -704,6 +704,97 @@ def test_a_run_that_a_living_process_writes_is_left_to_it(store: RunStore, tmp_p
     assert store.find_run(run).alive
 
 
+def execute(store: RunStore, statement: str, *values: object) -> None:
+    with closing(sqlite3.connect(store.path)) as db, db:
+        db.execute(statement, values)
+
+
+def test_a_run_is_owned_by_its_writer_whatever_the_clock_says(store: RunStore, tmp_path: Path) -> None:
+    with child(tmp_path, 0, 0) as process:
+        run = read_line(process)
+        # Set the clock, and all times that are derived from the boot time move with it.
+        execute(store, "UPDATE runs SET owner_started = ?, created_at = created_at - 10 WHERE id = ?", 10.0, run)
+        assert store.find_run(run).alive
+        for attempt in (store.resume_run, store.delete_run):
+            with pytest.raises(StoreError, match=f"run {run} is being written by process {process.pid}"):
+                asyncio.run(attempt(run))
+        process.kill()
+
+
+FORKS = """
+import asyncio, os, sys, time
+from pathlib import Path
+from osmosis_ai.store.run_store import RunStore
+
+store = RunStore.open(Path(sys.argv[1]))
+run = asyncio.run(store.create_run("eval", identity={}, config={}))
+forked = os.fork()
+if not forked:
+    time.sleep(600)
+print(run, flush=True)
+print(forked, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_fork_that_outlives_the_writer_does_not_keep_its_run(store: RunStore, tmp_path: Path) -> None:
+    with child(tmp_path, 0, 0, FORKS) as process:
+        run, forked = read_line(process), int(read_line(process))
+        try:
+            assert store.find_run(run).alive
+            process.kill()
+            process.wait()
+            os.kill(forked, 0)
+            assert not store.find_run(run).alive
+            asyncio.run(store.resume_run(run))
+        finally:
+            os.kill(forked, signal.SIGKILL)
+
+
+def test_an_ended_run_is_free_at_once_and_one_of_a_closed_store_too(store: RunStore, tmp_path: Path) -> None:
+    ended, left = new_run(store), new_run(store)
+    asyncio.run(store.mark(ended, "interrupted"))
+    resume = "asyncio.run(RunStore.open(Path(sys.argv[1])).resume_run(sys.argv[2]))"
+    code = f"import asyncio, sys\nfrom pathlib import Path\nfrom osmosis_ai.store.run_store import RunStore\n{resume}"
+
+    def resumed(run: str) -> bool:
+        command = [sys.executable, "-c", code, str(tmp_path), run]
+        return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+
+    assert [resumed(ended), resumed(left)] == [True, False]
+    # Another store of this process neither gives the run up nor keeps it.
+    RunStore.open(tmp_path).close()
+    assert store.find_run(left).alive
+    store.close()
+    assert not store.find_run(left).alive
+    assert resumed(left)
+
+
+def test_a_run_without_a_lock_file_was_killed(store: RunStore, tmp_path: Path) -> None:
+    """As written by earlier versions, which compared process times."""
+    run = new_run(store)
+    store.close()
+    (tmp_path / ".osmosis" / "runs.lock").unlink()
+    execute(store, "CREATE INDEX runs_created ON runs (created_at)")
+    execute(store, "UPDATE runs SET owner_pid = ?, owner_started = 1.0", os.getpid())
+    execute(store, "PRAGMA user_version = 1")
+    with RunStore.open(tmp_path) as opened:
+        found = opened.find_run(run)
+        assert (found.status, found.alive) == ("running", False)
+        asyncio.run(opened.resume_run(run))
+        assert opened.find_run(run).alive
+
+
+def test_the_newest_run_is_the_one_made_last_also_after_the_clock_went_back(store: RunStore) -> None:
+    first, second = new_run(store), new_run(store)
+    execute(store, "UPDATE runs SET created_at = created_at - 86400 WHERE id = ?", second)
+    asyncio.run(store.mark(first, "interrupted"))
+    asyncio.run(store.mark(second, "interrupted"))
+    assert store.find_run("latest").id == second
+    assert [run.id for run in store.list_runs()] == [second, first]
+    assert [run.id for run in store.unfinished_runs("eval")] == [second, first]
+
+
 def test_two_processes_write_two_runs_at_once(tmp_path: Path) -> None:
     with child(tmp_path, 0, 500) as first, child(tmp_path, 500, 1000) as second:
         runs = [read_line(first), read_line(second)]
