@@ -29,7 +29,9 @@ LARGE_BODY = 1024 * 1024
 MAX_ERROR_TEXT = 500
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 
-HttpProblem: TypeAlias = Literal["timeout", "refused", "dropped", "not_http", "too_long", "unsendable", "bad_json"]
+HttpProblem: TypeAlias = Literal[
+    "timeout", "refused", "dropped", "not_http", "redirect", "too_long", "unsendable", "bad_json"
+]
 
 
 class HttpError(OsmosisError):
@@ -37,7 +39,8 @@ class HttpError(OsmosisError):
 
     Attributes:
         problem: `refused` (nothing answers, or its certificate isn't trusted), `timeout`, `dropped` (the connection
-            ended early), `not_http`, `too_long`, `bad_json`, or `unsendable` (HTTP can't carry the request).
+            ended early), `not_http`, `redirect` (of LiteLLM's clients; `HttpClient` returns it as an answer),
+            `too_long`, `bad_json`, or `unsendable` (HTTP can't carry the request).
         status: The HTTP status, if there was an answer.
     """
 

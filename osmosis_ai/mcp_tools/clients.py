@@ -6,7 +6,8 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import anyio
 
@@ -15,6 +16,7 @@ from osmosis_ai.records import JsonObject, Message
 from osmosis_ai.tracebacks import describe
 
 if TYPE_CHECKING:
+    import httpx
     from pydantic import BaseModel
 
 __all__ = [
@@ -57,6 +59,8 @@ class McpSession(Protocol):
 class _Client(Protocol):
     """The part of `fastmcp.Client` used here."""
 
+    transport: object
+
     async def __aenter__(self) -> object: ...
     async def list_tools(self) -> Sequence[BaseModel]: ...
     async def call_tool_mcp(self, name: str, arguments: JsonObject, *, meta: JsonObject | None) -> BaseModel: ...
@@ -83,6 +87,7 @@ class StreamSession:
             options["mode"] = "legacy"
         make: Callable[..., _Client] = Client
         self._client = make(source, **options)
+        _refuse_redirects(self._client)
 
     async def __aenter__(self) -> StreamSession:
         await self._client.__aenter__()
@@ -102,6 +107,29 @@ class StreamSession:
     async def close(self) -> None:
         """End the session and a stdio server's process, which would outlive the session."""
         await self._client.close()
+
+
+def _refuse_redirects(client: _Client) -> None:
+    """Keep an HTTP session, its headers and their keys on the server's own origin; SDK 2.x does so by itself."""
+    transport = getattr(client.transport, "transport", client.transport)  # that of an mcp.json is inside another one
+    if hasattr(transport, "httpx_client_factory") and version("mcp").startswith("1."):
+        transport.httpx_client_factory = _own_origin_client
+
+
+def _own_origin_client(**options: Any) -> httpx.AsyncClient:
+    import httpx
+
+    async def check(response: httpx.Response) -> None:
+        if response.has_redirect_location:
+            here, there = response.request.url, response.request.url.join(response.headers["Location"])
+            if (here.scheme, here.host, here.port) != (there.scheme, there.host, there.port):
+                message = f"Redirect to {there} not followed; use that URL as the endpoint if it is the intended server"
+                raise httpx.HTTPStatusError(message, request=response.request, response=response)
+
+    given = {name: value for name, value in options.items() if value is not None}
+    # The SDK's own defaults.
+    defaults = {"follow_redirects": True, "timeout": httpx.Timeout(30.0, read=300.0)}
+    return httpx.AsyncClient(**{**defaults, **given}, event_hooks={"response": [check]})
 
 
 class Closer:

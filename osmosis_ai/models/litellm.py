@@ -1,7 +1,8 @@
 """Call any `provider/model` that LiteLLM knows.
 
 Importing LiteLLM takes seconds and some 170 MB, so this module is imported only when such a model is used. LiteLLM is
-configured by its public settings only: no remote price map, telemetry, callbacks, retries or cache of its own.
+configured by its public settings only: no remote price map, telemetry, callbacks, retries or cache of its own, no
+redirects (`litellm_http`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import msgspec
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
-from osmosis_ai.http import MAX_ERROR_TEXT, describe_error, mask, retry_after
+from osmosis_ai.http import MAX_ERROR_TEXT, HttpError, describe_error, mask, retry_after
 from osmosis_ai.models.base import error_kind, parse_reply
 from osmosis_ai.models.host import RemoteEngine
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool
@@ -58,6 +59,9 @@ def import_litellm() -> ModuleType:
 
     litellm.telemetry = False
     litellm.suppress_debug_info = True
+    from osmosis_ai.models.litellm_http import bound_clients
+
+    bound_clients()
     return litellm
 
 
@@ -146,6 +150,8 @@ class LiteLLMModel:
         _open_models -= 1
         if not _open_models:
             await self._litellm.close_litellm_async_clients()
+            # Otherwise the next model would get closed clients from there.
+            self._litellm.in_memory_llm_clients_cache.flush_cache()
 
     def _timeout(self) -> ModelError:
         return ModelError(f"{self._spec.name} gave no answer within {self._spec.request_timeout:g} s", kind="timeout")
@@ -155,6 +161,9 @@ class LiteLLMModel:
         if isinstance(error, exceptions.Timeout):
             return self._timeout()
         causes = list(_causes(error))
+        if bounds := next((cause for cause in causes if isinstance(cause, HttpError)), None):
+            kind = error_kind(bounds.status) if bounds.problem == "redirect" and bounds.status else "bad_reply"
+            return ModelError(f"{self._spec.name} failed: {self._said(bounds)[0]}", kind=kind, status=bounds.status)
         status, wait = _http_facts(causes)
         said, code = self._said(error)
         unreachable = (ConnectionRefusedError, socket.gaierror, ssl.SSLError)

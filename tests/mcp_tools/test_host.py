@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -614,6 +615,33 @@ def test_a_server_that_forgot_the_session_gets_a_new_one(listener: socket.socket
             await host.__aexit__(None, None, None)
 
     within(test)
+
+
+def test_a_redirect_to_another_origin_is_not_followed(listener: socket.socket) -> None:
+    received = []
+
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.readline())
+        writer.close()
+
+    async def test() -> None:
+        async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other:
+            location = f"http://localhost:{other.sockets[0].getsockname()[1]}/mcp"
+
+            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await reader.readuntil(b"\r\n\r\n")
+                answered = f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n"
+                writer.write(answered.encode())
+                writer.close()
+
+            server = {"url": url_of(listener), "headers": {"X-Api-Key": "sesame"}}
+            async with await asyncio.start_server(answer, sock=listener.dup()):
+                with pytest.raises(RepositoryError, match=f"Redirect to {location} not followed"):
+                    async with ToolHost({"mcpServers": {"shop": server}}):
+                        pass
+
+    within(test)
+    assert received == []
 
 
 def test_a_refused_url_is_named_without_its_secrets() -> None:

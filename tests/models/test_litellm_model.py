@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import asyncio
+import gzip
 import subprocess
 import sys
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -214,6 +217,86 @@ async def test_a_hang_ends_with_the_request_timeout() -> None:
     error = await failure(hang(), request_timeout=0.3)
     assert error.kind == "timeout"
     assert "no answer within 0.3 s" in str(error)
+
+
+PROVIDERS = ["openai/scripted-x", "azure/scripted-x", "groq/scripted-x", "anthropic/claude-x", "gemini/gemini-x"]
+"""LiteLLM calls these in different ways: with clients of its own, and with the openai package."""
+
+
+@asynccontextmanager
+async def answering(head: str, body: bytes = b"") -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that answers every request, whatever its path, with these bytes; its address and the requests."""
+    requests: list[bytes] = []
+
+    async def answer_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sent = await reader.readuntil(b"\r\n\r\n")
+        requests.append(sent)
+        length = int(sent.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        writer.write(f"HTTP/1.1 {head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        writer.close()
+
+    async with await asyncio.start_server(answer_one, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}", requests
+
+
+@pytest.mark.parametrize("model", PROVIDERS)
+async def test_redirects_are_not_followed(model: str) -> None:
+    async with answering("200 OK") as (other, received):
+        # By name: the other origin is another host as well as another port.
+        location = f"{other.replace('127.0.0.1', 'localhost')}/v1"
+        async with (
+            answering(f"307 Temporary Redirect\r\nLocation: {location}") as (url, _),
+            model_of(spec_for(url, model, params={"api_version": "1"} if "azure" in model else {})) as litellm_model,
+        ):
+            with pytest.raises(ModelError, match="which is not followed, so that no key is sent there") as caught:
+                await litellm_model.complete(MESSAGES, [], {})
+    assert received == []
+    assert (caught.value.kind, caught.value.status) == ("not_found", 307)
+    assert f"answered 307: a redirect to {location}" in str(caught.value)
+
+
+def bomb() -> bytes:
+    """A gigabyte as a megabyte of gzip."""
+    compress = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    return b"".join(compress.compress(bytes(1 << 20)) for _ in range(1024)) + compress.flush()
+
+
+async def test_a_reply_is_read_up_to_a_size_after_decompression() -> None:
+    async with answering("200 OK\r\nContent-Encoding: gzip", bomb()) as (url, requests):
+        for model in PROVIDERS:
+            params = {"api_version": "1"} if "azure" in model else {}
+            async with model_of(spec_for(url, model, params=params)) as litellm_model:
+                with pytest.raises(ModelError, match="answered with more than 67108864 bytes") as caught:
+                    await litellm_model.complete(MESSAGES, [], {})
+            assert caught.value.kind == "bad_reply"
+    assert len(requests) == len(PROVIDERS)
+    assert all(b"accept-encoding: gzip\r\n" in request.lower() for request in requests)
+
+
+@pytest.mark.parametrize("model", PROVIDERS[:1])
+async def test_a_compressed_reply_is_read(model: str) -> None:
+    reply = text("squeezed")
+    async with (
+        answering("200 OK\r\nContent-Type: application/json\r\nContent-Encoding: gzip", gzip.compress(reply.body)) as (
+            url,
+            _,
+        ),
+        model_of(spec_for(url, model)) as litellm_model,
+    ):
+        assert (await litellm_model.complete(MESSAGES, [], {})).message["content"] == "squeezed"
+
+
+@pytest.mark.parametrize(("coding", "what"), [("br", "the coding 'br'"), ("gzip", "broken gzip")])
+async def test_a_reply_that_cant_be_decompressed_is_an_error(coding: str, what: str) -> None:
+    async with (
+        answering(f"200 OK\r\nContent-Encoding: {coding}", b"not compressed") as (url, _),
+        model_of(spec_for(url)) as model,
+    ):
+        with pytest.raises(ModelError, match=what) as caught:
+            await model.complete(MESSAGES, [], {})
+    assert caught.value.kind == "bad_reply"
 
 
 async def test_nothing_listens_there() -> None:

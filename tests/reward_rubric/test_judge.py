@@ -285,6 +285,15 @@ def test_a_refused_request_is_an_error_at_once(reply: Reply, error: type[Excepti
     assert KEY not in str(caught.value)
 
 
+def test_a_redirect_is_not_followed_and_no_score_comes_from_there() -> None:
+    with ScriptedEndpoint([judgement(1)]).run_in_thread() as other:
+        away = status(307, headers={"Location": f"{other.url}/chat/completions"})
+        with ScriptedEndpoint([away]).run_in_thread() as endpoint, pytest.raises(ProviderRequestError) as caught:
+            evaluate_rubric("r", "s", info(endpoint))
+        assert other.requests == []
+    assert "which is not followed, so that no key is sent there" in str(caught.value)
+
+
 def test_an_overloaded_provider_is_asked_again_a_few_times() -> None:
     busy = status(429, headers={"retry-after-ms": "1"})
     with ScriptedEndpoint([busy, judgement(1), *[busy] * 3]).run_in_thread() as endpoint:
