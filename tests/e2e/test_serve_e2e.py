@@ -10,9 +10,10 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -78,10 +79,11 @@ class Served:
 
 
 @contextmanager
-def serving(root: Path, *options: str, key: str | None = KEY, **environ: str) -> Iterator[Served]:
+def serving(root: Path, *options: str, key: str | None = KEY, descriptors: int = 0, **environ: str) -> Iterator[Served]:
     """Run `osmosis serve` on a free port until the end of the block."""
     env = {**RETRIES, **environ, **({"OSMOSIS_ROLLOUT_API_KEY": key} if key else {})}
-    with running("serve", "-p", "0", "--skip-register", *options, cwd=root, env=env) as command:
+    command_line = ("serve", "-p", "0", "--skip-register", *options)
+    with running(*command_line, cwd=root, env=env, descriptors=descriptors) as command:
         command.until(lambda: "serving at http" in command.said())
         found = re.search(r"serving at (http://\S+);", command.said())
         assert found is not None
@@ -248,6 +250,23 @@ def test_nothing_is_lost_or_doubled_when_the_trainer_fails_now_and_then(tmp_path
         assert sorted(result.rollout_id for result in double.completions) == sorted(
             request.rollout_id for request in requests.values()
         )
+
+
+def test_more_connections_than_descriptors_keep_nobody_out(tmp_path: Path) -> None:
+    root = copy_repo("agent_instance", tmp_path, [])
+    with trainer() as double, serving(root, "-m", "server:agent_loop", descriptors=256) as it, ExitStack() as idle:
+        address = urlsplit(it.url)
+        for number in range(300):
+            connection = idle.enter_context(socket.create_connection((address.hostname, address.port)))
+            if number % 2:
+                connection.sendall(b"POST /v1/rollout/init HTTP/1.1\r\nHost: 127")
+        requests = it.start(double, [f"What is {number} + 2?" for number in range(5)])
+        done = it.results(double, requests)
+        assert {result.status for result in done.values()} == {"COMPLETED"}
+        it.command.process.send_signal(signal.SIGTERM)
+        finished = it.command.wait()
+    assert finished.code == 0
+    assert "Traceback" not in finished.stderr
 
 
 def accepted() -> Reply:

@@ -25,11 +25,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 class Running(Command):
     """The installed command and its descendants, which all have the mark in their environment."""
 
-    def __init__(self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, descriptors: int = 0
+    ) -> None:
         super().__init__()
         self.mark = uuid4().hex
+        limited = ["sh", "-c", 'ulimit -n "$0"; exec "$@"', str(descriptors)] if descriptors else []
         self.process = subprocess.Popen(
-            [str(COMMAND), *map(str, arguments)],
+            [*limited, str(COMMAND), *map(str, arguments)],
             cwd=cwd,
             env=clean_environment(**(env or {}), **{MARK: self.mark}),
             stdin=subprocess.DEVNULL,
@@ -62,16 +65,18 @@ class Running(Command):
 
 
 @contextmanager
-def running(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> Iterator[Command]:
+def running(
+    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, descriptors: int = 0
+) -> Iterator[Command]:
     """Start the installed command, or in a test with the mark `in_process` the command line in this process.
 
-    What is left of it afterwards is ended.
+    What is left of it afterwards is ended. `descriptors` limits the open files of the installed command.
     """
     command: Command
     if stage := current_stage():
         command = StagedCommand(stage, *arguments, cwd=cwd, environ=clean_environment(**(env or {})))
     else:
-        command = Running(*arguments, cwd=cwd, env=env)
+        command = Running(*arguments, cwd=cwd, env=env, descriptors=descriptors)
     try:
         yield command
     finally:

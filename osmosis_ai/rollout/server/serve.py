@@ -160,8 +160,14 @@ def make_server(app: ASGIApp, log_level: str, **options: Any) -> uvicorn.Server:
     """Create a loaded server that needs only sockets; the options are uvicorn's."""
     import uvicorn
 
+    from osmosis_ai.rollout.server.connections import BoundedProtocol, connection_limit, raise_descriptor_limit
+
+    raise_descriptor_limit()
     config = uvicorn.Config(
         app,
+        http=BoundedProtocol,
+        # asyncio accepts as many connections at a time, some turns before the protocol can count them.
+        backlog=min(BACKLOG, connection_limit() // 8),
         log_level=log_level,
         access_log=log_level in ("debug", "trace"),
         lifespan="on",

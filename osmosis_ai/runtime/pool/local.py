@@ -157,7 +157,8 @@ class LocalChannel:
     def memory(self) -> int:
         try:
             return int(psutil.Process(self._process.pid).memory_info().rss)
-        except psutil.Error:
+        except (psutil.Error, OSError):
+            # The worker has ended, or this process has no descriptor left to ask.
             return 0
 
 

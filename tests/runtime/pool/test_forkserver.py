@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -103,6 +104,23 @@ async def works(boot: protocol.Boot, kind: type[ForkServerSpawner | TemplateSpaw
 @pytest.mark.parametrize("kind", [ForkServerSpawner, TemplateSpawner])
 def test_a_worker_does_its_jobs_and_ends(kind: type[ForkServerSpawner | TemplateSpawner], tmp_path: Path) -> None:
     assert asyncio.run(works(write_agent(tmp_path), kind))
+
+
+def test_a_worker_is_watched_without_a_descriptor_left(tmp_path: Path) -> None:
+    async def test() -> None:
+        spawner = ForkServerSpawner(write_agent(tmp_path))
+        async with worker(spawner) as watched:
+            await watched.next(protocol.Ready)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            try:
+                held = watched.channel.memory()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert held == 0
+        await spawner.aclose()
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("kind", [ForkServerSpawner, TemplateSpawner])

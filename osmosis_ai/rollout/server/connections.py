@@ -1,0 +1,104 @@
+"""Bound a server's connections: how many there are, and how long one may wait without a request."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from operator import itemgetter
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+__all__ = ["BoundedProtocol", "connection_limit", "raise_descriptor_limit"]
+
+MAX_CONNECTIONS = 4096
+MAX_DESCRIPTORS = 65_536
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files and connections as it may; it usually starts with a limit of 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connection_limit(most: int = MAX_CONNECTIONS) -> int:
+    """Return the number of connections that a server takes; half of the descriptors are left for everything else."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else min(soft // 2, most)
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's protocol for one connection, with limits.
+
+    At the limit a new connection takes the place of the one that has waited longest without a request, so silent
+    clients keep nobody out.
+
+    Attributes:
+        max_connections: Maximum number of connections; fewer if there are few descriptors.
+        header_timeout: Seconds that a client has to send a request's headers.
+        waiting_since: The event loop's time since when there is no request, None during one.
+    """
+
+    max_connections = MAX_CONNECTIONS
+    header_timeout = 20.0
+    waiting_since: float | None = None
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > connection_limit(self.max_connections):
+            others = [other for other in self.connections if isinstance(other, BoundedProtocol)]
+            waiting = [(other.waiting_since, other) for other in others if other.waiting_since is not None]
+            if not waiting:
+                transport.write(BUSY)
+                transport.close()
+                return
+            min(waiting, key=itemgetter(0))[1].end()
+        self._await_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._await_request()
+        else:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_request()
+
+    def send_400_response(self, msg: str) -> None:
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            # An answer has begun, or even ended.
+            self.transport.close()
+        if self.cycle is not None:
+            # The application's own answer has nowhere to go.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def end(self) -> None:
+        """End the connection, also one whose client doesn't read."""
+        self._stop_waiting()
+        # It is lost only in the event loop's next turn.
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _await_request(self) -> None:
+        if self._timer is None and not self.transport.is_closing():
+            self.waiting_since = self.loop.time()
+            self._timer = self.loop.call_later(self.header_timeout, self.end)
+
+    def _stop_waiting(self) -> None:
+        self.waiting_since = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
