@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
@@ -26,10 +26,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["SourceLoader", "content_hash", "hash_when_imported", "hiding", "import_from", "import_hint"]
+__all__ = [
+    "SourceLoader",
+    "content_hash",
+    "hash_when_imported",
+    "hiding",
+    "import_from",
+    "import_hint",
+    "import_in_version",
+]
 
 _roots: set[Path] = set()
 _imported: dict[str, str] = {}
+_given: dict[str, bytes] = {}
 
 
 def import_from(root: Path, folders: Sequence[str], *, scripts: Path | None = None) -> None:
@@ -160,10 +169,17 @@ class SourceLoader(SourceFileLoader):
         raise OSError(path)
 
     def get_data(self, path: str) -> bytes:
-        """Read a file; raise OSError."""
-        data = super().get_data(path)
-        _imported[str(Path(path).resolve())] = content_hash(data)
+        """Read a file, unless its content was given; raise OSError."""
+        file = str(Path(path).resolve())
+        data = _given[file] if file in _given else super().get_data(path)
+        _imported[file] = content_hash(data)
         return data
+
+
+def import_in_version(root: Path, sources: Mapping[str, bytes]) -> None:
+    """Import files under `root` with the given content, whatever they hold by now."""
+    root = root.resolve()
+    _given.update((str(root / path), data) for path, data in sources.items())
 
 
 def hash_when_imported(file: Path) -> str | None:

@@ -394,6 +394,7 @@ async def _rescore(
 ) -> int:
     from osmosis_ai.cli.runs_output import RescoreProgress, print_rescored
     from osmosis_ai.runtime.pool.backends import open_pool
+    from osmosis_ai.runtime.pool.group import CodeChangedError
     from osmosis_ai.runtime.run.scoring import rescore as score_again
     from osmosis_ai.store.views import RescoredRun
 
@@ -404,8 +405,13 @@ async def _rescore(
         for problem in not_scored:
             output.warn(f"not scored with: {problem.message}")
         names = list(pool.loaded.functions)
+        interrupted = False
         with RescoreProgress(output, info.rollouts - info.failed) as listener:
-            await score_again(info.id, pool, store, listener, spec.functions, session.root)
+            try:
+                await score_again(info.id, pool, store, listener, spec.functions, session.root)
+            except CodeChangedError as error:
+                interrupted = True
+                output.warn(f"stopped: {error}; run it again")
     totals = store.function_totals(info.id)
     if info.status != "running":
         means = {total.function: total.mean for total in totals}
@@ -416,6 +422,8 @@ async def _rescore(
         session.show(RescoredRun(info.id, listener.done, before, functions, not_scored))
     else:
         print_rescored(output, listener.done, before, named)
+    if interrupted:
+        return ExitCode.INTERRUPTED
     return ExitCode.FAILED if not_scored or any(total.errors for total in named) else 0
 
 

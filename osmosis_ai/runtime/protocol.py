@@ -95,7 +95,8 @@ class Boot(Record, frozen=True):
     """The first record for a worker process: its spec, its paths and its environment.
 
     `spec` holds no path of the machine that made it; see `detach`. The log must not show the values in `keys`.
-    `environ` holds variables to set, or, with a value of None, to remove.
+    `environ` holds variables to set, or, with a value of None, to remove. `sources` holds the content of files under
+    the root that must be imported in this version, whatever they hold by now.
     """
 
     spec: WorkerSpec
@@ -103,6 +104,7 @@ class Boot(Record, frozen=True):
     debug: bool = False
     keys: list[str] = []
     environ: dict[str, str | None] = {}
+    sources: dict[str, bytes] = {}
 
 
 def detach(spec: WorkerSpec) -> tuple[WorkerSpec, Places]:
@@ -241,8 +243,9 @@ class Ready(Record, frozen=True, tag=True):
     """The worker has loaded the repository.
 
     `problems` lists functions that could not be loaded while others could. `tool_sources` and `function_sources` map
-    the repository's files that each side imported to the hash of their content. `agent` is the name of the repository's
-    own agent loop.
+    the repository's files that each side imported to the hash of their content; an `mcp.json` and the files in its
+    commands count as imported. `rubric_files` maps rubric files likewise. `agent` is the name of the repository's own
+    agent loop.
     """
 
     tools: list[Tool] = []
@@ -250,6 +253,7 @@ class Ready(Record, frozen=True, tag=True):
     problems: list[Failure] = []
     tool_sources: dict[str, str] = {}
     function_sources: dict[str, str] = {}
+    rubric_files: dict[str, str] = {}
     agent: str | None = None
 
 

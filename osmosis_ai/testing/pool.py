@@ -61,6 +61,7 @@ class FakePool:
     ) -> None:
         self.loaded = Ready(tools=list(tools), functions=list(functions))
         self.spent_usd = 0.0
+        self.changed: list[str] = []
         self.rollouts: list[RolloutJob] = []
         self.scored: list[tuple[str, int]] = []
         self._reply = reply

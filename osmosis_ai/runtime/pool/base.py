@@ -71,15 +71,21 @@ class Pool(Protocol):
         ...
 
     @property
+    def changed(self) -> list[str]:
+        """The files that now differ from what the workers loaded; workers that start later load them as they were."""
+        ...
+
+    @property
     def mixed(self) -> bool:
-        """True if workers have loaded different versions of the code, because it changed in the meantime."""
+        """True if jobs have imported different versions of a file, because it changed in the meantime."""
         ...
 
     async def probe(self, policy: str, *, price: bool) -> None:
         """Check that a policy's model answers, and, with `price`, that its price is known; raise ModelStartError."""
 
     async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
-        """Run one rollout and return its record, which includes any failure.
+        """Run one rollout and return its record, which includes any failure; raise CodeChangedError if its worker can't
+        be replaced.
 
         If stepping, it pauses at each step until `resume` is called; `listen` is called at pauses too.
         """
@@ -90,7 +96,8 @@ class Pool(Protocol):
 
     async def score(self, job: ScoreJob) -> list[list[Score]]:
         """Score stored rollouts; return each one's scores in the order of the job's functions. A function's score
-        includes any failure, even the loss of a worker. Raises StoreError if a worker can't read the rollouts.
+        includes any failure, even the loss of a worker. Raises StoreError if a worker can't read the rollouts, and
+        CodeChangedError if a lost worker can't be replaced.
         """
         ...
 

@@ -7,7 +7,7 @@ A job that loses its worker runs again, unless it is to blame: a job that blocke
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import TypeVar
@@ -20,11 +20,12 @@ from osmosis_ai.errors import OsmosisError, StartError
 from osmosis_ai.records import Failure
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.pool.base import LOAD_SECONDS, Spawner
+from osmosis_ai.runtime.pool.code import LoadedCode
 from osmosis_ai.runtime.pool.worker import WorkerHandle, WorkerLostError, blocked, died
 from osmosis_ai.runtime.protocol import Done, Job, Progress
 from osmosis_ai.tasks import task_group
 
-__all__ = ["JobFailedError", "WorkerGroup"]
+__all__ = ["CodeChangedError", "JobFailedError", "WorkerGroup"]
 
 LOOK_SECONDS = 0.25
 MAX_SHARED_LOSSES = 2
@@ -50,11 +51,22 @@ class JobFailedError(OsmosisError):
         self.failure = failure
 
 
+class CodeChangedError(JobFailedError):
+    """A lost worker can't be replaced by one with the same code, because `files` changed after the start."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        self.files = sorted(files)
+        names = ", ".join(self.files)
+        message = f"{names} changed after the start, so a worker that was lost can't be replaced by one of that code"
+        super().__init__(Failure("worker", message, kind="start"))
+
+
 class WorkerGroup:
     """The workers of one role, `size` of them kept alive while the group is `working`.
 
     Args:
         spawner: Starts the workers.
+        code: The version of the code that all workers must load.
         size: Number of workers; if each job has its own, the number started ahead of jobs.
         memory_limit: Bytes a worker may hold; a worker with more is killed.
         freeze_limit: Seconds without a heartbeat before a worker is killed; user code can block the interpreter.
@@ -66,6 +78,7 @@ class WorkerGroup:
     def __init__(
         self,
         spawner: Spawner,
+        code: LoadedCode,
         size: int,
         memory_limit: int,
         freeze_limit: float,
@@ -75,6 +88,7 @@ class WorkerGroup:
         load_limit: float = LOAD_SECONDS,
     ) -> None:
         self._spawner = spawner
+        self._code = code
         self._size = size
         self._alone = alone > 0
         self._memory_limit = memory_limit
@@ -93,6 +107,11 @@ class WorkerGroup:
         self._alone_slots = asyncio.Semaphore(max(size, alone, 2))
         self._group: anyio.abc.TaskGroup
         self._closing = False
+
+    @property
+    def changed(self) -> list[str]:
+        """The files that now differ from what the workers have loaded."""
+        return self._code.changed()
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
@@ -126,7 +145,8 @@ class WorkerGroup:
         """Run one job to its last event, a `kind`, in as many workers as it takes.
 
         `restart` is called before the job starts over, if its worker was lost through no fault of the job. Raises
-        JobFailedError if the job is to blame for the loss of its worker, or no worker can be started.
+        JobFailedError if the job is to blame for the loss of its worker, or no worker can be started; CodeChangedError
+        if that is because the code changed.
         """
         losses = failed_starts = 0
         alone = self._alone
@@ -148,6 +168,7 @@ class WorkerGroup:
             except StartError as error:
                 failed_starts += 1
                 if not alone or failed_starts >= MAX_FAILED_STARTS:
+                    self._raise_if_changed()
                     raise JobFailedError(Failure("worker", str(error), kind="start")) from error
             except WorkerLostError as lost:
                 losses += 1
@@ -242,11 +263,19 @@ class WorkerGroup:
         while not self._was_ready and self._start_error is None:
             await self._changed.wait()
 
-    def _note_loaded(self, found: protocol.Ready | protocol.Imported) -> None:
+    def _raise_if_changed(self) -> None:
+        changed = self._code.changed() if self._was_ready else []
+        if changed:
+            raise CodeChangedError(changed)
+
+    def _note_loaded(self, found: protocol.Ready | protocol.Imported) -> str | None:
+        """Take what a worker has loaded. Return why the worker can't be used: another has loaded other code."""
         if isinstance(found, protocol.Imported):
             tools = functions = found.sources
         else:
             tools, functions = found.tool_sources, found.function_sources
+            if differing := self._code.note(tools | functions | found.rubric_files):
+                return f"{', '.join(sorted(differing))} changed while the workers were starting"
             self.loaded = self.loaded or found
         assert self.loaded is not None
         known = self.loaded.tool_sources | self.loaded.function_sources
@@ -257,6 +286,7 @@ class WorkerGroup:
             tool_sources=tools | self.loaded.tool_sources,
             function_sources=functions | self.loaded.function_sources,
         )
+        return None
 
     async def _attend(self, worker: WorkerHandle) -> None:
         try:

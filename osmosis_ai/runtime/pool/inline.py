@@ -8,11 +8,13 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import anyio
 
 from osmosis_ai.errors import StartError
 from osmosis_ai.runtime.pool.base import PoolOptions
+from osmosis_ai.runtime.pool.code import LoadedCode
 from osmosis_ai.runtime.pool.group import WorkerGroup
 from osmosis_ai.runtime.pool.pool import WorkerPool, open_groups
 from osmosis_ai.runtime.protocol import Event, NotReady, Order, Retiring, WorkerSpec
@@ -26,7 +28,8 @@ async def open_inline(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[W
     """Load the repository into this process. While it runs, user code's output goes to stderr."""
     os.environ.update(options.environ)
     # Without limits: a debugger may stop user code for any time, and killing the worker can't free memory.
-    group = WorkerGroup(_InlineSpawner(spec), 1, sys.maxsize, math.inf, spec.batch_size, load_limit=math.inf)
+    code = LoadedCode(Path(spec.root))
+    group = WorkerGroup(_InlineSpawner(spec), code, 1, sys.maxsize, math.inf, spec.batch_size, load_limit=math.inf)
     async with open_groups(spec, group, group) as pool:
         yield pool
 

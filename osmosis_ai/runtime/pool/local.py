@@ -23,6 +23,7 @@ from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.logs import last_lines
 from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.runtime.pool.base import LOAD_SECONDS, PoolOptions
+from osmosis_ai.runtime.pool.code import LoadedCode
 from osmosis_ai.runtime.pool.forks import ChildProcess, ForkLine
 from osmosis_ai.runtime.pool.group import WorkerGroup
 from osmosis_ai.runtime.pool.pool import WorkerPool, open_groups
@@ -66,16 +67,17 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
     longest_score = spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
     load = options.load_seconds
     agents = scorers = None
+    code = LoadedCode(Path(spec.root))
     has_agent = spec.mcp is not None or spec.agent is not None
     if has_agent and options.isolation == "rollout":
-        spawner = TemplateSpawner(boot(tools))
-        agents = WorkerGroup(spawner, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)
+        spawner = TemplateSpawner(boot(tools), code)
+        agents = WorkerGroup(spawner, code, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)
     elif has_agent:
-        workers = ForkServerSpawner(boot(tools))
-        agents = WorkerGroup(workers, options.workers, memory, longest_call, share, load_limit=load)
+        workers = ForkServerSpawner(boot(tools), code)
+        agents = WorkerGroup(workers, code, options.workers, memory, longest_call, share, load_limit=load)
     if spec.functions:
-        workers = ForkServerSpawner(boot(functions))
-        scorers = WorkerGroup(workers, options.workers, memory, longest_score, share, load_limit=load)
+        workers = ForkServerSpawner(boot(functions), code)
+        scorers = WorkerGroup(workers, code, options.workers, memory, longest_score, share, load_limit=load)
     try:
         async with open_groups(spec, agents, scorers) as pool:
             yield pool
@@ -165,14 +167,15 @@ class LocalChannel:
 class ForkServerSpawner:
     """Forks workers from the fork server; each loads the repository itself."""
 
-    def __init__(self, boot: Boot) -> None:
+    def __init__(self, boot: Boot, code: LoadedCode) -> None:
         self._boot = boot
+        self._code = code
         self._line: ForkLine | None = None
 
     async def spawn(self) -> LocalChannel:
         if self._line is None:
             self._line = _fork_server()
-        return await LocalChannel.fork(self._line, self._boot)
+        return await LocalChannel.fork(self._line, _same_version(self._boot, self._code))
 
     def stop(self) -> None:
         """Do nothing: a start waits only for the fork server's own imports."""
@@ -185,8 +188,9 @@ class ForkServerSpawner:
 class TemplateSpawner:
     """Forks from a process that has loaded the repository, so that every worker starts with fresh module globals."""
 
-    def __init__(self, boot: Boot) -> None:
+    def __init__(self, boot: Boot, code: LoadedCode) -> None:
         self._boot = boot
+        self._code = code
         self._lock = asyncio.Lock()
         self._template: _Template | None = None
         self._stopped = False
@@ -200,7 +204,7 @@ class TemplateSpawner:
                 await self._template.aclose()
                 self._template = None
             if self._template is None:
-                self._template = await _Template.start(self._boot)
+                self._template = await _Template.start(_same_version(self._boot, self._code))
             return await self._template.fork()
 
     def stop(self) -> None:
@@ -259,6 +263,11 @@ class _Template:
         await self.process.exited.wait()
         await self._line.aclose()
         await self._server.aclose()
+
+
+def _same_version(boot: Boot, code: LoadedCode) -> Boot:
+    """Return a boot record with which a worker loads what the first workers loaded."""
+    return msgspec.structs.replace(boot, sources=code.sources)
 
 
 def _last_words(pid: int, places: Places) -> list[str]:

@@ -13,7 +13,7 @@ from osmosis_ai.models.choice import reads_references
 from osmosis_ai.records import Failure, FunctionRef, JsonObject, Rollout, Score
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.pool.base import InFlight
-from osmosis_ai.runtime.pool.group import JobFailedError, WorkerGroup
+from osmosis_ai.runtime.pool.group import CodeChangedError, JobFailedError, WorkerGroup
 from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
 from osmosis_ai.runtime.pool.worker import died
 
@@ -85,6 +85,11 @@ class WorkerPool:
         return msgspec.structs.replace(scorer, tools=agent.tools, tool_sources=agent.tool_sources, agent=agent.agent)
 
     @property
+    def changed(self) -> list[str]:
+        found = (group.changed for group in (self.agents, self.scorers) if group is not None)
+        return sorted(set().union(*found))
+
+    @property
     def mixed(self) -> bool:
         return any(group.mixed for group in (self.agents, self.scorers) if group is not None)
 
@@ -110,6 +115,8 @@ class WorkerPool:
         with self._rollouts.start(job, listen) as builder:
             try:
                 done = await self.agents.run(job, protocol.RolloutDone, self._rollouts.add, builder.restart)
+            except CodeChangedError:
+                raise
             except JobFailedError as failed:
                 return builder.abandon(_while_running(failed.failure, builder.open_tools))
             return builder.abandon(died(_FORGED)) if self._is_forged(done) else builder.finish(done)
@@ -140,6 +147,8 @@ class WorkerPool:
             return [await self._score_one(job)]
         try:
             return _scores(await self.scorers.run(job, protocol.ScoresDone))
+        except CodeChangedError:
+            raise
         except JobFailedError:
             # Scored one by one, only the function and the rollout that kill a worker lose their score.
             parts = zip(job.keys, job.rows, strict=True)
@@ -164,6 +173,8 @@ class WorkerPool:
             rest = msgspec.structs.replace(job, functions=waiting)
             try:
                 done = await self.scorers.run(rest, protocol.ScoresDone, listen)
+            except CodeChangedError:
+                raise
             except JobFailedError as failed:
                 # The worker may have died before it reported its first function.
                 name = started or waiting[0]

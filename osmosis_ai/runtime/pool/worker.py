@@ -49,10 +49,11 @@ class _Assignment:
 class WorkerHandle:
     """One worker and its jobs. It makes progress only while `read` runs.
 
-    `found` is called with what the worker loads, at the start and later.
+    `found` is called with what the worker loads, at the start and later; at the start it may return a reason why the
+    worker can't be used.
     """
 
-    def __init__(self, channel: Channel, found: Callable[[protocol.Ready | protocol.Imported], None]) -> None:
+    def __init__(self, channel: Channel, found: Callable[[protocol.Ready | protocol.Imported], str | None]) -> None:
         self._channel = channel
         self._found = found
         self.ready: protocol.Ready | None = None
@@ -164,8 +165,11 @@ class WorkerHandle:
                 _check_fit(assignment.job, event)
                 assignment.done.set_result(event)
         elif isinstance(event, protocol.Ready):
+            refusal = self._found(event)
+            if refusal is not None:
+                self.kill(died(refusal))
+                return
             self.ready = event
-            self._found(event)
             self.settled.set()
         elif isinstance(event, protocol.NotReady):
             self._not_ready = event

@@ -115,6 +115,8 @@ class Report(Record, frozen=True, kw_only=True):
     """The first of all other rows."""
     not_scored: list[Failure] = []
     """Files and functions that could not be loaded, and were left out of scoring (`--keep-going`)."""
+    changed_files: list[str] = []
+    """Files of the repository that changed during the run. The results are those of the version at its start."""
     interactive: bool = False
     """True if the user stepped through the run."""
 
@@ -195,12 +197,13 @@ def build_report(
     store: Path,
     wall_ms: float,
     not_scored: Sequence[Failure] = (),
+    changed_files: Sequence[str] = (),
     interactive: bool = False,
 ) -> Report:
     """Summarize a run in one pass, with a few numbers per rollout in memory.
 
     `functions` are the names of the scoring functions, `outcomes` all stored rollouts; `wall_ms` is the time from the
-    first rollout to the last record; `not_scored` is as in the report.
+    first rollout to the last record; `not_scored` and `changed_files` are as in the report.
     """
     grid = _ScoreGrid(functions)
     tallies = {policy: _PolicyTally() for policy in plan.policies}
@@ -257,6 +260,7 @@ def build_report(
         below=below,
         others=others,
         not_scored=list(not_scored),
+        changed_files=list(changed_files),
         interactive=interactive,
     )
 

@@ -11,6 +11,7 @@ import anyio
 from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.records import Outcome, Rollout
 from osmosis_ai.runtime.pool.base import Pool
+from osmosis_ai.runtime.pool.group import CodeChangedError
 from osmosis_ai.runtime.protocol import Progress, RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.scoring import MAX_BATCH, Scoring, ScoringListener, judges_usd
@@ -36,7 +37,7 @@ class Run:
 
     `completed` holds the existing records of a resumed run. `spent_usd` is the cost that already counts towards
     `--max-cost`; None stands for the cost of the run's records. `draws` has the draws of rollouts that the user wanted
-    sampled anew.
+    sampled anew. `code_changed` is set if the run stopped because a lost worker could not be replaced.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Run:
         self.id = id
         self.plan = plan
         self.stopping = False
+        self.code_changed: CodeChangedError | None = None
         self.out_of_budget = False
         self._pool = pool
         self._store = store
@@ -72,6 +74,7 @@ class Run:
             listener,
             plan.functions,
             Path(plan.root),
+            self._halt,
             partial=plan.config.scoring.score_partial,
             # A judge's cost is known only once it has scored, so with a budget rollouts must not run ahead of scoring.
             room=0 if plan.config.limits.max_cost is not None else max(plan.config.workers.batch_size * 4, MAX_BATCH),
@@ -123,11 +126,20 @@ class Run:
 
     async def _rollout_slot(self, jobs: Iterator[RolloutJob]) -> None:
         for job in jobs:
-            rollout = await self._pool.rollout(job, self._listener.rollout_started(job))
+            try:
+                rollout = await self._pool.rollout(job, self._listener.rollout_started(job))
+            except CodeChangedError as error:
+                self._halt(error)
+                return
             replace = RolloutKey(job.policy, job.row.id, job.run_index) in self._again
             key = await self._store.save_rollout(self.id, rollout, job.row, replace=replace)
             self._listener.rollout_done(rollout)
             await self._scoring.add(key, rollout)
+
+    def _halt(self, error: CodeChangedError) -> None:
+        """Start no more rollouts, because a lost worker can't be replaced."""
+        self.code_changed = error
+        self.stop()
 
     def _jobs(self) -> Iterator[RolloutJob]:
         plan = self.plan

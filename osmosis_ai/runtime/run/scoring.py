@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
 from pathlib import Path
@@ -16,6 +16,7 @@ import anyio
 from osmosis_ai.code_hashes import function_code
 from osmosis_ai.records import FunctionRef, Message, Rollout, Row, Score
 from osmosis_ai.runtime.pool.base import Pool
+from osmosis_ai.runtime.pool.group import CodeChangedError
 from osmosis_ai.runtime.protocol import ScoreJob
 from osmosis_ai.store.queries import RolloutKey, Unscored
 from osmosis_ai.store.run_store import RunStore
@@ -52,7 +53,8 @@ class Scoring:
     """Scores a run's rollouts, added and stored ones, in batches of about `BATCH_SECONDS`.
 
     The pool's workers have loaded the functions, and read the store themselves; `root` is the repository, for the
-    hashes of the functions' code. With `partial`, rollouts that ran out of time are scored too. `add` waits while more
+    hashes of the functions' code. If a lost worker can't be replaced, `halt` is called and the remaining rollouts stay
+    unscored. With `partial`, rollouts that ran out of time are scored too. `add` waits while more
     than `room` added rollouts are pending. `spent_usd` is the judges' cost.
     """
 
@@ -64,6 +66,7 @@ class Scoring:
         listener: ScoringListener,
         functions: list[FunctionRef],
         root: Path,
+        halt: Callable[[CodeChangedError], None],
         *,
         partial: bool = False,
         room: int = 0,
@@ -76,6 +79,7 @@ class Scoring:
         self._pool = pool
         self._store = store
         self._listener = listener
+        self._halt = halt
         self._partial = partial
         self._send, self._receive = anyio.create_memory_object_stream[Unscored](room)
         self._gathering = anyio.Lock()
@@ -142,7 +146,11 @@ class Scoring:
         if functions:
             keys = [unscored.key for unscored in batch]
             rows = [unscored.row_index for unscored in batch]
-            scores = await self._pool.score(ScoreJob(uuid4().hex, keys, rows, functions))
+            try:
+                scores = await self._pool.score(ScoreJob(uuid4().hex, keys, rows, functions))
+            except CodeChangedError as error:
+                self._halt(error)
+                return
             self.spent_usd += sum(map(judges_usd, scores))
             await self._store.save_scores(dict(zip(keys, scores, strict=True)), code=self._code)
         self._listener.scores_done(list(map(Scored, batch, scores)))
@@ -153,11 +161,15 @@ async def rescore(
 ) -> None:
     """Score a stored run's trajectories with the pool's functions, without any model call.
 
-    Skips rollouts already scored by the functions' current code.
+    Skips rollouts already scored by the functions' current code. Raises CodeChangedError, after storing the other
+    scores, if a lost worker can't be replaced.
     """
-    scoring = Scoring(run_id, pool, store, listener, functions, root)
+    errors: list[CodeChangedError] = []
+    scoring = Scoring(run_id, pool, store, listener, functions, root, errors.append)
     scoring.complete()
     await scoring.run(scoring.stored(), RESCORING_SLOTS)
+    if errors:
+        raise errors[0]
 
 
 async def score_conversations(

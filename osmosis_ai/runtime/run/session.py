@@ -409,6 +409,16 @@ class RunSession:
         if self._run.out_of_budget:
             limit = self.plan.config.limits.max_cost
             self._tell(events.LimitReached("max_cost", f"stopped: the budget of ${limit:g} (--max-cost) is spent"))
+        if self._run.code_changed is not None:
+            self.interrupted = True
+            files = ", ".join(self._run.code_changed.files)
+            self._tell(
+                events.Notice(
+                    f"stopped: a worker was lost, and {files} changed since the start; to continue, put back what the "
+                    "run started with and use --resume",
+                    "warning",
+                )
+            )
         return await self._concluded(wall_ms, unfinished=self.interrupted or self._run.out_of_budget)
 
     async def conclude(self) -> Report:
@@ -422,6 +432,10 @@ class RunSession:
         return self._report
 
     async def _concluded(self, wall_ms: float, *, unfinished: bool) -> Report:
+        changed = self.pool.changed
+        if changed and not (self._run and self._run.code_changed):
+            results = "the results are those of the version loaded at the start"
+            self._tell(events.Notice(f"changed during the run: {', '.join(changed)}; {results}", "warning"))
         names = score_names(self.pool.loaded, [total.function for total in self.store.function_totals(self.id)])
         report = build_report(
             self.plan,
@@ -431,6 +445,7 @@ class RunSession:
             store=self.store.path,
             wall_ms=wall_ms,
             not_scored=self._not_scored,
+            changed_files=changed,
             interactive=self.scratch is not None,
         )
         await self.store.mark(self.id, "interrupted" if unfinished else "finished", run_summary(report))

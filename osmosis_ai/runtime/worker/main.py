@@ -15,6 +15,7 @@ from pathlib import Path
 
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.errors import StartError
+from osmosis_ai.imports import import_in_version
 from osmosis_ai.masking import Masker
 from osmosis_ai.models.host import import_model
 from osmosis_ai.process_tree import end_group, end_with
@@ -124,6 +125,7 @@ def _boot(sock: socket.socket) -> Boot:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    import_in_version(Path(boot.places.root), boot.sources)
     return boot
 
 

@@ -21,7 +21,7 @@ import anyio
 import anyio.lowlevel
 
 from osmosis_ai import tracebacks
-from osmosis_ai.code_hashes import imported_sources
+from osmosis_ai.code_hashes import file_hash, imported_sources
 from osmosis_ai.current import rollout_scope
 from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError, StoreError
@@ -118,6 +118,7 @@ class LoadedRepository:
     problems: list[Failure]
     tool_sources: dict[str, str]
     function_sources: dict[str, str]
+    rubric_files: dict[str, str]
 
 
 def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
@@ -128,11 +129,13 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
     root = Path(spec.root)
     # User code opens its files relative to the repository's root.
     os.chdir(root)
+    # Hashed before they are read: a save in between must not pass for what was read.
+    rubric_files = _hashes({Path(ref.root, ref.file) for ref in spec.functions if ref.file and not ref.module}, root)
     server, agent, tool_sources = None, None, {}
     setups: list[Setup] = []
     if spec.mcp is not None:
         server, setups = _load_tools(spec.mcp, root)
-        tool_sources = imported_sources(root)
+        tool_sources = {**imported_sources(root), **_config_files(spec.mcp, root)}
     elif spec.agent is not None:
         from osmosis_ai.runtime.worker.agents import load_agent
 
@@ -140,7 +143,8 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
         tool_sources = imported_sources(root)
     scorers, problems = _load_functions(spec)
     function_sources = imported_sources(root) if spec.functions else {}
-    return LoadedRepository(spec, server, setups, agent, scorers, problems, tool_sources, function_sources)
+    sources = tool_sources, function_sources, rubric_files
+    return LoadedRepository(spec, server, setups, agent, scorers, problems, *sources)
 
 
 class Worker:
@@ -192,6 +196,7 @@ class Worker:
                     problems=loaded.problems,
                     tool_sources=loaded.tool_sources,
                     function_sources=loaded.function_sources,
+                    rubric_files=loaded.rubric_files,
                     agent=None if loaded.agent is None else loaded.agent.name,
                 )
             )
@@ -625,6 +630,26 @@ def _load_tools(source: McpSource, root: Path) -> tuple[object, list[Setup]]:
 
         return FastMCP("none"), []
     return source.url, []
+
+
+def _config_files(source: McpSource, root: Path) -> dict[str, str]:
+    """Hash an `mcp.json` and the repository's files in its commands."""
+    if source.kind != "config":
+        return {}
+    from osmosis_ai.mcp_tools.host import read_config
+
+    config = Path(source.path or "")
+    found = {config}
+    for server in read_config(config)["mcpServers"].values():
+        arguments = server.get("args")
+        words = [server.get("command"), *(arguments if isinstance(arguments, list) else ())]
+        programs = (root / str(server.get("cwd") or "") / str(word) for word in words)
+        found.update(file for file in programs if file.is_relative_to(root) and file.is_file())
+    return _hashes(found, root)
+
+
+def _hashes(files: Iterable[Path], root: Path) -> dict[str, str]:
+    return {Path(os.path.relpath(file, root)).as_posix(): file_hash(file) for file in files}
 
 
 def _open_cache(spec: protocol.WorkerSpec) -> ReplyCache | None:

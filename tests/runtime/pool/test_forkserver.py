@@ -20,6 +20,7 @@ import pytest
 
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.pool.code import LoadedCode
 from osmosis_ai.runtime.pool.forks import ForkLine
 from osmosis_ai.runtime.pool.forkserver import open_line
 from osmosis_ai.runtime.pool.local import ForkServerSpawner, LocalChannel, TemplateSpawner
@@ -88,7 +89,7 @@ async def worker(spawner: ForkServerSpawner | TemplateSpawner) -> AsyncIterator[
 
 async def works(boot: protocol.Boot, kind: type[ForkServerSpawner | TemplateSpawner] = ForkServerSpawner) -> bool:
     """Return True if a worker does its job; then end it."""
-    spawner = kind(boot)
+    spawner = kind(boot, LoadedCode(Path()))
     async with worker(spawner) as heard:
         ready = await heard.next(protocol.Ready)
         assert ready.agent == "listed"
@@ -126,7 +127,7 @@ def test_a_worker_is_watched_without_a_descriptor_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [ForkServerSpawner, TemplateSpawner])
 def test_how_a_worker_ended_is_known(kind: type[ForkServerSpawner | TemplateSpawner], tmp_path: Path) -> None:
     async def test() -> None:
-        spawner = kind(write_agent(tmp_path))
+        spawner = kind(write_agent(tmp_path), LoadedCode(Path()))
         async with worker(spawner) as exits:
             await exits.next(protocol.Ready)
             exits.list_tools(exit=True)
@@ -145,7 +146,7 @@ def test_how_a_worker_ended_is_known(kind: type[ForkServerSpawner | TemplateSpaw
 @pytest.mark.parametrize("kind", [ForkServerSpawner, TemplateSpawner])
 def test_a_worker_that_cannot_load_says_so(kind: type[ForkServerSpawner | TemplateSpawner], tmp_path: Path) -> None:
     async def test() -> None:
-        spawner = kind(write_agent(tmp_path, "import nowhere_to_be_found"))
+        spawner = kind(write_agent(tmp_path, "import nowhere_to_be_found"), LoadedCode(Path()))
         async with worker(spawner) as heard:
             failed = await heard.next(protocol.NotReady)
             assert "nowhere_to_be_found" in failed.message
@@ -164,7 +165,7 @@ def test_many_start_while_others_end(tmp_path: Path) -> None:
         return heard.channel.ending
 
     async def several() -> list[str]:
-        spawner = ForkServerSpawner(boot)
+        spawner = ForkServerSpawner(boot, LoadedCode(Path()))
         ended = [await one(spawner) for _ in range(5)]
         await spawner.aclose()
         return ended
@@ -190,7 +191,7 @@ def test_a_fork_server_that_was_killed_is_started_again(tmp_path: Path) -> None:
     boot = write_agent(tmp_path)
 
     async def test() -> None:
-        lost = ForkServerSpawner(boot)
+        lost = ForkServerSpawner(boot, LoadedCode(Path()))
         async with worker(lost) as heard:
             await heard.next(protocol.Ready)
             (server,) = fork_servers(psutil.Process())
@@ -210,7 +211,7 @@ def test_children_of_a_line_end_with_it(tmp_path: Path) -> None:
     async def test() -> None:
         line = ForkLine(*open_line(), "lost")
         channel = await LocalChannel.fork(line, boot)
-        kept = ForkServerSpawner(boot)
+        kept = ForkServerSpawner(boot, LoadedCode(Path()))
         async with worker(kept) as other:
             await other.next(protocol.Ready)
             await line.aclose()
@@ -238,7 +239,7 @@ if os.fork() == 0:
     boot = write_agent(tmp_path, leaves)
 
     async def test() -> None:
-        spawner = ForkServerSpawner(boot)
+        spawner = ForkServerSpawner(boot, LoadedCode(Path()))
         async with worker(spawner) as heard:
             await heard.next(protocol.Ready)
             heard.list_tools(exit=True)
@@ -256,13 +257,14 @@ import sys
 from pathlib import Path
 
 from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.pool.code import LoadedCode
 from osmosis_ai.runtime.pool.local import ForkServerSpawner
 
 boot = protocol.decode_boot(Path(sys.argv[1]).read_bytes())
 
 
 async def main():
-    spawner = ForkServerSpawner(boot)
+    spawner = ForkServerSpawner(boot, LoadedCode(Path()))
     channel = await spawner.spawn()
 
     def take(event):

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from osmosis_ai.code_hashes import file_hash
 from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.records import Row
 from osmosis_ai.runtime import protocol
-from osmosis_ai.runtime.pool.group import MAX_FAILED_STARTS, JobFailedError, WorkerGroup
+from osmosis_ai.runtime.pool.code import LoadedCode
+from osmosis_ai.runtime.pool.group import MAX_FAILED_STARTS, CodeChangedError, JobFailedError, WorkerGroup
 from scripted_workers import Life, ScriptedWorker
 
 pytestmark = pytest.mark.anyio
@@ -56,9 +59,9 @@ async def cannot_load(worker: ScriptedWorker) -> None:
 
 @asynccontextmanager
 async def group_of(
-    spawner: ScriptedSpawner, size: int = 1, *, share: int = 8, alone: int = 0
+    spawner: ScriptedSpawner, size: int = 1, *, share: int = 8, alone: int = 0, root: Path = Path("nowhere")
 ) -> AsyncIterator[WorkerGroup]:
-    group = WorkerGroup(spawner, size, 1 << 40, PATIENCE, share, alone=alone)
+    group = WorkerGroup(spawner, LoadedCode(root), size, 1 << 40, PATIENCE, share, alone=alone)
     with anyio.fail_after(PATIENCE):
         async with group.working():
             yield group
@@ -289,3 +292,26 @@ async def test_jobs_fail_when_workers_can_no_longer_be_started() -> None:
             await Heard(workers).run("a")
         assert (failed.value.failure.origin, failed.value.failure.kind) == ("worker", "start")
     assert len(spawner.workers) == 1 + MAX_FAILED_STARTS
+
+
+async def test_a_worker_that_has_loaded_other_code_gets_no_job(tmp_path: Path) -> None:
+    file = tmp_path / "tools.py"
+    file.write_text("VERSION = 1", encoding="utf-8")
+    loaded = {"tools.py": file_hash(file)}
+
+    async def dies(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready(tool_sources=loaded))
+        await worker.next()
+        file.write_text("VERSION = 2", encoding="utf-8")
+        return "exited with code 1"
+
+    async def loads_the_new_code(worker: ScriptedWorker) -> None:
+        worker.emit(protocol.Ready(tool_sources={"tools.py": file_hash(file)}))
+        await worker.next()
+
+    spawner = ScriptedSpawner(dies, then=loads_the_new_code)
+    async with group_of(spawner, root=tmp_path) as workers:
+        with pytest.raises(CodeChangedError, match=r"tools\.py changed after the start"):
+            await Heard(workers).run("a")
+        assert workers.changed == ["tools.py"]
+    assert [worker.jobs for worker in spawner.workers] == [["a"], *[[]] * MAX_FAILED_STARTS]

@@ -80,7 +80,8 @@ def test_stored_rollouts_and_added_ones_are_scored_once(repo: Path) -> None:
             before = [(await save(store, run, index))[0] for index in range(40)]
             async with workers(repo, store.path, "length") as pool:
                 listener = Listener()
-                scoring = Scoring(run, pool, store, listener, refs(repo, "length"), repo, partial=True, room=256)
+                functions = refs(repo, "length")
+                scoring = Scoring(run, pool, store, listener, functions, repo, pytest.fail, partial=True, room=256)
                 stored = list(scoring.stored())
                 assert [unscored.key for unscored in stored] == before
                 async with anyio.create_task_group() as group:
