@@ -143,8 +143,9 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
         tool_sources = imported_sources(root)
     scorers, problems = _load_functions(spec)
     function_sources = imported_sources(root) if spec.functions else {}
-    sources = tool_sources, function_sources, rubric_files
-    return LoadedRepository(spec, server, setups, agent, scorers, problems, *sources)
+    return LoadedRepository(
+        spec, server, setups, agent, scorers, problems, tool_sources, function_sources, rubric_files
+    )
 
 
 class Worker:

@@ -59,7 +59,7 @@ async def working(
 ) -> AsyncIterator[tuple[Worker, list[protocol.Event]]]:
     policies = {"policy": policy or model()}
     spec = WorkerSpec(str(root), LimitsConfig(**limits), policies=policies, store=str(root / "runs.db"))
-    loaded = LoadedRepository(spec, tools, [], None, {}, [], {}, {})
+    loaded = LoadedRepository(spec, tools, [], None, {}, [], {}, {}, {})
     events: list[protocol.Event] = []
     with anyio.fail_after(PATIENCE):
         async with Worker.open(loaded, events.append) as worker:
