@@ -118,7 +118,8 @@ def test_a_worker_is_watched_without_a_descriptor_left(tmp_path: Path) -> None:
                 held = watched.channel.memory()
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            assert held == 0
+            watched.channel.kill()
+        assert held == 0
         await spawner.aclose()
 
     asyncio.run(test())
