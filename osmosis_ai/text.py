@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NewType
 
 import msgspec
 
 from osmosis_ai.records import Failure, Score
 
 __all__ = [
+    "Shown",
     "content_text",
     "cost",
     "counted",
@@ -23,9 +24,16 @@ __all__ = [
     "score_number",
     "score_text",
     "visible",
+    "visible_in_ci",
+    "visible_json",
 ]
 
+Shown = NewType("Shown", str)
+"""A text that a terminal shows and never obeys. Only these are printed, and only the functions below make them."""
+
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CI_COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)", re.MULTILINE)
+"""Where GitHub's runner sees a workflow command: `::` at the start of a line, `##[` anywhere."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -108,7 +116,17 @@ def indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.split("\n"))
 
 
-def visible(text: str) -> str:
+def visible(text: str) -> Shown:
     """Escape the control characters that a terminal would obey, all but tab and newline."""
     text = text.replace("\r\n", "\n")
-    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+    return Shown(_CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text))
+
+
+def visible_in_ci(text: str) -> Shown:
+    """Escape also what a CI run would obey, such as `::error::` at the start of a line."""
+    return Shown(_CI_COMMAND.sub(lambda match: f"{match[1] or ''}\\x{ord(match[0][-1]):02x}", visible(text)))
+
+
+def visible_json(encoded: str) -> Shown:
+    """Escape the control characters in encoded JSON, which stays the same JSON."""
+    return Shown(_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", encoded))

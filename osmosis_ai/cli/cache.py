@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import msgspec
 import typer
 
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import SharedOptions, Store, command_session, shared_options, stored_runs
-from osmosis_ai.text import json_text
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
@@ -35,7 +35,10 @@ class _Session(NamedTuple):
     json: bool
 
     def show(self, values: dict[str, object], text: str) -> None:
-        self.output.line(json_text({"path": str(self.path), **values}) if self.json else text)
+        if self.json:
+            self.output.json(msgspec.json.encode({"path": str(self.path), **values}))
+        else:
+            self.output.line(text)
 
 
 @app.callback()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from osmosis_ai.cli.options import Given, Json, effective_config, takes
 from osmosis_ai.cli.session import command_session
 from osmosis_ai.config import RunConfig
@@ -28,7 +30,7 @@ def config(given: Given, json: Json = False) -> None:
                 one.option.name: {"value": value, "source": one.source}
                 for one, value in zip(settings, values, strict=True)
             }
-            session.output.line(json_text(shown))
+            session.output.json(msgspec.json.encode(shown))
             return
         table = Table(Column("option", "label"), Column("value", "text"), Column("source", "label"))
         for one, value in zip(settings, values, strict=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NewType, TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -16,9 +16,15 @@ from osmosis_ai.cli.status import STATUS
 from osmosis_ai.cli.streams import discard_stdout
 from osmosis_ai.cli.tables import Table
 from osmosis_ai.errors import OutputError
-from osmosis_ai.text import visible
+from osmosis_ai.masking import Masker
+from osmosis_ai.text import Shown, visible, visible_in_ci, visible_json
 
-__all__ = ["BAD", "CAUTION", "FAINT", "GOOD", "HEADING", "Output"]
+__all__ = ["BAD", "CAUTION", "FAINT", "GOOD", "HEADING", "Line", "Output", "Part"]
+
+Part: TypeAlias = "str | tuple[str, str]"
+"""A text, or a text and its style."""
+Line = NewType("Line", Text)
+"""Styled text that consists of `Shown` only; `Output.styled` makes it."""
 
 # Red and green are the terminal's own, which its theme makes readable; its yellow often isn't, on a light background.
 GOOD, BAD, CAUTION, FAINT, HEADING = "green", "red", "dark_orange3", "dim", "bold"
@@ -55,47 +61,64 @@ class _Messages:
 
 
 class Output:
-    """The two output streams of a command."""
+    """The two output streams of a command.
 
-    def __init__(self, mask: Callable[[str], str] = str, *, quiet: bool = False) -> None:
-        self.mask = mask
+    Everything printed passes `shown`, because a part of it may come from a model, a tool or a file.
+    """
+
+    def __init__(self, masker: Masker | None = None, *, quiet: bool = False) -> None:
+        self.masker = masker or Masker()
         self.quiet = quiet
         self.results = _console(sys.stdout)
         self.messages = _console(_Messages(sys.stderr))
+        self._escape = visible_in_ci if os.environ.get("CI") else visible
+
+    def shown(self, text: str) -> Shown:
+        """Mask the keys in a text, and escape what a terminal or a CI run would obey."""
+        return self._escape(self.masker.text(text))
+
+    def styled(self, *parts: Part, style: str = "") -> Line:
+        """Return a line of these parts for a rich console."""
+        pairs = [(part, "") if isinstance(part, str) else part for part in parts]
+        return Line(Text.assemble(*((self.shown(text), part) for text, part in pairs), style=style))
 
     def say(self, text: str) -> None:
         """Print a status line, unless quiet."""
         if not self.quiet:
-            _print(self.messages, Text(self.mask(text)))
+            _print(self.messages, self.styled(text))
 
     def warn(self, text: str) -> None:
         """Print a line that the user should see even if quiet."""
-        _print(self.messages, Text(self.mask(text), CAUTION))
+        _print(self.messages, self.styled(text, style=CAUTION))
 
     def fail(self, text: str) -> None:
         """Print an error: the problem, its place and the remedy."""
-        _print(self.messages, Text.assemble(("error:", f"bold {BAD}"), " ", self.mask(text)))
+        _print(self.messages, self.styled(("error:", f"bold {BAD}"), " ", text))
 
     def line(self, text: str, style: str = "") -> None:
         """Print a line to stdout; raise OutputError."""
         if style:
-            self._result(Text(self.mask(text), style))
-            return
-        STATUS.clear()
-        with self.writing():
-            # Not through rich, which needs seconds for a line of some megabytes.
-            self.results.file.write(self.mask(text) + "\n")
-            self.results.file.flush()
+            self._result(self.styled(text, style=style))
+        else:
+            self._write(self.shown(text))
 
-    def result(self, text: Text) -> None:
+    def json(self, data: bytes) -> None:
+        """Print encoded JSON to stdout; raise OutputError."""
+        self._write(visible_json(self.masker.encoded(data).decode("utf-8")))
+
+    def ci_command(self, text: str) -> None:
+        """Print a line for a CI run to obey, whose parts the caller has escaped; raise OutputError."""
+        self._write(visible(self.masker.text(text)))
+
+    def result(self, *parts: Part, style: str = "") -> None:
         """Print styled text to stdout, wrapped at words on a terminal; raise OutputError."""
         STATUS.clear()
         with self.writing():
-            self.results.print(text, soft_wrap=self.width is None)
+            self.results.print(self.styled(*parts, style=style), soft_wrap=self.width is None)
 
     def table(self, table: Table) -> None:
         """Print a table to stdout; raise OutputError."""
-        self._result(Text("\n").join(table.lines(self.width, lambda cell: visible(self.mask(cell)))))
+        self._result(Line(Text("\n").join(table.lines(self.width, self.shown))))
 
     @property
     def width(self) -> int | None:
@@ -116,9 +139,16 @@ class Output:
             discard_stdout()
             raise OutputError(f"stdout can't be written: {error.strerror or error}") from error
 
-    def _result(self, text: Text) -> None:
+    def _write(self, text: Shown) -> None:
+        STATUS.clear()
         with self.writing():
-            _print(self.results, text)
+            # Not through rich, which needs seconds for a line of some megabytes.
+            self.results.file.write(f"{text}\n")
+            self.results.file.flush()
+
+    def _result(self, line: Line) -> None:
+        with self.writing():
+            _print(self.results, line)
 
 
 def _console(stream: Any) -> Console:
@@ -126,7 +156,7 @@ def _console(stream: Any) -> Console:
     return Console(file=stream, theme=_THEME, width=80 if os.environ.get("COLUMNS") == "0" else None)
 
 
-def _print(console: Console, text: Text) -> None:
+def _print(console: Console, line: Line) -> None:
     STATUS.clear()
     # The terminal itself wraps long lines, so that a path in them can be copied.
-    console.print(text, soft_wrap=True)
+    console.print(line, soft_wrap=True)

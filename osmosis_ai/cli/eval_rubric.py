@@ -364,7 +364,7 @@ def _finish(plan: _Plan, judged: list[RecordResult], view: Output, masker: Maske
     with replaced_file(plan.output) as file:
         file.write(msgspec.json.format(data, indent=2) + b"\n")
     if as_json:
-        view.line(data.decode("utf-8"))
+        view.json(data)
     else:
         _print(view, results)
     view.say(f"results written to {plan.output}")

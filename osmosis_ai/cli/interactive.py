@@ -28,7 +28,6 @@ from osmosis_ai.runtime.protocol import Paused
 from osmosis_ai.runtime.run.debugger import Debugger, Ended, RefusedError
 from osmosis_ai.runtime.run.plan import POLICY
 from osmosis_ai.runtime.run.session import RunSession
-from osmosis_ai.text import visible
 
 __all__ = ["check_interactive", "interact"]
 
@@ -111,7 +110,7 @@ class _Session:
         if self._row is not None and self._row not in rows:
             raise UsageError(f"--row {self._row}: the rows are {rows.start} to {rows.stop - 1}")
         portal.call(run.begin)
-        prompt = Prompt(run.store.path.parent / "interactive_history", self._output.mask)
+        prompt = Prompt(run.store.path.parent / "interactive_history", self._output.masker.text)
         debugger = Debugger(portal, run)
         try:
             with prompt:
@@ -313,7 +312,7 @@ class _Commands:
 
     def _print(self, texts: Iterable[str]) -> None:
         for text in texts:
-            self._output.line(visible(text))
+            self._output.line(text)
 
 
 def _single(messages: list[Any]) -> Any:

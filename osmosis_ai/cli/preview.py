@@ -45,13 +45,13 @@ def preview(
     name = file or path or ""
     count, summary, entries, keys = _load(given_path(name, Path()))
     masker = Masker.from_environment(os.environ, keys)
-    output = Output(masker.text)
+    output = Output(masker)
     output.line(f"Loaded {summary} from {name}")
     most = count if full and limit is None else limit or ENTRIES
     for entry in itertools.islice(entries, most):
         shown = msgspec.to_builtins(entry)
-        encoded = masker.encoded(msgspec.json.encode(shown if full else _shortened(shown)))
-        output.line(msgspec.json.format(encoded, indent=2).decode("utf-8"))
+        encoded = msgspec.json.encode(shown if full else _shortened(shown))
+        output.json(msgspec.json.format(encoded, indent=2))
     if count > most:
         output.say(f"… and {count - most:,} more; --limit N shows more of them, --full all")
 

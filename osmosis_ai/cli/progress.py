@@ -11,7 +11,6 @@ from rich.cells import cell_len
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
 from osmosis_ai.cli.console import Output
 from osmosis_ai.cli.status import STATUS
@@ -102,7 +101,9 @@ class LiveProgress:
         bar, text = self.line(self._output.messages.width)
         line = Table.grid(padding=(0, 1))
         cells = [ProgressBar(self._total, self.done, bar)] if bar else []
-        line.add_row(*cells, Text(text, no_wrap=True, overflow="crop"))
+        shown = self._output.styled(text)
+        shown.no_wrap, shown.overflow = True, "crop"
+        line.add_row(*cells, shown)
         return line
 
     def _count(self) -> str:

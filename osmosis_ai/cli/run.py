@@ -25,7 +25,7 @@ from osmosis_ai.runtime.run.prepare import check_output, find_agent
 from osmosis_ai.runtime.run.report import Report
 from osmosis_ai.runtime.run.session import RunSession
 from osmosis_ai.tasks import task_group
-from osmosis_ai.text import counted, visible
+from osmosis_ai.text import counted
 
 __all__ = ["begin_command", "introduce", "run_command", "save_results"]
 
@@ -128,7 +128,7 @@ class _Run:
             results = self._session.masker.encoded(report.to_json())
             save_results(results, self._results)
         if results is not None and self._options.json:
-            self._output.line(results.decode("utf-8"))
+            self._output.json(results)
         else:
             print_report(self._output, report)
             if self._results is not None:
@@ -174,7 +174,7 @@ class _Run:
 def introduce(output: Output, event: RunEvent) -> None:
     """Print the events of opening a run; ignore all others."""
     if isinstance(event, events.Waiting):
-        STATUS.wait_for(visible(output.mask(event.what)))
+        STATUS.wait_for(output.shown(event.what))
     elif isinstance(event, events.Notice):
         (output.warn if event.severity == "warning" else output.say)(event.message)
     elif isinstance(event, events.RunLoaded):

@@ -86,7 +86,7 @@ class _Session(NamedTuple):
         """Print one JSON object on one line of stdout."""
         from osmosis_ai.store.views import encode_view
 
-        self.output.line(self.masker.encoded(encode_view(view)).decode("utf-8"))
+        self.output.json(encode_view(view))
 
 
 @app.callback()

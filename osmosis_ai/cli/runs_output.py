@@ -13,7 +13,7 @@ from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store.queries import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.transcript import transcript
 from osmosis_ai.store.views import ComparedRuns, shown_status
-from osmosis_ai.text import cost, counted, duration, excerpt, score_number, visible
+from osmosis_ai.text import cost, counted, duration, excerpt, score_number
 from osmosis_ai.urls import show_url
 
 __all__ = [
@@ -69,11 +69,9 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
     if run.finished_at is not None:
         parts.append(duration((run.finished_at - run.created_at) * 1000))
     where = f" at {show_url(run.config['base_url'])}" if run.config.get("base_url") else ""
-    _line(output, f"run {run.id}: {run.command}, {shown_status(run)}, {_when(run.created_at)}")
-    _line(
-        output, f"model {_model(run)}{where}{baseline} on {run.config.get('dataset', 'an unknown dataset')}{attempts}"
-    )
-    _line(output, ", ".join(parts))
+    output.line(f"run {run.id}: {run.command}, {shown_status(run)}, {_when(run.created_at)}")
+    output.line(f"model {_model(run)}{where}{baseline} on {run.config.get('dataset', 'an unknown dataset')}{attempts}")
+    output.line(", ".join(parts))
     if totals:
         table = Table(Column("function", "function"), "mean", "scored", "errors")
         for total in totals:
@@ -118,7 +116,7 @@ def print_rollouts(output: Output, run: RunInfo, rollouts: list[ScoredRollout], 
         output.table(table)
     if more:
         every = len(rollouts) + more
-        _line(output, f"… and {more:,} more; --limit {every} shows them all, --row N one row's transcript")
+        output.line(f"… and {more:,} more; --limit {every} shows them all, --row N one row's transcript")
 
 
 def print_transcript(output: Output, scored: ScoredRollout) -> None:
@@ -136,16 +134,16 @@ def print_comparison(
 ) -> None:
     """Print two runs side by side, and at most `limit` flipped rows per function."""
     for name, run in (("A", a), ("B", b)):
-        _line(output, f"{name}  {run.id}  {run.command}, {_model(run)} on {_dataset(run)}, {_recorded(run)} rollouts")
+        output.line(f"{name}  {run.id}  {run.command}, {_model(run)} on {_dataset(run)}, {_recorded(run)} rollouts")
     for note in comparison.notes:
-        output.warn(visible(note))
+        output.warn(note)
     if comparison.functions:
         output.table(_compared(comparison))
     for name in comparison.functions:
         _print_flips(output, comparison, name, store, limit)
     for name, functions in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if functions:
-            _line(output, f"only {name} was scored with {', '.join(functions)}")
+            output.line(f"only {name} was scored with {', '.join(functions)}")
 
 
 def _compared(comparison: ComparedRuns) -> Table:
@@ -167,19 +165,18 @@ def _compared(comparison: ComparedRuns) -> Table:
 def _print_flips(output: Output, comparison: ComparedRuns, name: str, store: Queries, limit: int) -> None:
     function = comparison.functions[name]
     if not function.flips:
-        _line(output, f"{name}: no row crossed the pass threshold {comparison.pass_threshold:g}")
+        output.line(f"{name}: no row crossed the pass threshold {comparison.pass_threshold:g}")
         return
-    _line(
-        output,
+    output.line(
         f"{name}: flipped to passing: {function.now_pass:,}, to failing: {function.now_fail:,} "
         f"(pass threshold {comparison.pass_threshold:g})",
     )
     for flip in function.flips[:limit]:
         prompt = excerpt(store.row(comparison.a.id, flip.row_id).user_prompt, PROMPT_CHARACTERS)
         change = f"{score_number(flip.a)} → {score_number(flip.b)}"
-        _line(output, f"  row {flip.row_index}  {change}  {'passes' if flip.passes else 'fails'}  {prompt}")
+        output.line(f"  row {flip.row_index}  {change}  {'passes' if flip.passes else 'fails'}  {prompt}")
     if len(function.flips) > limit:
-        _line(output, f"  … and {len(function.flips) - limit:,} more; --limit shows them")
+        output.line(f"  … and {len(function.flips) - limit:,} more; --limit shows them")
 
 
 # Rescoring
@@ -208,14 +205,10 @@ def print_rescored(output: Output, rescored: int, before: dict[str, float], tota
         )
     output.table(table)
     if not rescored:
-        _line(output, "nothing to rescore: this code has scored every rollout that didn't fail")
+        output.line("nothing to rescore: this code has scored every rollout that didn't fail")
 
 
 # Cells
-
-
-def _line(output: Output, text: str) -> None:
-    output.line(visible(text))
 
 
 def _model(run: RunInfo) -> str:

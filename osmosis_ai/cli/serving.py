@@ -103,6 +103,17 @@ async def _serve(
         return await _Serving(config, runner, output, listener, store).run(settings, client_settings(), key, made=made)
 
 
+class _ShownFormatter(logging.Formatter):
+    """Formats log lines, which may repeat what a trainer or a tool wrote, like all other output."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(LOG_FORMAT)
+        self._output = output
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._output.shown(super().format(record))
+
+
 class _Serving:
     """One server from start to stop."""
 
@@ -159,7 +170,9 @@ class _Serving:
 
     async def _serve(self, app: ASGIApp) -> None:
         level = self._options.log_level
-        logging.basicConfig(level=level.upper(), stream=sys.stderr, format=LOG_FORMAT, force=True)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(_ShownFormatter(self._output))
+        logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
         server = make_server(app, level, log_config=None)
         # From now on a signal is the server's to handle: `_signals` must no longer cancel.
         self._starting.shield = True

@@ -80,7 +80,7 @@ class CommandSession:
 
         self.environ = environment_of(self.environ, *folders)
         self.masker: Masker = Masker.from_environment(self.environ, keys)
-        self.output.mask = self.masker.text
+        self.output.masker = self.masker
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from rich.cells import cell_len
 from rich.text import Text
 
+from osmosis_ai.text import Shown
+
 __all__ = ["Cell", "Column", "Table"]
 
 GAP = "  "
@@ -73,13 +75,15 @@ class Table:
         """Add a row with a cell for every column."""
         self._rows.append([Cell(cell) if isinstance(cell, str) else cell for cell in cells])
 
-    def lines(self, width: int | None, shown: Callable[[str], str] = str) -> Iterator[Text]:
-        """Yield the lines for a terminal of `width` cells; None for no limit. `shown` is applied to every cell."""
+    def lines(self, width: int | None, shown: Callable[[str], Shown]) -> Iterator[Text]:
+        """Yield the lines for a terminal of `width` cells; None for no limit. `shown` is applied to every text."""
+        table = Table(*(Column(shown(column.title), column.kind) for column in self._columns))
+        for row in self._rows:
+            table.add(*(Cell(_BREAKS.sub(" ", shown(cell.text)), cell.style) for cell in row))
         if self._title:
-            yield Text(self._title, "bold")
-        rows = [[Cell(_BREAKS.sub(" ", shown(cell.text)), cell.style) for cell in row] for row in self._rows]
-        grid = self._grid(rows, width)
-        yield from grid if grid is not None else self._blocks(rows, width or 0)
+            yield Text(shown(self._title), "bold")
+        grid = table._grid(table._rows, width)
+        yield from grid if grid is not None else table._blocks(table._rows, width or 0)
 
     def _grid(self, rows: Sequence[_Row], width: int | None) -> Iterator[Text] | None:
         """Return a line per row, or several where texts wrap; None if `width` is too little."""

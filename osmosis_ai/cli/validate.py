@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from osmosis_ai.cli.options import Json
@@ -14,7 +15,6 @@ from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
 from osmosis_ai.compat import FLAGS
 from osmosis_ai.errors import UsageError
 from osmosis_ai.folders import given_path
-from osmosis_ai.text import json_text
 
 if TYPE_CHECKING:
     from osmosis_ai.validate.validation import Validation
@@ -130,7 +130,7 @@ def _report(
     output = session.output
     if form == "json":
         found = {"findings": validation.findings, "ignored": validation.ignored}
-        output.line(json_text({"components": validation.components, **found}))
+        output.json(msgspec.json.encode({"components": validation.components, **found}))
     elif form == "github":
         print_annotations(validation, Path(os.path.relpath(root, session.cwd)), output)
     elif agent:

@@ -7,7 +7,6 @@ from itertools import groupby
 from pathlib import Path
 
 import msgspec
-from rich.text import Text
 
 from osmosis_ai.cli.console import BAD, CAUTION, FAINT, GOOD, HEADING, Output
 from osmosis_ai.cli.tables import Cell, Column, Table
@@ -45,7 +44,7 @@ def print_validation(validation: Validation, output: Output, *, static: bool) ->
 def print_agent(validation: Validation, output: Output, *, verbose: bool) -> None:
     """Print the report on an agent loop: its tools, findings and totals."""
     loop, *tools = validation.components
-    output.result(Text.assemble("agent ", (output.mask(loop.name), "bold"), f", {loop.file}:{loop.line}"))
+    output.result("agent ", (loop.name, "bold"), f", {loop.file}:{loop.line}")
     if not tools:
         output.line("tools: none")
     else:
@@ -56,9 +55,9 @@ def print_agent(validation: Validation, output: Output, *, verbose: bool) -> Non
     for schema in validation.tools if verbose else []:
         function = schema.get("function") or {}
         output.line("")
-        output.result(Text(output.mask(f"{function.get('name')}: {function.get('description') or 'no description'}")))
+        output.result(f"{function.get('name')}: {function.get('description') or 'no description'}")
         parameters = msgspec.json.format(msgspec.json.encode(function.get("parameters")), indent=2)
-        output.result(Text(output.mask(parameters.decode("utf-8"))))
+        output.result(parameters.decode("utf-8"))
     if validation.findings:
         output.line("")
         _print_findings(validation.findings, output)
@@ -73,8 +72,8 @@ def print_annotations(validation: Validation, prefix: Path, output: Output) -> N
         place += [f"line={one.line}"] if one.line else []
         place.append(f"title={_escaped(one.code, in_property=True)}")
         message = f"{one.message}. {one.hint}" if one.hint else one.message
-        output.line(f"::{_ANNOTATIONS[one.severity]} {','.join(place)}::{_escaped(output.mask(message))}")
-    output.say(_sum(validation, static=False).plain)
+        output.ci_command(f"::{_ANNOTATIONS[one.severity]} {','.join(place)}::{_escaped(message)}")
+    output.say(_sum(validation, static=False)[0])
 
 
 def _collapsed(findings: Sequence[Finding]) -> list[Finding]:
@@ -112,7 +111,7 @@ def _print_components(validation: Validation, output: Output) -> None:
 
 def _print_control(report: ControlReport, output: Output) -> None:
     output.line("")
-    output.result(Text.assemble(("controls of ", ""), (report.function, "bold"), f": {report.verdict}"))
+    output.result("controls of ", (report.function, "bold"), f": {report.verdict}")
     table = Table(Column("  answer form", "name"), "right", *WRONG)
     for form in report.forms:
         mark = "✓" if form.accepted else " "
@@ -127,17 +126,14 @@ def _print_control(report: ControlReport, output: Output) -> None:
 
 def _print_findings(findings: Iterable[Finding], output: Output) -> None:
     for one in findings:
-        line = Text(f"  {one.line or '–':>4}  ")
-        line.append(f"{one.severity:<7}", style=_STYLES[one.severity])
-        line.append(f"  {one.code}  ", style=FAINT)
+        head = (f"  {one.line or '–':>4}  ", (f"{one.severity:<7}", _STYLES[one.severity]), (f"  {one.code}  ", FAINT))
         # Align a message's further lines with its first, as the hint is.
-        line.append(output.mask(one.message).replace("\n", f"\n{'':26}"))
-        output.result(line)
+        output.result(*head, one.message.replace("\n", f"\n{'':26}"))
         if one.hint:
-            output.result(Text(f"{'':26}{output.mask(one.hint)}", style=FAINT))
+            output.result(f"{'':26}{one.hint}", style=FAINT)
 
 
-def _sum(validation: Validation, static: bool) -> Text:
+def _sum(validation: Validation, static: bool) -> tuple[str, str]:
     errors = sum(one.severity == "error" for one in validation.findings)
     warnings = sum(one.severity == "warning" for one in validation.findings)
     notes = len(validation.findings) - errors - warnings
@@ -145,7 +141,7 @@ def _sum(validation: Validation, static: bool) -> Text:
     counts += f", {counted(notes, 'note')}" if notes else ""
     counts += f", {len(validation.ignored)} ignored" if validation.ignored else ""
     style = BAD if errors else CAUTION if warnings else GOOD
-    return Text(counts + (" (source only; nothing was run)" if static else ""), style)
+    return counts + (" (source only; nothing was run)" if static else ""), style
 
 
 def _escaped(text: str, *, in_property: bool = False) -> str:

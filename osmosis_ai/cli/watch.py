@@ -258,10 +258,10 @@ class _JsonLines(Display):
         self._masker = masker
 
     def show(self, iteration: Iteration, results: bytes) -> None:
-        self._output.line(results.decode("utf-8"))
+        self._output.json(results)
 
     def broken(self, broken: BrokenSave) -> None:
-        self._output.line(self._masker.encoded(msgspec.json.encode({"error": broken})).decode("utf-8"))
+        self._output.json(msgspec.json.encode({"error": broken}))
 
 
 def _broken(error: OsmosisError, root: Path) -> BrokenSave:

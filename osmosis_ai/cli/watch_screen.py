@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any
+from typing import TypeAlias
 
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
-from rich.text import Text
 
 from osmosis_ai.cli.console import BAD, CAUTION, FAINT, GOOD, HEADING, Output
 from osmosis_ai.cli.scores import below_title, score_style, short_name, went_wrong
@@ -27,6 +26,8 @@ __all__ = ["BrokenSave", "Display", "Screen"]
 
 ROWS_SHOWN = 5
 SLOW_SECONDS = 5.0
+_Styled: TypeAlias = tuple[str, str]
+"""A text and its style."""
 HELP = "r rerun all · f new samples for rows that fall short · d first flipped row's transcript · q quit"
 
 
@@ -76,7 +77,7 @@ class Screen(Display):
     """The terminal screen: the last good results, the running iteration and errors. Use as a context manager."""
 
     def __init__(self, output: Output, iteration: Iteration | None) -> None:
-        self._mask = output.mask
+        self._output = output
         self._live = Live(self, console=output.results, refresh_per_second=8)
         self._working: _Working | None = None
         self._iteration = iteration
@@ -113,22 +114,23 @@ class Screen(Display):
 
     def flipped_transcript(self, lines: list[str]) -> None:
         # Printed above the live part, because a transcript may be longer than the screen.
-        self._live.console.print(Text(self._mask("\n".join(lines))))
+        self._live.console.print(self._output.styled("\n".join(lines)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        parts: list[Any] = []
+        styled = self._output.styled
+        parts: list[RenderableType] = []
         if self._broken is not None:
-            parts += [Text(f"✗ {self._mask(self._broken.message)}", style=f"bold {BAD}")]
+            parts.append(styled(f"✗ {self._broken.message}", style=f"bold {BAD}"))
             if self._broken.excerpt:
-                parts += [Text(self._mask(self._broken.excerpt), style=BAD)]
-            parts += [Text("the results below are those of the last good save", style=FAINT), Text("")]
+                parts.append(styled(self._broken.excerpt, style=BAD))
+            parts += [styled("the results below are those of the last good save", style=FAINT), styled()]
         if self._working is not None:
-            parts += [self._working.render()]
+            parts.append(styled(self._working.status(), style="cyan"))
         if self._iteration is not None:
-            parts += _results(self._iteration, options.max_width)
+            parts += _results(self._iteration, self._output, options.max_width)
         if self._note:
-            parts += [Text(self._note, style=FAINT)]
-        yield Group(*parts, Text(HELP, style=FAINT))
+            parts.append(styled(self._note, style=FAINT))
+        yield Group(*parts, styled(HELP, style=FAINT))
 
 
 class _Working:
@@ -150,44 +152,51 @@ class _Working:
     def scores_done(self, scored: list[Scored]) -> None:
         self._scored += len(scored)
 
-    def render(self) -> Text:
+    def status(self) -> str:
         seconds = monotonic() - self._started
         if not self.total:
-            return Text(f"● {self._trigger}: loading, {seconds:.1f} s", style="cyan")
+            return f"● {self._trigger}: loading, {seconds:.1f} s"
         text = f"● {self._trigger}: {self.done}/{self.total} rollouts, {self._scored} scored, {seconds:.1f} s"
         oldest = self._pool.oldest() if self._pool is not None else None
         if oldest is not None and oldest.seconds > SLOW_SECONDS:
             text += f"; row {oldest.row_index} waits for {oldest.waiting_on}"
-        return Text(text, style="cyan")
+        return text
 
 
-def _results(iteration: Iteration, width: int) -> list[Any]:
+def _results(iteration: Iteration, output: Output, width: int) -> list[RenderableType]:
     done, plan, report = iteration.done, iteration.plan, iteration.report
     stand_in = " (offline stand-in)" if report.policy.stand_in else ""
     redone = f"{done.redone.rollouts} rollouts, {done.redone.scores} scores, {done.redone.cached_turns} cached turns"
-    parts: list[Any] = [
-        Text(f"iteration {done.number}: {', '.join(done.trigger)}", style=HEADING),
-        Text(f"{report.policy.model}{stand_in}, {plan.total_rows} rows; redone: {redone}; {duration(done.took_ms)}"),
-        *_scores(iteration).lines(width),
+    parts: list[RenderableType] = [
+        output.styled(f"iteration {done.number}: {', '.join(done.trigger)}", style=HEADING),
+        output.styled(
+            f"{report.policy.model}{stand_in}, {plan.total_rows} rows; redone: {redone}; {duration(done.took_ms)}"
+        ),
+        *_scores(iteration).lines(width, output.shown),
     ]
+    return [*parts, *(output.styled(text, style=style) for text, style in _lines(iteration))]
+
+
+def _lines(iteration: Iteration) -> list[_Styled]:
+    """List what went wrong and what changed."""
+    done, report = iteration.done, iteration.report
+    lines: list[_Styled] = []
     if done.out_of_budget:
-        budget = f"${plan.config.limits.max_cost:g} (--max-cost)"
-        parts.append(Text(f"stopped: the budget of {budget} is spent", style=BAD))
+        lines.append((f"stopped: the budget of ${iteration.plan.config.limits.max_cost:g} (--max-cost) is spent", BAD))
     totals = report.policy
     if totals.failed or totals.missing or report.scoring_errors:
-        counts = f"{totals.failed} failed, {totals.missing} missing, {report.scoring_errors} scoring errors"
-        parts.append(Text(counts, style=BAD))
+        lines.append((f"{totals.failed} failed, {totals.missing} missing, {report.scoring_errors} scoring errors", BAD))
         for cause in report.failures[:3]:
             where = f" at {cause.file}:{cause.line}" if cause.file else ""
-            parts.append(Text(f"  {cause.count} × {cause.origin}{where}: {cause.message}", style=BAD))
+            lines.append((f"  {cause.count} × {cause.origin}{where}: {cause.message}", BAD))
     for name, style in (("added", GOOD), ("removed", BAD), ("changed", CAUTION)):
         if tools := getattr(done.tools, name):
-            parts.append(Text(f"tools {name}: {', '.join(tools)}", style=style))
+            lines.append((f"tools {name}: {', '.join(tools)}", style))
     names = report.functions
     for name, flips in done.flipped.functions.items():
-        parts += _flips(f"{short_name(name, names)}: {len(flips.passed):,} now pass", GOOD, flips.passed)
-        parts += _flips(f"{short_name(name, names)}: {len(flips.failed):,} now fail", BAD, flips.failed)
-    return parts + _below(iteration)
+        lines += _flips(f"{short_name(name, names)}: {len(flips.passed):,} now pass", GOOD, flips.passed)
+        lines += _flips(f"{short_name(name, names)}: {len(flips.failed):,} now fail", BAD, flips.failed)
+    return lines + _below(iteration)
 
 
 def _scores(iteration: Iteration) -> Table:
@@ -207,31 +216,31 @@ def _scores(iteration: Iteration) -> Table:
     return table
 
 
-def _flips(title: str, style: str, flips: list[Flip]) -> list[Any]:
+def _flips(title: str, style: str, flips: list[Flip]) -> list[_Styled]:
     if not flips:
         return []
-    lines: list[Any] = [Text(title, style=f"bold {style}")]
+    lines: list[_Styled] = [(title, f"bold {style}")]
     for flip in flips[:ROWS_SHOWN]:
         change = f"{score_number(flip.before)} → {score_number(flip.after)}"
-        lines.append(Text(f"  row {flip.row_index}: {flip.prompt}  {change}"))
+        lines.append((f"  row {flip.row_index}: {flip.prompt}  {change}", ""))
     return lines + _more(len(flips))
 
 
-def _below(iteration: Iteration) -> list[Any]:
+def _below(iteration: Iteration) -> list[_Styled]:
     """List the first rows that fall short, with the scores and failures because of which they do."""
     report = iteration.report
     if not report.below:
         return []
-    lines: list[Any] = [Text(below_title(report), style=HEADING)]
+    lines: list[_Styled] = [(below_title(report), HEADING)]
     telling = telling_functions(report.functions, report.pass_threshold)
     for row in report.below[:ROWS_SHOWN]:
         outcome = row.outcome
         low = [name for name in lacking(outcome, telling, report.pass_threshold) if name in outcome.scores]
         scores = [f"{short_name(name, report.functions)} {score_number(outcome.scores[name].value)}" for name in low]
         why = went_wrong(outcome.failure, outcome.scores) or ", ".join(scores)
-        lines.append(Text(f"  row {outcome.row_index}: {iteration.prompts[outcome.row_id]}  {why}"))
+        lines.append((f"  row {outcome.row_index}: {iteration.prompts[outcome.row_id]}  {why}", ""))
     return lines + _more(report.rows_below)
 
 
-def _more(count: int) -> list[Any]:
-    return [Text(f"  … and {count - ROWS_SHOWN:,} more", style=FAINT)] if count > ROWS_SHOWN else []
+def _more(count: int) -> list[_Styled]:
+    return [(f"  … and {count - ROWS_SHOWN:,} more", FAINT)] if count > ROWS_SHOWN else []

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from osmosis_ai.text import visible
+
 __all__ = [
     "Capture",
     "LogWriter",
@@ -105,7 +107,7 @@ class LogWriter:
         self._written[label] = size + len(shown) + 1
         if self._written[label] > budget:
             shown = f"… further output left out, over {budget >> 20} MiB"
-        data = f"[{label} {stream}] {self._mask(shown)}\n".encode("utf-8", "replace")
+        data = f"[{label} {stream}] {visible(self._mask(shown))}\n".encode("utf-8", "replace")
         for target in (self._opened(), self._live):
             if target is not None:
                 # One write per line: with O_APPEND, lines of several processes don't mix.

@@ -19,6 +19,7 @@ from osmosis_ai.runtime.run.report import Baseline, Policy, Report
 from osmosis_ai.runtime.run.results import Cause, JudgeTotals, ToolStatistics
 from osmosis_ai.runtime.run.rows import ListedRow
 from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, StoredRollout
+from osmosis_ai.text import visible
 from snapshots import check_snapshot
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -187,7 +188,7 @@ def test_a_table_at_every_width(name: str, capsys: pytest.CaptureFixture[str], m
 
 
 def lines(table: Table, width: int | None) -> list[str]:
-    return [line.plain for line in table.lines(width)]
+    return [line.plain for line in table.lines(width, visible)]
 
 
 def test_no_width_cuts_a_figure_and_no_line_ends_in_blanks() -> None:
@@ -231,7 +232,7 @@ def test_names_that_can_not_be_told_apart_when_cut_get_blocks() -> None:
 def test_styles_belong_to_their_cell() -> None:
     table = Table(Column("name", "name"), "mean")
     table.add("a", Cell("0.000", "red"))
-    _, line = table.lines(None)
+    _, line = table.lines(None, visible)
     (span,) = line.spans
     assert (line.plain[span.start : span.end], span.style) == ("0.000", "red")
 
