@@ -20,9 +20,10 @@ import msgspec
 from yarl import URL
 
 from osmosis_ai.errors import OsmosisError
+from osmosis_ai.masking import mask
 from osmosis_ai.records import JsonValue
 
-__all__ = ["Answer", "HttpClient", "HttpError", "describe_error", "encode_json", "mask", "retry_after"]
+__all__ = ["Answer", "HttpClient", "HttpError", "describe_error", "encode_json", "retry_after"]
 
 CONNECT_TIMEOUT = 30.0
 LARGE_BODY = 1024 * 1024
@@ -175,14 +176,13 @@ def encode_json(value: object) -> bytes:
         raise ValueError(str(error)) from error
 
 
-def describe_error(body: bytes, key: str | None) -> tuple[str, str | None]:
-    """Return an endpoint's error as a short text without the key, and the error's code if there is one.
+def describe_error(body: bytes, *keys: str | None) -> tuple[str, str | None]:
+    """Return an endpoint's error as a short text without the keys, and the error's code if there is one.
 
     Understands `{"error": {"message", "code"}}`, `{"error": …}`, `{"message": …}` and `{"detail": …}`; of an HTML page
     it says only that.
     """
-    # Mask before cutting, so that no half of the key survives.
-    text = mask(body.decode("utf-8", "replace"), key)
+    text = body.decode("utf-8", "replace")
     code: object = None
     try:
         reply = msgspec.json.decode(text)
@@ -196,6 +196,9 @@ def describe_error(body: bytes, key: str | None) -> tuple[str, str | None]:
                 code = error.get("code") or error.get("type")
                 error = error.get("message") or error
             text = error if isinstance(error, str) else msgspec.json.encode(error).decode()
+    # Masked once it is read, because a mask may break JSON, and before it is cut, so that no half of a key survives.
+    for key in keys:
+        text = mask(text, key)
     text = " ".join(text.split())
     if len(text) > MAX_ERROR_TEXT:
         text = text[:MAX_ERROR_TEXT] + "…"
@@ -217,11 +220,6 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         if seconds < float("inf"):
             return max(0.0, seconds)
     return None
-
-
-def mask(text: str, key: str | None) -> str:
-    """Replace the key in a text."""
-    return text.replace(key, "***") if key else text
 
 
 def _bearer(key: str | None) -> dict[str, str]:

@@ -13,7 +13,7 @@ import msgspec
 
 from osmosis_ai import records
 
-__all__ = ["MASK", "MIN_LENGTH", "Masker"]
+__all__ = ["MASK", "MIN_LENGTH", "Masker", "mask"]
 
 MASK = "[masked]"
 MIN_LENGTH = 6
@@ -91,6 +91,11 @@ class Masker:
                 done = end
         parts.append(data[done:])
         return b"".join(parts)
+
+
+def mask(text: str, key: str | None) -> str:
+    """Replace the key in a text for people; as in `Masker`, one shorter than `MIN_LENGTH` stays."""
+    return text.replace(key, "***") if key and len(key) >= MIN_LENGTH else text
 
 
 def _parts(value: str) -> Iterator[str]:

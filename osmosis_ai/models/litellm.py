@@ -23,7 +23,7 @@ import msgspec
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
-from osmosis_ai.http import MAX_ERROR_TEXT, HttpError, describe_error, mask, retry_after
+from osmosis_ai.http import HttpError, describe_error, retry_after
 from osmosis_ai.models.base import error_kind, parse_reply
 from osmosis_ai.models.host import RemoteEngine
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool
@@ -187,16 +187,12 @@ class LiteLLMModel:
 
     def _said(self, error: Exception) -> tuple[str, str | None]:
         """Return the provider's error text, shortened, and its error code if it was JSON with one."""
-        text = mask(str(error).partition("\nTraceback")[0], self._spec.api_key)
-        for name, value in os.environ.items():
-            if len(value) >= MIN_SECRET_LENGTH and any(word in name.upper() for word in SECRET_NAMES):
-                text = mask(text, value)
-        text = " ".join(text.split())
+        text = " ".join(str(error).partition("\nTraceback")[0].split())
         while (shorter := PREFIX.sub("", text)) != text:
             text = shorter
-        if text.startswith("{"):
-            return describe_error(text.encode("utf-8", "replace"), self._spec.api_key)
-        return text if len(text) <= MAX_ERROR_TEXT else text[:MAX_ERROR_TEXT] + "…", None
+        secret = (value for name, value in os.environ.items() if any(word in name.upper() for word in SECRET_NAMES))
+        keys = (self._spec.api_key, *(value for value in secret if len(value) >= MIN_SECRET_LENGTH))
+        return describe_error(text.encode("utf-8", "replace"), *keys)
 
     def _base_url(self) -> str | None:
         if self._spec.base_url is not None or not self._spec.model.startswith("openai/"):

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from osmosis_ai.errors import ModelError, ModelNotFoundError, ProviderRequestError
+from osmosis_ai.masking import mask
 from osmosis_ai.records import Completion, JudgeCall, Message, Record
 from osmosis_ai.reward_rubric import background
 from osmosis_ai.reward_rubric.prompt import RESPONSE_FORMAT, Case, judge_messages, repair_messages
@@ -221,12 +222,13 @@ async def _judge(evaluation: _Evaluation, listeners: tuple[list[JudgeCall], ...]
     messages = judge_messages(case)
     completion, judged = await _ask(evaluation, messages, listeners)
     if isinstance(judged, UnusableReplyError):
-        messages = repair_messages(messages, _text(completion, target), str(judged), case)
+        messages = repair_messages(messages, _text(completion), str(judged), case)
         completion, judged = await _ask(evaluation, messages, listeners)
     if isinstance(judged, UnusableReplyError):
-        reply = " ".join(_text(completion, target).split())
+        reply = " ".join(mask(_text(completion), target.api_key).split())
         shown = reply if len(reply) <= SHOWN_REPLY else f"{reply[:SHOWN_REPLY]}…"
-        problem = f"the judge's reply can't be used, asked twice: {judged}. It begins: {shown!r}"
+        why = mask(str(judged), target.api_key)
+        problem = f"the judge's reply can't be used, asked twice: {why}. It begins: {shown!r}"
         raise ProviderRequestError(target.provider, target.model, problem)
     score = min(max(judged.score, case.score_min), case.score_max)
     return {"score": score, "explanation": judged.explanation, "raw": _raw(completion, target)}
@@ -248,16 +250,19 @@ async def _ask(
     except ModelError as error:
         record(error=str(error))
         raise _failure(target, error) from error
-    reply = _text(completion, target)
+    # Parsed as it came, and masked only where people or records see it.
+    reply = _text(completion)
+    shown = mask(reply, target.api_key)[:TRACED_REPLY]
     cost = completion.cost_usd if has_price(target) else None
     known = {"usage": completion.usage, "cost_usd": cost, "attempts": completion.attempts}
     try:
         judged = parse_judgement(reply)
     except UnusableReplyError as problem:
-        record(**known, reply=reply[:TRACED_REPLY], error=f"the reply can't be used: {problem}")
+        record(**known, reply=shown, error=mask(f"the reply can't be used: {problem}", target.api_key))
         return completion, problem
-    record(**known, reply=reply[:TRACED_REPLY], score=judged.score, explanation=judged.explanation)
-    return completion, judged
+    explanation = mask(judged.explanation, target.api_key)
+    record(**known, reply=shown, score=judged.score, explanation=explanation)
+    return completion, Judgement(judged.score, explanation)
 
 
 async def _complete(evaluation: _Evaluation, messages: list[Message]) -> Completion:
@@ -297,18 +302,16 @@ def _failure(target: Target, error: ModelError) -> ProviderRequestError:
     return ProviderRequestError(target.provider, target.model, detail)
 
 
-def _text(completion: Completion, target: Target) -> str:
-    from osmosis_ai.http import mask
-
+def _text(completion: Completion) -> str:
     content = completion.message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "".join(part for part in parts if isinstance(part, str))
-    return mask(content if isinstance(content, str) else "", target.api_key)
+    return content if isinstance(content, str) else ""
 
 
 def _raw(completion: Completion, target: Target) -> dict[str, Any]:
-    message = {**completion.message, "content": _text(completion, target)}
+    message = {**completion.message, "content": mask(_text(completion), target.api_key)}
     return {
         "model": completion.model or target.model,
         "choices": [{"index": 0, "message": message, "finish_reason": completion.finish_reason}],

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from osmosis_ai.errors import OsmosisRolloutError
 from osmosis_ai.failures import FailureKind
-from osmosis_ai.http import mask
+from osmosis_ai.masking import mask
 from osmosis_ai.records import Message, Tool
 from osmosis_ai.rollout.client import encode_messages
 from osmosis_ai.rollout.core.base import RolloutAgentLoop, RolloutContext, RolloutResult

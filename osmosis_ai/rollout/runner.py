@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from osmosis_ai.errors import OsmosisRolloutError
-from osmosis_ai.http import mask
+from osmosis_ai.masking import mask
 from osmosis_ai.records import Message, Tool
 from osmosis_ai.rollout.client import TrainerPool, encode_messages
 from osmosis_ai.rollout.core.base import ChatClient, RolloutAgentLoop, RolloutContext

@@ -244,6 +244,14 @@ def test_an_unusable_reply_is_asked_for_again_with_what_is_wrong() -> None:
     assert 'its "score" is "high", which is not a number' in again["content"]
 
 
+@pytest.mark.parametrize("key", ["x", "s", "1", ":", "explanation"])
+def test_whatever_the_key_a_reply_is_parsed_as_it_came(key: str) -> None:
+    with ScriptedEndpoint([judgement(1, "exact: 1")]).run_in_thread() as endpoint:
+        found = evaluate_rubric("r", "s", info(endpoint, api_key=key), return_details=True)
+    assert isinstance(found, dict)
+    assert (found["score"], found["explanation"]) == (1.0, "exact: 1")
+
+
 def test_after_a_second_unusable_reply_its_start_is_shown_without_the_key() -> None:
     reply = text(f"My key is {KEY}. " + "la " * 1000)
     with ScriptedEndpoint([text(""), reply]).run_in_thread() as endpoint:

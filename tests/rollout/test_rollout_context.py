@@ -219,10 +219,18 @@ def test_events_go_to_a_file_per_rollout_and_nowhere_without_a_folder(tmp_path: 
     assert tmp_path / "d" / "a.jsonl" in files
     for file in files:
         begin, end = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
-        assert (begin["event_type"], begin["text"], begin["path"]) == ("begin", "ü ***", str(tmp_path))
+        assert (begin["event_type"], begin["text"], begin["path"]) == ("begin", "ü [masked]", str(tmp_path))
         assert end["rollout_id"] == begin["rollout_id"]
         assert begin["time"] <= end["time"]
     assert list(tmp_path.iterdir()) == [tmp_path / "d"]
+
+
+@pytest.mark.parametrize("key", ["s", ":"])
+def test_no_key_breaks_a_debug_files_lines(key: str, tmp_path: Path) -> None:
+    ctx = RolloutContext(request(rollout_id="a", api_key=key), [], Scripted(), debug_dir=tmp_path)
+    ctx.log_event("steps", text="is: this")
+    (line,) = (tmp_path / "a.jsonl").read_text(encoding="utf-8").splitlines()
+    assert (json.loads(line)["event_type"], json.loads(line)["text"]) == ("steps", "is: this")
 
 
 def test_a_debug_file_that_cant_be_written_doesnt_cost_the_rollout(

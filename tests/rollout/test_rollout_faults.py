@@ -103,6 +103,15 @@ def test_a_callback_that_is_refused_is_not_tried_again_but_kept(
         assert TRAINER_KEY not in seen
 
 
+@pytest.mark.parametrize("key", ["s", ":", '"'])
+def test_whatever_the_key_the_kept_body_is_the_one_to_send(key: str, tmp_path: Path) -> None:
+    trainer = TrainerDouble(by_turn(text("yes: it is")), completed=[status(400)], api_key=key)
+    with serving(Adding(), trainer, undelivered_dir=tmp_path) as (url, _):
+        init(url, trainer.request("hello"))
+        (kept,) = kept_in(tmp_path)
+    assert kept["response"] == trainer.deliveries[0].body
+
+
 def test_a_key_that_the_conversation_holds_is_not_kept(tmp_path: Path) -> None:
     key = 'trainer-"key"-0123456789'
     loop = loop_that(lambda ctx: ctx.complete([{"role": "tool", "content": f"env: KEY={ctx.request.api_key}"}]))
@@ -110,7 +119,7 @@ def test_a_key_that_the_conversation_holds_is_not_kept(tmp_path: Path) -> None:
     with serving(loop, trainer, undelivered_dir=tmp_path) as (url, _):
         init(url, trainer.request("hello"))
         (kept,) = kept_in(tmp_path)
-    assert kept["response"]["final_messages"] == [{"role": "tool", "content": "env: KEY=***"}]
+    assert kept["response"]["final_messages"] == [{"role": "tool", "content": "env: KEY=[masked]"}]
     assert trainer.deliveries[0].body["final_messages"][0]["content"] == f"env: KEY={key}"
 
 

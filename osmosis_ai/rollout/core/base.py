@@ -17,6 +17,7 @@ import msgspec
 
 from osmosis_ai.bounds import MAX_DEPTH, count_of, too_deep
 from osmosis_ai.errors import MessagesRewrittenError, OsmosisRolloutError
+from osmosis_ai.masking import Masker
 from osmosis_ai.records import JsonObject, JsonValue, Message
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutMetrics, RolloutRequest
 
@@ -202,13 +203,11 @@ class RolloutContext:
         if self._debug_file is None:
             return
         event = {"time": time.time(), "rollout_id": self.request.rollout_id, "event_type": event_type, **data}
-        line = json.dumps(event, ensure_ascii=False, default=str)
-        if self.request.api_key:
-            line = line.replace(json.dumps(self.request.api_key, ensure_ascii=False)[1:-1], "***")
+        line = json.dumps(event, ensure_ascii=False, default=str).encode("utf-8", "replace")
         try:
             self._debug_file.parent.mkdir(parents=True, exist_ok=True)
-            with self._debug_file.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(line + "\n")
+            with self._debug_file.open("ab") as file:
+                file.write(Masker([self.request.api_key or ""]).encoded(line) + b"\n")
         except OSError as error:
             # A full disk must not cost the rollout that is being debugged.
             logger.warning("%s can't be written: %s", self._debug_file, error)

@@ -17,6 +17,7 @@ import msgspec
 
 from osmosis_ai.errors import OsmosisError, OsmosisRolloutError
 from osmosis_ai.folders import OWN_FOLDER, private_folder
+from osmosis_ai.masking import Masker
 from osmosis_ai.records import Record
 from osmosis_ai.rollout.client import TrainerPool, encode
 from osmosis_ai.rollout.core.base import file_stem
@@ -214,9 +215,8 @@ class Rollouts:
             if self._undelivered.parent.name == OWN_FOLDER:
                 private_folder(self._undelivered.parent)
             self._undelivered.mkdir(parents=True, exist_ok=True)
-            encoded = msgspec.json.format(encode(content), indent=2) + b"\n"
-            if request.api_key:
-                encoded = encoded.replace(encode(request.api_key)[1:-1], b"***")
+            masked = Masker([request.api_key or ""]).encoded(encode(content))
+            encoded = msgspec.json.format(masked, indent=2) + b"\n"
             temporary = file.with_suffix(".tmp")
             temporary.write_bytes(encoded)
             temporary.replace(file)
