@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -96,10 +96,11 @@ def private_file(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def replaced_file(path: Path) -> Iterator[IO[bytes]]:
+def replaced_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """Open a file to write that replaces `path` when the block succeeds, and disappears when it fails.
 
-    A `path` that isn't a regular file (a pipe, `/dev/stdout`) is written to directly.
+    Until then only its owner can read it. Then it has the mode of the file that it replaces, or of any new one, unless
+    it is `private`. A `path` that isn't a regular file (a pipe, `/dev/stdout`) is written to directly.
 
     Raises:
         OSError: The file can't be written.
@@ -110,14 +111,33 @@ def replaced_file(path: Path) -> Iterator[IO[bytes]]:
         return
     # Links resolved, so that the rename replaces the file and not a link to it.
     target = path.resolve()
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    descriptor, name = tempfile.mkstemp(prefix=".osmosis-", suffix=".partial", dir=target.parent)
+    partial = Path(name)
     try:
-        with partial.open("wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            shutil.copymode(target, partial)
+            if not private:
+                os.fchmod(descriptor, stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask())
+            os.fsync(descriptor)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+
+
+def _umask() -> int:
+    # It can only be read by setting it; files that another thread makes meanwhile are private.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in a folder survive a power failure, where folders can be synced."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -257,6 +257,20 @@ def test_a_replaced_file_keeps_its_link_and_its_permissions(tmp_path: Path) -> N
     assert real.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_file_is_private_until_it_is_whole_and_then_like_any_new_one(tmp_path: Path) -> None:
+    ordinary, private = tmp_path / "ordinary", tmp_path / "private"
+    ordinary_mode = (tmp_path / "other").touch() or (tmp_path / "other").stat().st_mode
+    with replaced_file(ordinary) as sink:
+        (partial,) = tmp_path.glob("*.partial")
+        assert partial.stat().st_mode & 0o77 == 0
+        sink.write(b"rows")
+    assert ordinary.stat().st_mode == ordinary_mode
+    private.touch(0o644)
+    with replaced_file(private, private=True) as sink:
+        sink.write(b"rows")
+    assert private.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -12,8 +12,8 @@ import typer
 
 from osmosis_ai.cli.options import Given, dash_is_json, takes
 from osmosis_ai.cli.session import ExitCode, SharedOptions, command_session, interrupts, stored_runs
-from osmosis_ai.errors import UsageError
-from osmosis_ai.folders import given_path, replaced_file
+from osmosis_ai.errors import OutputError, UsageError
+from osmosis_ai.folders import given_path
 from osmosis_ai.options import config_of, once
 from osmosis_ai.records import FunctionRef, Record
 from osmosis_ai.text import counted
@@ -361,14 +361,33 @@ def _finish(plan: _Plan, judged: list[RecordResult], view: Output, masker: Maske
 
     results = _results(plan, judged)
     data = masker.encoded(msgspec.json.encode(results))
-    with replaced_file(plan.output) as file:
-        file.write(msgspec.json.format(data, indent=2) + b"\n")
+    problem = _save(data, plan.output)
     if as_json:
         view.json(data)
     else:
         _print(view, results)
+    if problem is not None:
+        raise problem
     view.say(f"results written to {plan.output}")
     return int(results.overall_statistics.failure_count > 0)
+
+
+def _save(results: bytes, file: Path) -> OutputError | None:
+    """Write the results, else save what was paid for in a temporary folder and return the error; raises OutputError."""
+    import tempfile
+
+    from osmosis_ai.cli.run import save_results
+
+    try:
+        # Its folder may have been removed while the judge worked.
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_results(results, file)
+    except (OSError, OutputError) as error:
+        spare = Path(tempfile.mkdtemp(prefix="osmosis-")) / file.name
+        save_results(results, spare)
+        why = f"{file.parent} can't be made: {error.strerror}" if isinstance(error, OSError) else str(error)
+        return OutputError(f"{why}; the results are in {spare}")
+    return None
 
 
 def _results(plan: _Plan, judged: list[RecordResult]) -> RubricResults:

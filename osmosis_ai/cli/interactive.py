@@ -23,7 +23,7 @@ from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
 from osmosis_ai.cli.signals import ended_by_signal, interrupted_code
 from osmosis_ai.config import RunConfig
 from osmosis_ai.errors import UsageError
-from osmosis_ai.folders import given_path
+from osmosis_ai.folders import given_path, replaced_file
 from osmosis_ai.runtime.protocol import Paused
 from osmosis_ai.runtime.run.debugger import Debugger, Ended, RefusedError
 from osmosis_ai.runtime.run.plan import POLICY
@@ -287,7 +287,8 @@ class _Commands:
         data = self._masker.encoded(msgspec.json.encode(self._debugger.trajectory()))
         file = given_path(rest, Path()) if rest else self._free_file()
         try:
-            file.write_bytes(msgspec.json.format(data, indent=2) + b"\n")
+            with replaced_file(file) as sink:
+                sink.write(msgspec.json.format(data, indent=2) + b"\n")
         except OSError as error:
             raise RefusedError(f"{file} can't be written: {error.strerror or error}") from error
         self._output.say(f"written to {file}")

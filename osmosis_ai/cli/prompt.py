@@ -9,11 +9,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
 from osmosis_ai.errors import UsageError
+from osmosis_ai.folders import replaced_file
 
 __all__ = ["Prompt", "edited_text"]
 
@@ -49,9 +50,9 @@ class Prompt:
             length = self._readline.get_current_history_length()
             kept = range(max(1, length - HISTORY_LINES + 1), length + 1)
             lines = [self._mask(self._readline.get_history_item(place) or "") for place in kept]
-            descriptor = os.open(self._history, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-                file.writelines(f"{line}\n" for line in lines)
+            # Without its folder or space on its disk, the earlier history stays.
+            with suppress(OSError), replaced_file(self._history, private=True) as file:
+                file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
 
     def read(self, prompt: str) -> str | None:
         """Return the next command, None at the end of input; raises KeyboardInterrupt."""

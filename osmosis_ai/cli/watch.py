@@ -46,7 +46,7 @@ KEYS = "rfdq"
 def watch_command(given: Given, command: Command) -> int:
     """Watch the repository until the user quits, and return the exit code."""
     output = output_options(given)
-    with command_session(quiet=output.quiet) as session:
+    with command_session(quiet=output.quiet, store_error=ExitCode.FAILED) as session:
         watcher: _Watcher | None = None
         while watcher is None or watcher.restarts:
             # Start from scratch, because .env, pyproject.toml and configs may have changed the options.
@@ -165,9 +165,8 @@ class _Watcher:
         try:
             iteration = await self.session.iterate(this.trigger, display.listener, this.again)
         except (StartError, StoreError) as error:
-            if isinstance(error, ModelStartError) and self._shown is None:
-                # The model has never worked, and no save of the code can fix that.
-                self._fatal = error
+            self._fatal = await self._fatal_error(error)
+            if self._fatal is not None:
                 work.cancel_scope.cancel()
                 return
             display.broken(_broken(error, self._root))
@@ -181,6 +180,18 @@ class _Watcher:
                 self._shown = iteration
                 display.show(iteration, data)
         self._follower.learn()
+
+    async def _fatal_error(self, error: OsmosisError) -> OsmosisError | None:
+        """Return the error to end with, if no save of the code can fix this one."""
+        if isinstance(error, ModelStartError) and self._shown is None:
+            # The model has never worked.
+            return error
+        if isinstance(error, StoreError):
+            try:
+                await self.session.store.check()
+            except StoreError as failed:
+                return failed if self.session.store.lost else None
+        return None
 
     async def _next(self, display: Display, events: MemoryObjectReceiveStream[Save | str]) -> _Next:
         """Wait for an event that triggers the next iteration."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from osmosis_ai.folders import private_file
 from osmosis_ai.text import visible
 
 __all__ = [
@@ -108,21 +109,29 @@ class LogWriter:
         if self._written[label] > budget:
             shown = f"… further output left out, over {budget >> 20} MiB"
         data = f"[{label} {stream}] {visible(self._mask(shown))}\n".encode("utf-8", "replace")
-        for target in (self._opened(), self._live):
-            if target is not None:
-                # One write per line: with O_APPEND, lines of several processes don't mix.
-                os.write(target, data)
+        # A log without its folder or space on its disk must not fail the code that prints.
+        with suppress(OSError):
+            _append(self._opened(), data)
+        with suppress(OSError):
+            _append(self._live, data)
 
     def _opened(self) -> int | None:
         if self._file is None and self._path is not None:
             with self._opening:
                 if self._file is None:
+                    self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         return self._file
 
     def forget(self, label: str) -> None:
         """Drop the count of a label, once its job is over."""
         self._written.pop(label, None)
+
+
+def _append(target: int | None, line: bytes) -> None:
+    if target is not None:
+        # One write per line: with O_APPEND, lines of several processes don't mix.
+        os.write(target, line)
 
 
 class _JobStream(io.TextIOBase):
@@ -243,8 +252,10 @@ def output_in_file(writer: LogWriter, log: Path | None) -> Iterator[None]:
             held = stack.enter_context(tempfile.TemporaryFile())
         else:
             file = held_output(log, os.getpid())
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_file(file)
             held = stack.enter_context(file.open("w+b"))
-            stack.callback(file.unlink)
+            stack.callback(file.unlink, missing_ok=True)
         for descriptor in (1, 2):
             os.dup2(held.fileno(), descriptor)
         try:

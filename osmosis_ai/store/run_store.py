@@ -19,6 +19,7 @@ from osmosis_ai.records import Rollout, Row, Score
 from osmosis_ai.store import owners, tables
 from osmosis_ai.store.codec import Encoder, decode_object
 from osmosis_ai.store.queries import Queries, RunInfo
+from osmosis_ai.store.rescue import rescue
 from osmosis_ai.store.schema import database_path, open_writer
 from osmosis_ai.store.writer import Writer
 from osmosis_ai.text import counted
@@ -45,9 +46,9 @@ class RunStore(Queries):
     processes may write to one store at once.
     """
 
-    def __init__(self, path: Path, writer: Writer, masker: Masker) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, masker: Masker) -> None:
         super().__init__(path)
-        self._writer = writer
+        self._writer = Writer(connection, path, self._rescue)
         self._encoder = Encoder(masker)
         self._owned: dict[str, owners.Ownership] = {}
 
@@ -62,12 +63,17 @@ class RunStore(Queries):
         path = database_path(folder or store_folder(root))
         if not create and not path.exists():
             raise StoreError(f"there are no runs: {path} doesn't exist; `osmosis test` and `osmosis eval` create it")
-        return cls(path, Writer(open_writer(path), path), masker or Masker())
+        return cls(path, open_writer(path), masker or Masker())
 
     @property
     def path(self) -> Path:
         """The database."""
         return self._path
+
+    @property
+    def lost(self) -> bool:
+        """True once the file can't be written any more; the error of every write names a copy of it."""
+        return bool(self._writer.lost)
 
     def close(self) -> None:
         """Finish pending writes, close the file, and give up the runs that this process owns."""
@@ -185,6 +191,10 @@ class RunStore(Queries):
         if status != "running":
             self._disown(run_id)
 
+    async def check(self) -> None:
+        """Raise StoreError if the file can't be written. A write tells more than a read about a file that is gone."""
+        await self._writer.write(lambda _: None, "checking the file")
+
     async def delete_run(self, run_id: str) -> None:
         """Delete a run with all its records, and return the space to the disk.
 
@@ -211,6 +221,19 @@ class RunStore(Queries):
             for name in sorted(run.identity.keys() | other.keys())
             if name not in run.identity or name not in other or run.identity[name] != other[name]
         }
+
+    def _rescue(self, db: sqlite3.Connection, problem: str) -> tuple[sqlite3.Connection, Path, str] | None:
+        """Copy the store, if this process has records of a run to lose."""
+        run_id = next(iter(self._owned), None)
+        moved = None if run_id is None else rescue(db, self._path, run_id)
+        if moved is None:
+            return None
+        copy, path = moved
+        message = (
+            f"run store {self._path}: {problem}; every record, also the last ones, is in {path.parent}: "
+            f"`osmosis runs --store {path.parent}` shows them, and --resume --store {path.parent} continues the run"
+        )
+        return copy, path, message
 
     def _own(self, db: sqlite3.Connection, run_id: str) -> None:
         """Become the owner of a run; raise StoreError if it doesn't exist, or another process owns it."""

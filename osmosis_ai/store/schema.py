@@ -233,6 +233,7 @@ _ADVICE = {
     "unable to open": "make {folder} and the files in it readable and writable",
     "disk is full": "free some space; all work reported as done is stored, and --resume continues the run",
     "disk I/O error": "check the disk's space, quota and health; all work reported as done is stored",
+    "removed or replaced": "put it back, or run again",
     "locked": "another process has been writing for a long time; end it or try again",
 }
 

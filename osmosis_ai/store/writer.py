@@ -1,4 +1,9 @@
-"""The writer thread: commits all pending operations as one transaction, then wakes their callers."""
+"""The writer thread: commits all pending operations as one transaction, then wakes their callers.
+
+A commit counts only if the file is still where readers look for it. If it was removed or replaced, or its disk fails,
+the writer moves to a copy of the database, if its owner makes one. It carries out later operations there, but fails
+them all.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +25,10 @@ __all__ = ["Operation", "Writer"]
 Operation: TypeAlias = Callable[[sqlite3.Connection], object]
 """A write inside a shared transaction. It may run twice, if another operation of its batch fails."""
 
+Rescue: TypeAlias = Callable[[sqlite3.Connection, str], tuple[sqlite3.Connection, Path, str] | None]
+"""Takes a database and its problem. Returns a connection to a copy, the copy's path, and the message of all later
+errors; None if there is no copy."""
+
 MAX_BATCH = 256
 
 
@@ -35,12 +44,18 @@ class _Waiting:
 class Writer:
     """Group commit: while one transaction commits, operations for the next one queue up.
 
-    From now on, only the writer's thread uses the connection; it also closes it.
+    From now on, only the writer's thread uses the connection; it also closes it. It calls `rescue` at most once.
+
+    Attributes:
+        lost: The message of all errors, once the writer has moved to a copy; empty before.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, rescue: Rescue = lambda *_: None) -> None:
+        self.lost = ""
         self._connection = connection
         self._path = path
+        self._rescue = rescue
+        self._files = _identities(path)
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -80,12 +95,23 @@ class Writer:
                     break
                 item = self._queue.get()
             closing = item is None
-            self._commit(batch)
+            if batch:
+                self._commit(batch)
+            if self.lost:
+                for waiting in batch:
+                    waiting.error = waiting.error or StoreError(self.lost)
             _wake(batch)
         self._connection.close()
 
     def _commit(self, batch: list[_Waiting]) -> None:
         error = self._transaction(batch)
+        if error is None and not self.lost and _identities(self._path) != self._files:
+            # SQLite doesn't notice; a copy includes what was just committed.
+            error = sqlite3.OperationalError("the file was removed or replaced")
+            if self._move(error, batch):
+                return
+        elif isinstance(error, sqlite3.OperationalError) and not self.lost and self._move(error, batch):
+            error = self._transaction(batch)
         if error is None:
             return
         # An OperationalError (disk full, locked) would hit each operation alike.
@@ -99,6 +125,14 @@ class Writer:
             for waiting in batch:
                 self._commit([waiting])
 
+    def _move(self, error: sqlite3.Error, batch: list[_Waiting]) -> bool:
+        """Move to a copy; return False if there is none."""
+        moved = self._rescue(self._connection, f"{error} while {batch[0].doing}")
+        if moved is not None:
+            self._connection.close()
+            self._connection, self._path, self.lost = moved
+        return moved is not None
+
     def _transaction(self, batch: list[_Waiting]) -> Exception | None:
         connection = self._connection
         try:
@@ -111,6 +145,18 @@ class Writer:
                 connection.execute("ROLLBACK")
             return error
         return None
+
+
+def _identities(path: Path) -> list[tuple[int, int] | None]:
+    """Identify the files of the database that commits go to; a file that is still open keeps its number."""
+    found: list[tuple[int, int] | None] = []
+    for file in (path, path.with_name(f"{path.name}-wal")):
+        try:
+            status = file.stat()
+            found.append((status.st_dev, status.st_ino))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def _wake(batch: list[_Waiting]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,29 @@ def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
     assert "interrupted; nothing was written" in done.stderr
     assert "Traceback" not in done.stderr
     assert list((tmp_path / "results").iterdir()) == []
+
+
+@pytest.mark.parametrize("in_the_way", [False, True])
+def test_what_the_judge_said_is_kept_though_its_folder_was_removed(
+    in_the_way: bool, osmosis: Osmosis, tmp_path: Path
+) -> None:
+    def removing(request: Request) -> Reply:
+        shutil.rmtree(tmp_path / "results", ignore_errors=True)
+        if in_the_way:
+            (tmp_path / "results").touch()
+        return script(request)
+
+    with ScriptedEndpoint(removing).run_in_thread() as endpoint:
+        prepare(tmp_path, endpoint)
+        done = osmosis("eval-rubric", "--rubric", "followup", "-d", "data.jsonl", "--output", "results/a.json")
+    assert "Traceback" not in done.stderr
+    file = tmp_path / "results" / "a.json"
+    if in_the_way:
+        found = re.search(r"the results are in (\S+)", done.stderr.replace("\n", ""))
+        assert found is not None, done.stderr
+        file = Path(found[1])
+    assert documented("eval-rubric", file.read_text(encoding="utf-8"))["records"]
+    assert ("error: " in done.stderr) == in_the_way
 
 
 def refused(done: Finished) -> str:

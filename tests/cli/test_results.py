@@ -361,8 +361,10 @@ def test_a_results_file_that_cant_be_written_keeps_the_earlier_one(repo: Path, o
     earlier.write_text("earlier", encoding="utf-8")
 
     def script(request: Request) -> Reply:
-        # Where the new file is written aside, there is a folder by the time the run ends.
-        (folder / f".results.json.{os.getpid()}.partial").mkdir(exist_ok=True)
+        # By the time the run ends, there is a folder in the file's place.
+        if earlier.is_file():
+            earlier.rename(repo / "earlier.json")
+            earlier.mkdir()
         return text("1")
 
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
@@ -370,7 +372,7 @@ def test_a_results_file_that_cant_be_written_keeps_the_earlier_one(repo: Path, o
     assert done.code == 1
     assert f"{earlier} could not be written" in done.stderr
     assert "Traceback" not in done.stderr
-    assert earlier.read_text(encoding="utf-8") == "earlier"
+    assert (repo / "earlier.json").read_text(encoding="utf-8") == "earlier"
 
 
 def test_what_a_run_leaves_can_be_read_by_its_owner_alone(repo: Path, osmosis: Osmosis) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -200,3 +201,30 @@ def test_two_runs_at_once_in_one_repository_that_git_does_not_see(tmp_path: Path
         assert len({done.json["config"]["run_id"] for done in ended}) == 2
         assert len(asked(endpoint)) == 16
     assert git(["git", "status", "--porcelain"]).stdout == ""
+
+
+def test_a_run_whose_store_is_removed_stops_and_goes_on_from_a_copy(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo", rows=ROWS)
+    gate = Gate()
+    with ScriptedEndpoint(held_from(4, gate)).run_in_thread() as endpoint:
+        options = ["--base-url", endpoint.url, "--model", "scripted", "--json"]
+        results = root / "results.json"
+        with running("eval", *options, "--batch-size", "2", "-o", results, cwd=root) as command:
+            command.until(lambda: len(asked(endpoint)) == 6)
+            shutil.rmtree(root / ".osmosis")
+            gate.open()
+            done = command.wait()
+        assert (done.code, done.stdout) == (1, ""), done.stderr
+        assert "the file was removed or replaced while saving" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not results.exists()
+        # The two in flight ended, perhaps one of the next two began.
+        assert len(asked(endpoint)) <= 7
+        (copy,) = (root / ".osmosis").glob("recovered-*")
+        (run,) = run_osmosis("runs", "--json", "--store", copy, cwd=root).json["runs"]
+        assert run["status"] == "interrupted"
+        assert run["rollouts"] >= 5
+        before = len(asked(endpoint))
+        resumed = run_osmosis("eval", *options, "--resume", "--store", copy, cwd=root)
+        assert (resumed.code, resumed.json["summary"]["missing"]) == (0, 0), resumed.stderr
+        assert len(asked(endpoint)) == before + 8 - run["rollouts"]

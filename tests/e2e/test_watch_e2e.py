@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from commands import COMMAND, Osmosis, clean_environment, documented
+from osmosis_ai.store.queries import Queries
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, text
 from waiting import eventually
 from watching import (
@@ -197,6 +199,21 @@ def test_a_change_during_a_run_starts_again(tmp_path: Path) -> None:
         assert line["iteration"]["trigger"] == ["mcp/main.py"]
         assert redone(line) == (3, 3, 0)
         assert redone(watch.save({"reward_fn/rewards.py": HALF})) == (0, 3, 0)
+
+
+@pytest.mark.in_process
+def test_a_store_that_is_removed_ends_it_and_says_where_the_rollouts_are(tmp_path: Path) -> None:
+    with watching(repository(tmp_path)) as watch:
+        watch.next()
+        shutil.rmtree(tmp_path / ".osmosis")
+        write(tmp_path, {"reward_fn/rewards.py": HALF})
+        done = watch.command.wait()
+    assert done.code == 1
+    assert "removed or replaced" in done.stderr
+    assert "Traceback" not in done.stderr
+    (copy,) = (tmp_path / ".osmosis").glob("recovered-*")
+    (run,) = Queries(copy / "runs.db").list_runs()
+    assert run.rollouts == 2
 
 
 @pytest.mark.in_process

@@ -468,6 +468,18 @@ async def test_a_stored_reply_that_is_no_reply_is_reported_and_not_used(
     assert str(path) in capfd.readouterr().err
 
 
+def test_a_cache_that_is_removed_is_reported_and_the_model_goes_on(
+    path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cache = ReplyCache(path, Masker())
+    path.unlink()
+    replies = [asyncio.run(ask(cache, Counting())) for _ in range(2)]
+    asyncio.run(cache.aclose())
+    assert not any(reply.cached for reply in replies)
+    assert capfd.readouterr().err.count("the file was removed or replaced") == 1
+    assert not path.exists()
+
+
 def test_a_cache_that_broke_before_a_worker_opens_it_is_left_out(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     damage(path)
     assert open_cache(path, Masker()) is None

@@ -54,6 +54,19 @@ def test_a_log_that_turns_out_to_belong_to_a_run_replaces_none_of_the_runs_other
     hand_over_log(logs / "gone.log", "a-run")
 
 
+def test_a_log_that_cannot_be_written_fails_nobody(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "a.log"
+    writer = LogWriter(log, str)
+    # Its folder was removed before the first line.
+    writer.write("row 1 run 0", "stdout", "one")
+    assert written(log) == ["[row 1 run 0 stdout] one"]
+    assert log.stat().st_mode & 0o77 == 0
+    in_the_way = tmp_path / "file"
+    in_the_way.touch()
+    LogWriter(in_the_way / "a.log", str).write("row 1 run 0", "stdout", "two")
+    LogWriter(Path("/dev/full"), str).write("row 1 run 0", "stdout", "three")
+
+
 def test_a_line_has_its_label_and_stream_and_no_key(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path / "log", lambda text: text.replace("sk-secret", "[masked]"))
     writer.write("row 1 run 0", "stdout", "the key is sk-secret")

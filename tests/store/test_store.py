@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -1100,13 +1102,78 @@ def test_a_full_disk_is_an_error_and_costs_nothing_that_was_reported(tmp_path: P
         run, *lines = process.communicate(timeout=120)[0].split("\n")
     errors = [line for line in lines if line.startswith("run store")]
     reported = [line for line in lines if line.startswith("r") and line not in errors]
-    assert errors
+    assert len(errors) == 8
     for error in errors:
         assert "runs.db: disk I/O error" in error or "runs.db: database or disk is full" in error
-        assert "all work reported as done is stored" in error
     with RunStore.open(tmp_path) as store:
         assert set(reported) <= {rollout.id for rollout in stored(store, run)}
     assert reported
+    # Here a file can't grow, but another one can be made.
+    with RunStore.open(tmp_path, folder=copy_named_by(errors[0]), create=False) as store:
+        assert len(stored(store, run)) == len(reported) + len(errors)
+
+
+def copy_named_by(message: str) -> Path:
+    found = re.search(r"every record, also the last ones, is in (.*?): `osmosis runs --store \1`", message)
+    assert found is not None, message
+    return Path(found[1])
+
+
+@pytest.mark.parametrize("files", ["the folder", "the log", "replaced"])
+def test_what_a_removed_store_holds_is_copied_and_no_write_counts(files: str, tmp_path: Path) -> None:
+    folder = tmp_path / ".osmosis"
+    with RunStore.open(tmp_path) as store:
+        run = new_run(store)
+        save(store, run, make_rollout(0))
+        if files == "the log":
+            (folder / "runs.db-wal").unlink()
+        else:
+            folder.rename(tmp_path / "gone")
+            shutil.rmtree(tmp_path / "gone")
+        if files == "replaced":
+            RunStore.open(tmp_path).close()
+        with pytest.raises(StoreError, match=r"removed or replaced while saving rollout policy\.1\.0") as lost:
+            save(store, run, make_rollout(1))
+        assert store.lost
+        # Others that were about to be stored.
+        with pytest.raises(StoreError, match="removed or replaced") as again:
+            save(store, run, make_rollout(2))
+        assert str(again.value) == str(lost.value)
+        with pytest.raises(StoreError):
+            asyncio.run(store.mark(run, "interrupted"))
+    copy = copy_named_by(str(lost.value))
+    assert copy == folder / f"recovered-{run}"
+    assert [(path.stat().st_mode & 0o77) for path in (copy, copy / "runs.db")] == [0, 0]
+    with RunStore.open(tmp_path, folder=copy, create=False) as opened:
+        assert [rollout.id for rollout in stored(opened, run)] == ["policy.0.0", "policy.1.0", "policy.2.0"]
+        assert opened.find_run(run).status == "interrupted"
+        asyncio.run(opened.resume_run(run))
+
+
+def test_a_store_whose_folder_cannot_be_made_again_is_copied_to_the_temporary_one(tmp_path: Path) -> None:
+    with RunStore.open(tmp_path) as store:
+        run = new_run(store)
+        shutil.rmtree(tmp_path / ".osmosis")
+        (tmp_path / ".osmosis").write_text("in the way", encoding="utf-8")
+        with pytest.raises(StoreError, match="removed or replaced") as lost:
+            save(store, run, make_rollout(0))
+    copy = copy_named_by(str(lost.value))
+    assert copy.parent == Path(tempfile.gettempdir())
+    assert copy.stat().st_mode & 0o77 == 0
+    with RunStore.open(tmp_path, folder=copy, create=False) as opened:
+        assert [rollout.id for rollout in stored(opened, run)] == ["policy.0.0"]
+    shutil.rmtree(copy)
+
+
+def test_a_store_without_a_run_of_this_process_is_not_copied(tmp_path: Path) -> None:
+    with RunStore.open(tmp_path) as store:
+        run = new_run(store)
+        asyncio.run(store.mark(run, "finished"))
+        shutil.rmtree(tmp_path / ".osmosis")
+        with pytest.raises(StoreError, match=r"removed or replaced while .*; put it back, or run again"):
+            asyncio.run(store.mark(run, "finished", {"mean": 1.0}))
+        assert not store.lost
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_configuration_and_identity_are_json(store: RunStore) -> None:

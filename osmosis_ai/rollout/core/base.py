@@ -17,6 +17,7 @@ import msgspec
 
 from osmosis_ai.bounds import MAX_DEPTH, count_of, too_deep
 from osmosis_ai.errors import MessagesRewrittenError, OsmosisRolloutError
+from osmosis_ai.folders import private_file
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import JsonObject, JsonValue, Message
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutMetrics, RolloutRequest
@@ -206,6 +207,7 @@ class RolloutContext:
         line = json.dumps(event, ensure_ascii=False, default=str).encode("utf-8", "replace")
         try:
             self._debug_file.parent.mkdir(parents=True, exist_ok=True)
+            private_file(self._debug_file)
             with self._debug_file.open("ab") as file:
                 file.write(Masker([self.request.api_key or ""]).encoded(line) + b"\n")
         except OSError as error:

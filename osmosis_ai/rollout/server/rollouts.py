@@ -16,7 +16,7 @@ import anyio.abc
 import msgspec
 
 from osmosis_ai.errors import OsmosisError, OsmosisRolloutError
-from osmosis_ai.folders import OWN_FOLDER, private_folder
+from osmosis_ai.folders import OWN_FOLDER, private_folder, replaced_file
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Record
 from osmosis_ai.rollout.client import TrainerPool, encode
@@ -217,9 +217,8 @@ class Rollouts:
             self._undelivered.mkdir(parents=True, exist_ok=True)
             masked = Masker([request.api_key or ""]).encoded(encode(content))
             encoded = msgspec.json.format(masked, indent=2) + b"\n"
-            temporary = file.with_suffix(".tmp")
-            temporary.write_bytes(encoded)
-            temporary.replace(file)
+            with replaced_file(file, private=True) as sink:
+                sink.write(encoded)
         except (OSError, OsmosisRolloutError) as error:
             message = "rollout %r: its result can't be delivered (%s) nor kept (%s): it is lost"
             logger.error(message, request.rollout_id, reason, error)

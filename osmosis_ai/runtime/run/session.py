@@ -394,6 +394,8 @@ class RunSession:
             self._report = await self._run_all()
         except Exception as error:  # noqa: BLE001 - raised where the caller waits for the run
             self._error = error
+            if isinstance(error, StoreError):
+                await self._mark_interrupted()
         finally:
             self._ended.set()
             self._news.set()
@@ -457,11 +459,17 @@ class RunSession:
             if not self._ended.is_set():
                 self.cancel()
             await self._ended.wait()
-        # A store that failed would fail again.
         if self.id and self._report is None and not isinstance(self._error, StoreError):
             await self.store.mark(self.id, "interrupted")
         if self.id and self.id != self._fresh_id and self._log is not None:
             hand_over_log(Path(self._log), self.id)
+
+    async def _mark_interrupted(self) -> None:
+        """Mark the run after an error of the store; if the store is lost, that is the error."""
+        try:
+            await self.store.mark(self.id, "interrupted")
+        except StoreError as error:
+            self._error = error
 
     def _raise(self) -> None:
         if self._error is not None:
