@@ -12,7 +12,16 @@ from contextlib import suppress
 
 import psutil
 
-__all__ = ["adopt_orphans", "end_descendants", "end_group", "end_processes", "end_with"]
+__all__ = [
+    "adopt_orphans",
+    "end_descendants",
+    "end_group",
+    "end_processes",
+    "end_with",
+    "is_stopped",
+    "wake",
+    "wake_with",
+]
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -62,6 +71,29 @@ def end_with(lifeline: int) -> int | None:
     if select.select([own], [], [], 0)[0]:
         end_group()
     return own
+
+
+def wake_with(armed: int) -> None:
+    """Have the kernel continue this process, if it is stopped, when the other process ends, instead of killing it.
+
+    `armed` is what `end_with` returned.
+    """
+    fcntl.fcntl(armed, fcntl.F_SETSIG, signal.SIGCONT)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a signal has stopped the process (SIGSTOP), not a debugger."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except (psutil.Error, OSError):
+        return False
+
+
+def wake(pid: int) -> None:
+    """Continue a process that a signal has stopped."""
+    if is_stopped(pid):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def adopt_orphans() -> None:

@@ -35,7 +35,9 @@ TOOL_FAULTS = {
     "forks_and_dies": r"worker: exited with code 9 \(while running forks_and_dies\)",
     "blocks_the_loop": r"timeout: user code held the event loop for \d+ s \(while running blocks_the_loop\)",
     "holds_the_interpreter": r"timeout: .* held the interpreter for \d+ s \(while running holds_the_interpreter\)",
+    "stops_itself": r"timeout: user code stopped the process \(SIGSTOP\) \(while running stops_itself\)",
     # The rest is an answer for the model, good or bad, and the rollout goes on.
+    "stops_its_parent": None,
     "raises_system_exit": None,
     "raises_keyboard_interrupt": None,
     "blocks_a_thread": None,
@@ -59,6 +61,8 @@ SCORE_FAULTS = {
     "forks_and_dies": r"reward: exited with code 9",
     "holds_the_interpreter": r"reward: .* held the interpreter for \d+ s",
     "blocks": r"reward: took longer than 2 s",
+    "stops_itself": r"reward: user code stopped the process \(SIGSTOP\)",
+    "stops_its_parent": None,
     "raises_system_exit": r"reward: SystemExit: 3",
     "raises_keyboard_interrupt": r"reward: KeyboardInterrupt",
     "returns_much": r"reward: TypeError: .* returned 'x+\.\.\.x+', which is of type str; .*",

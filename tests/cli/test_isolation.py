@@ -39,6 +39,31 @@ def test_isolation_decides_whether_globals_start_fresh(isolation: str, counts: l
         assert [result["reward"] for result in done.json["results"]] == [1.0] * 4, done.stdout
 
 
+STOPPING = '''
+import os
+import signal
+
+from fastmcp import FastMCP
+
+mcp = FastMCP("stopping")
+
+
+@mcp.tool
+def stop() -> str:
+    """Stop the process that this one was forked from."""
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return "stopped"
+'''
+
+
+def test_a_stopped_process_that_forks_for_each_rollout_goes_on(tmp_path: Path) -> None:
+    stop = {"system_prompt": "s", "user_prompt": "u", "solution": [{"tool": "stop", "arguments": {}}, "done"]}
+    root = write_repo(tmp_path / "repo", main=STOPPING, rewards=None, rows=[stop] * 4)
+    offline = ["--model", "offline/oracle", "--batch-size", "1", "-q"]
+    done = run_osmosis("test", *offline, "--isolation", "rollout", cwd=root)
+    assert "4 of 4 rollouts completed" in done.stdout, done.stderr
+
+
 LOOKING = """
 import os
 import sys

@@ -43,6 +43,9 @@ class ScriptedWorker:
     def memory(self) -> int:
         return 0
 
+    def stopped(self) -> bool:
+        return False
+
     def last_words(self) -> list[str]:
         return self.output
 

@@ -149,6 +149,10 @@ class Channel(Protocol):
         """Return the worker's memory in bytes; 0 if unknown."""
         ...
 
+    def stopped(self) -> bool:
+        """Return True if user code has stopped the worker (SIGSTOP)."""
+        ...
+
 
 class Spawner(Protocol):
     """Starts workers of one kind."""
@@ -156,6 +160,9 @@ class Spawner(Protocol):
     async def spawn(self) -> Channel:
         """Start a worker; raise OSError if that fails."""
         ...
+
+    def wake(self) -> None:
+        """Continue the processes that start workers, if user code has stopped them (SIGSTOP)."""
 
     def stop(self) -> None:
         """Start no more workers, and give up a start that hangs."""

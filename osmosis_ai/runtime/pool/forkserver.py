@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["changed_environment", "open_line", "start"]
+__all__ = ["changed_environment", "open_line", "start", "wake_server"]
 
 # `python -c` puts the working directory first on the path, and PYTHONPATH may contain it. A repository's own files
 # (`mcp/`, `types.py`) must not shadow libraries, so the first goes away and the second goes last.
@@ -62,7 +62,7 @@ class _Server:
             os.close(lifeline)
         # The line's EOF shows its end. A Popen without a return code would warn when this process exits.
         process.returncode = 0
-        self._pid = process.pid
+        self.pid = process.pid
 
     def close(self) -> None:
         """Close this process's ends, which ends the server."""
@@ -73,7 +73,7 @@ class _Server:
         """Clean up after a server that has ended by itself."""
         self.close()
         with suppress(ChildProcessError):
-            os.waitpid(self._pid, os.WNOHANG)
+            os.waitpid(self.pid, os.WNOHANG)
 
 
 _lock = threading.Lock()
@@ -117,6 +117,15 @@ def open_line() -> tuple[socket.socket, socket.socket]:
             reports.close()
             raise
     return requests, reports
+
+
+def wake_server() -> None:
+    """Continue the fork server if user code has stopped it."""
+    # Imported late, as in `open_line`.
+    from osmosis_ai.process_tree import wake
+
+    if _server is not None:
+        wake(_server.pid)
 
 
 def changed_environment() -> dict[str, str | None]:

@@ -302,9 +302,12 @@ class WorkerGroup:
             self._changed = anyio.Event()
 
     async def _watch(self) -> None:
-        """End workers that hold too much memory, that send no heartbeat, or that retired and have no jobs left."""
+        """End workers that hold too much memory, that send no heartbeat, that are stopped, or that retired and have no
+        jobs left.
+        """
         while True:
             await anyio.sleep(LOOK_SECONDS)
+            self._spawner.wake()
             for worker in list(self._workers):
                 if worker.ended.is_set():
                     continue
@@ -317,6 +320,7 @@ class WorkerGroup:
                     )
                 elif worker.ready and monotonic() - worker.last_beat > self._freeze_limit:
                     worker.kill(blocked(f"user code held the interpreter for {self._freeze_limit:.0f} s"))
+                worker.end_stopped()
 
     async def _stop_all(self) -> None:
         # A start in progress may still add a worker.

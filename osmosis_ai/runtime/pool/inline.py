@@ -41,6 +41,9 @@ class _InlineSpawner:
     async def spawn(self) -> _InlineChannel:
         return _InlineChannel(self._spec)
 
+    def wake(self) -> None:
+        """Do nothing: no process starts this worker."""
+
     def stop(self) -> None:
         """Do nothing: no start takes time."""
 
@@ -84,6 +87,9 @@ class _InlineChannel:
 
     def memory(self) -> int:
         return 0
+
+    def stopped(self) -> bool:
+        return False
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from osmosis_ai.imports import hiding
+from osmosis_ai.process_tree import is_stopped, wake
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.logs import last_lines
 from osmosis_ai.runtime.pool import forkserver
@@ -163,6 +164,9 @@ class LocalChannel:
             # The worker has ended, or this process has no descriptor left to ask.
             return 0
 
+    def stopped(self) -> bool:
+        return not self._process.exited.is_set() and is_stopped(self._process.pid)
+
 
 class ForkServerSpawner:
     """Forks workers from the fork server; each loads the repository itself."""
@@ -176,6 +180,9 @@ class ForkServerSpawner:
         if self._line is None:
             self._line = _fork_server()
         return await LocalChannel.fork(self._line, _same_version(self._boot, self._code))
+
+    def wake(self) -> None:
+        forkserver.wake_server()
 
     def stop(self) -> None:
         """Do nothing: a start waits only for the fork server's own imports."""
@@ -206,6 +213,11 @@ class TemplateSpawner:
             if self._template is None:
                 self._template = await _Template.start(_same_version(self._boot, self._code))
             return await self._template.fork()
+
+    def wake(self) -> None:
+        forkserver.wake_server()
+        if self._template is not None and not self._template.process.exited.is_set():
+            wake(self._template.process.pid)
 
     def stop(self) -> None:
         """Kill a template that is still loading, because user code may hang in it."""

@@ -20,6 +20,7 @@ from osmosis_ai.tracebacks import describe
 __all__ = ["WorkerHandle", "WorkerLostError", "blocked", "died"]
 
 STOP_SECONDS = 5.0
+MAX_LOOKS_STOPPED = 4
 
 
 class WorkerLostError(WorkerError):
@@ -60,6 +61,7 @@ class WorkerHandle:
         self.taken = 0
         self.stopping = False
         self.last_beat = monotonic()
+        self._looks_stopped = 0
         self.settled = anyio.Event()
         self.leaving = anyio.Event()
         self.ended = anyio.Event()
@@ -140,6 +142,12 @@ class WorkerHandle:
     def memory(self) -> int:
         """Return the worker's memory in bytes."""
         return self._channel.memory()
+
+    def end_stopped(self) -> None:
+        """Kill the worker if this and the last calls found it stopped; a whole system may be stopped for a while."""
+        self._looks_stopped = self._looks_stopped + 1 if self._channel.stopped() else 0
+        if self._looks_stopped > MAX_LOOKS_STOPPED:
+            self.kill(blocked("user code stopped the process (SIGSTOP)"))
 
     def _take(self, event: Event) -> None:
         if self._refused:

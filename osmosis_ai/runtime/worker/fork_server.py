@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import NoReturn
 
-from osmosis_ai.process_tree import adopt_orphans, end_with
+from osmosis_ai.process_tree import adopt_orphans, end_with, wake_with
 from osmosis_ai.runtime.worker.forking import TEMPLATE, WORKER, Forker
 
 __all__ = ["main"]
@@ -33,7 +33,8 @@ def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
     from osmosis_ai.runtime.worker.main import template_main, worker_main
 
     if armed is not None:
-        os.close(armed)
+        # User code may have stopped this process by then.
+        wake_with(armed)
     requests = socket.socket(fileno=line)
     os.set_inheritable(line, False)
     os.set_inheritable(lifeline, False)

@@ -340,7 +340,9 @@ def test_the_interpreters_options_are_passed_on(tmp_path: Path) -> None:
     assert seen == "1 ['ignore::UserWarning'] {'utf8': True, 'faulthandler': True} helper"
 
 
-def test_nothing_is_left_of_a_program_that_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_nothing_is_left_of_a_program_that_was_killed(stopped: bool, tmp_path: Path) -> None:
+    """This holds even if user code has stopped the fork server."""
     work, arguments = program(tmp_path)
     killed = subprocess.Popen(
         [sys.executable, *arguments, "wait"], cwd=work, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -350,6 +352,8 @@ def test_nothing_is_left_of_a_program_that_was_killed(tmp_path: Path) -> None:
         assert killed.stdout.readline() == b"listed\n"
         below = psutil.Process(killed.pid).children(recursive=True)
         assert len(below) == 2
+        if stopped:
+            below[0].suspend()
         killed.kill()
     _, alive = psutil.wait_procs(below, PATIENCE)
     assert alive == []

@@ -42,6 +42,9 @@ class ScriptedSpawner:
         self.workers.append(ScriptedWorker(life))
         return self.workers[-1]
 
+    def wake(self) -> None:
+        pass
+
     def stop(self) -> None:
         pass
 

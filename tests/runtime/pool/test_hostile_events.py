@@ -70,6 +70,9 @@ class Wire:
     def memory(self) -> int:
         return 0
 
+    def stopped(self) -> bool:
+        return False
+
     def last_words(self) -> list[str]:
         return []
 

@@ -45,6 +45,22 @@ def segfaults() -> str:
 
 
 @mcp.tool
+def stops_itself() -> str:
+    """Stop the process."""
+    leave_trace("stops_itself")
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return "not reached"
+
+
+@mcp.tool
+def stops_its_parent() -> str:
+    """Stop the process that this one was forked from."""
+    leave_trace("stops_its_parent")
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return "stopped"
+
+
+@mcp.tool
 async def raises_system_exit() -> str:
     """Raise SystemExit on the event loop."""
     sys.exit(3)

@@ -28,6 +28,10 @@ def faulty(solution_str: str, ground_truth: str, extra_info: dict = None) -> flo
         os._exit(7)
     if fault == "segfaults":
         ctypes.string_at(0)
+    if fault == "stops_itself":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "stops_its_parent":
+        os.kill(os.getppid(), signal.SIGSTOP)
     if fault == "raises_system_exit":
         raise SystemExit(3)
     if fault == "raises_keyboard_interrupt":
