@@ -109,7 +109,7 @@ def test_a_worker_does_its_jobs_and_ends(kind: type[ForkServerSpawner | Template
 
 def test_a_worker_is_watched_without_a_descriptor_left(tmp_path: Path) -> None:
     async def test() -> None:
-        spawner = ForkServerSpawner(write_agent(tmp_path))
+        spawner = ForkServerSpawner(write_agent(tmp_path), LoadedCode(Path()))
         async with worker(spawner) as watched:
             await watched.next(protocol.Ready)
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
