@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from yarl import URL
 
-__all__ = ["UrlError", "has_scheme", "http_url", "redact_urls", "show_url"]
+__all__ = ["UrlError", "has_scheme", "http_url", "is_loopback", "redact_urls", "show_url"]
 
 UrlProblem: TypeAlias = Literal["malformed", "scheme", "credentials", "query"]
 
@@ -58,6 +59,16 @@ def http_url(text: str, *, bare: bool = False) -> URL:
     if url.scheme not in ("http", "https"):
         raise UrlError("scheme", "must begin with http:// or https://")
     return url
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a host name or address means this machine, which no other one can reach by it."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def show_url(url: str) -> str:

@@ -54,6 +54,7 @@ class ServerSettings(Record, frozen=True):
         request_timeout_seconds: Time limit for one rollout.
         shutdown_grace_seconds: Time that running rollouts have to finish when the server stops.
         delivery_grace_seconds: Time that the last results then have to reach their trainers.
+        allowed_hosts: Names by which clients reach the server, such as a proxy's, separated by commas.
     """
 
     max_concurrent_rollouts: Annotated[int, Meta(ge=1)] = 100
@@ -62,6 +63,7 @@ class ServerSettings(Record, frozen=True):
     request_timeout_seconds: _Seconds = 1800.0
     shutdown_grace_seconds: _SecondsOrNone = 30.0
     delivery_grace_seconds: _SecondsOrNone = 10.0
+    allowed_hosts: str = ""
 
 
 def client_settings(environ: Mapping[str, str] = os.environ) -> ClientSettings:

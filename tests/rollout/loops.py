@@ -6,7 +6,7 @@ import http.client
 import json
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NamedTuple
@@ -103,9 +103,17 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
-def call(url: str, path: str, body: Any = None, *, method: str | None = None, key: str | None = KEY) -> Answer:
+def call(
+    url: str,
+    path: str,
+    body: Any = None,
+    *,
+    method: str | None = None,
+    key: str | None = KEY,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
     """Make one request over its own connection; a body other than bytes is sent as JSON."""
-    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+    headers = {**(headers or {}), **({"Authorization": f"Bearer {key}"} if key is not None else {})}
     raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
     try:

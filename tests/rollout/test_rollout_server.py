@@ -218,6 +218,62 @@ def test_a_missing_or_wrong_key_is_401_and_starts_nothing(server: Server, header
     assert trainer.requests == trainer.deliveries == []
 
 
+@pytest.mark.parametrize(
+    ("headers", "status", "said"),
+    [
+        ({"Origin": "http://evil.example"}, 403, "Origin names another host"),
+        ({"Origin": "null"}, 403, "Origin names another host"),
+        # The same host, but another port: a page that another program on this machine serves.
+        ({"Origin": "http://127.0.0.1:1"}, 403, "Origin names another host"),
+        ({"Content-Type": "text/plain"}, 415, "Content-Type: application/json"),
+        ({"Content-Type": "text/plain; application/json"}, 415, "Content-Type: application/json"),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "Content-Type: application/json"),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 415, "Content-Type: application/json"),
+    ],
+)
+def test_what_a_web_page_sends_is_refused(server: Server, headers: dict[str, str], status: int, said: str) -> None:
+    url, trainer = server
+    answer = init(url, trainer.request("hello"), headers=headers)
+    assert answer.status == status
+    assert said in answer.json["detail"]
+    if status == 403:
+        assert call(url, "/health", headers=headers).status == 403
+        assert call(url, "/platform/health", headers=headers).status == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:9000", "192.0.2.1", "[::1", ""])
+@pytest.mark.parametrize(("key", "names"), [(None, ""), (KEY, "rollouts.example")])
+def test_a_name_that_isnt_the_servers_is_refused(
+    host: str, key: str | None, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_ALLOWED_HOSTS", names)
+    with serving(Adding(), TrainerDouble(), api_key=key) as (url, trainer):
+        answer = init(url, trainer.request("hello"), headers={"Host": host})
+        assert answer.status == call(url, "/health", headers={"Host": host}).status == 421
+        assert answer.json["detail"].startswith("this server isn't called '")
+        assert trainer.requests == trainer.deliveries == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Type": "application/json"},
+        {"Content-Type": "Application/JSON; charset=utf-8"},
+        {"Host": "localhost:1"},
+        {"Host": "[::1]:9000"},
+        {"Host": "Rollouts.Example"},
+        {"Host": "rollouts.example", "Origin": "https://rollouts.example"},
+    ],
+)
+def test_a_trainer_is_served_by_every_name_of_the_server(
+    headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_ALLOWED_HOSTS", "other, rollouts.example")
+    with serving(Adding(), TrainerDouble(SUM)) as (url, trainer):
+        assert init(url, trainer.request("hello"), headers=headers).status == 202
+        trainer.wait_for_completions(1)
+
+
 def test_without_the_key_the_body_isnt_even_read(server: Server) -> None:
     url, _ = server
     address = urlsplit(url)

@@ -17,8 +17,9 @@ from loops import PATIENCE, Adding, call, init, loop_that
 
 from osmosis_ai.errors import AgentLoopError, UsageError
 from osmosis_ai.rollout import RolloutStatus, serve_agent_loop
-from osmosis_ai.rollout.server.serve import choose_api_key, is_loopback, open_socket
+from osmosis_ai.rollout.server.serve import choose_api_key, open_socket
 from osmosis_ai.rollout.testing import TrainerDouble, by_turn, hang, serve_app, text
+from osmosis_ai.urls import is_loopback
 
 SERVER = """
 from osmosis_ai.rollout import RolloutAgentLoop, create_app, serve_agent_loop

@@ -7,8 +7,9 @@ import hmac
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Container, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -25,12 +26,14 @@ from osmosis_ai.rollout.core.schemas import RolloutRequest
 from osmosis_ai.rollout.runner import InProcessRunner, RolloutRunner
 from osmosis_ai.rollout.server.rollouts import Rollouts, UnavailableError
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
+from osmosis_ai.urls import is_loopback
 
 __all__ = ["API_KEY_VARIABLE", "DEBUG_DIR_VARIABLE", "MAX_BODY_BYTES", "build_app", "create_app", "debug_folder"]
 
 logger = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "OSMOSIS_ROLLOUT_API_KEY"
+ALLOWED_HOSTS_VARIABLE = "OSMOSIS_ROLLOUT_SERVER_ALLOWED_HOSTS"
 DEBUG_DIR_VARIABLE = "ROLLOUT_DEBUG_DIR"
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_DRAINED_BYTES = 32 * 1024 * 1024
@@ -137,6 +140,7 @@ def build_app(
         raise ValueError("the API key is empty: pass a key, or None for a server without one")
     rollouts = Rollouts(runner, settings, client, undelivered or Path(".osmosis", "undelivered").absolute())
     key = None if api_key is None else api_key.encode()
+    allowed = frozenset(name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip())
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -146,6 +150,7 @@ def build_app(
             yield
 
     async def init(http: Request) -> Response:
+        _check_sender(http, allowed, key)
         # Check the key first: without it, not even the body is read.
         _authorize(http, key)
         request = _parse(await _body(http))
@@ -156,10 +161,12 @@ def build_app(
         except OsmosisError as error:
             raise _RefusedError(500, str(error)) from error
 
-    async def health(_: Request) -> Response:
+    async def health(http: Request) -> Response:
+        _check_sender(http, allowed, key)
         return _health(rollouts, runner.name)
 
     async def platform_health(http: Request) -> Response:
+        _check_sender(http, allowed, key)
         if key is None:
             raise _RefusedError(404, "this server has no key to check")
         _authorize(http, key)
@@ -180,6 +187,30 @@ def debug_folder(debug_dir: str | Path | None) -> Path | None:
     """Return a folder for one server's debug files, named after the time, in `debug_dir` or `ROLLOUT_DEBUG_DIR`."""
     above = debug_dir or os.environ.get(DEBUG_DIR_VARIABLE)
     return Path(above).absolute() / time.strftime("%Y%m%d_%H%M%S") if above else None
+
+
+def _check_sender(http: Request, allowed: Container[str], key: bytes | None) -> None:
+    """Refuse requests of web pages, which the user's browser sends to this server without being asked."""
+    host = http.headers.get("host", "")
+    name = _host_name(host)
+    server, _ = http.scope.get("server") or ("", None)
+    # A page can give its own name this machine's address (DNS rebinding); it has no key, though.
+    if (allowed or (key is None and is_loopback(server))) and not (name in allowed or is_loopback(name)):
+        message = f"this server isn't called {name[:100]!r}; if it is, add that to {ALLOWED_HOSTS_VARIABLE}"
+        raise _RefusedError(421, message)
+    if (origin := http.headers.get("origin")) is not None and origin.partition("://")[2] != host:
+        raise _RefusedError(403, "requests of web pages are refused: the header Origin names another host")
+    sent = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    # A page may send a few other types to any server.
+    if http.method == "POST" and sent != "application/json":
+        raise _RefusedError(415, "the body must be JSON: send it with the header Content-Type: application/json")
+
+
+def _host_name(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _authorize(http: Request, key: bytes | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import ipaddress
 import os
 import secrets
 import socket
@@ -16,6 +15,7 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.rollout.core.base import RolloutAgentLoop
 from osmosis_ai.rollout.server.app import API_KEY_VARIABLE, create_app
 from osmosis_ai.rollout.validator import validate_agent_loop
+from osmosis_ai.urls import is_loopback
 
 if TYPE_CHECKING:
     import uvicorn
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = [
     "address_of",
     "choose_api_key",
-    "is_loopback",
     "make_server",
     "open_socket",
     "serve_agent_loop",
@@ -113,16 +112,6 @@ def choose_api_key(given: str | None, *, local: bool, host: str) -> tuple[str | 
     # A variable filled from a file often ends with the file's line break, which no header can carry.
     found = given or os.environ.get(API_KEY_VARIABLE, "").strip()
     return (found, False) if found else (secrets.token_urlsafe(32), True)
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach a server at this address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def open_socket(host: str, port: int) -> socket.socket:
