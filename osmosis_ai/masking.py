@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import base64
+import fnmatch
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 import msgspec
 
 from osmosis_ai import records
 
-__all__ = ["MASK", "MIN_LENGTH", "Masker", "mask"]
+__all__ = ["MASK", "MIN_LENGTH", "VARIABLE", "Masker", "mask"]
 
 MASK = "[masked]"
 MIN_LENGTH = 6
 """Shorter values (`1`, `true`) aren't secrets, and masking them would garble the text."""
 
-_SECRET_NAME = re.compile(r"(_KEY|APIKEY|ACCESSKEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE)$", re.IGNORECASE)
+VARIABLE = "OSMOSIS_MASK"
+"""The variable that names further variables to mask, separated by commas; `*` stands for any characters."""
+
+# Words of a name, with any number, version or purpose after them: OPENAI_KEY_2, HF_TOKEN_READ.
+_SECRET_NAME = re.compile(
+    r"(_KEYS?|^KEYS?|(API|ACCESS|SECRET|PRIVATE)KEYS?|TOKEN|(API|AUTH|ACCESS|BEARER)_TOKENS|SECRETS?|PASSWORDS?|PASSWD|"
+    r"PASSPHRASE|(^|_)PASS|_PWD|(^|_)PATS?|(^|_)CREDENTIALS?|(^|_)CREDS|(^|_)JWT|(^|_)WEBHOOKS?|(^|_)COOKIES?)(?![A-Z])",
+    re.IGNORECASE,
+)
+_NO_SECRET_NAME = re.compile(r"_(FILE|PATH|DIR|FOLDER|NAME|PREFIX|SOCK|COUNT|LIMIT|LENGTH|TTL)$", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+.,\d]{,9}")
+_SEPARATOR = re.compile(r"[\s,;]+")
+_URL_PASSWORD = re.compile(r"[A-Za-z][\w+.-]*://[^\s/?#:@]*:([^\s/?#]+)@")
+_URL_SECRET = re.compile(r"[?&](?:[\w-]*(?:key|token|secret|password|sig|signature))=([^&#\s]+)", re.IGNORECASE)
 _ESCAPE_OR_QUOTE = re.compile(rb'\\.|"')
 
 
@@ -60,9 +74,14 @@ class Masker:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], explicit: Iterable[str] = ()) -> Masker:
-        """Mask `explicit` values, and variables whose names say that they hold a key (`_KEY`, `TOKEN`, …)."""
-        named = (value for name, value in environ.items() if _SECRET_NAME.search(name))
-        return cls([*named, *explicit])
+        """Mask `explicit` values and the secrets of an environment.
+
+        These are the values of variables whose names say that they hold a key (`docs/cli.md` lists the words) or
+        that `OSMOSIS_MASK` names, and the passwords and keys in any variable's URLs.
+        """
+        patterns = [pattern for pattern in environ.get(VARIABLE, "").replace(" ", "").split(",") if pattern]
+        found = (secret for name, value in environ.items() for secret in _secrets_of(name, value, patterns))
+        return cls([*found, *explicit])
 
     def __repr__(self) -> str:
         return f"Masker({self._count} values)"
@@ -98,6 +117,32 @@ def mask(text: str, key: str | None) -> str:
     return text.replace(key, "***") if key and len(key) >= MIN_LENGTH else text
 
 
+def _secrets_of(name: str, value: str, patterns: Iterable[str]) -> Iterator[str]:
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+        yield value
+    elif _SECRET_NAME.search(name) and not _NO_SECRET_NAME.search(name) and not _NUMBER.fullmatch(value):
+        yield value
+        # Several keys in one variable: a list, or the text of a JSON file.
+        yield from _SEPARATOR.split(value)
+        yield from _strings_in(value)
+    for pattern in (_URL_PASSWORD, _URL_SECRET):
+        for found in pattern.findall(value):
+            yield from (found, unquote(found))
+
+
+def _strings_in(value: str) -> Iterator[str]:
+    """Yield the secret strings of a JSON object such as a cloud provider's credentials."""
+    if not value.lstrip().startswith("{"):
+        return
+    try:
+        decoded = json.loads(value)
+    except (ValueError, RecursionError):
+        return
+    for name, one in decoded.items():
+        if isinstance(one, str) and _SECRET_NAME.search(name):
+            yield one
+
+
 def _parts(value: str) -> Iterator[str]:
     value = value.strip()
     yield value
@@ -107,6 +152,7 @@ def _parts(value: str) -> Iterator[str]:
 
 
 def _forms(secret: str) -> Iterator[str]:
+    yield repr(secret)[1:-1]
     for escaped in _json_forms(secret):
         yield from _json_forms(escaped)  # twice: a tool call's arguments are JSON text inside JSON
     raw = secret.encode("utf-8", "surrogateescape" if secret.isprintable() else "surrogatepass")

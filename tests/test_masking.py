@@ -21,16 +21,65 @@ AWKWARD = 'p"a\\ss é\n\twörd'
 
 @pytest.mark.parametrize(
     "name",
-    ["OPENAI_API_KEY", "HF_TOKEN", "CLIENT_SECRET", "PGPASSWORD", "db_password", "AWS_SECRET_ACCESS_KEY", "MY_KEY"],
+    [
+        *(
+            "OPENAI_API_KEY",
+            "HF_TOKEN",
+            "CLIENT_SECRET",
+            "PGPASSWORD",
+            "db_password",
+            "AWS_SECRET_ACCESS_KEY",
+            "MY_KEY",
+        ),
+        *("GITHUB_PAT", "AWS_CREDENTIALS", "OPENAI_KEY_2", "STRIPE_KEYS", "HF_TOKEN_READ", "MYAPP_APIKEY_V2", "PASS"),
+        *("ADMIN_PASS", "JWT", "SLACK_WEBHOOK_URL", "MYSQL_PWD", "SESSION_COOKIE", "API_TOKENS", "AWS_ACCESS_KEY_ID"),
+        "MY_KEY",
+    ],
 )
 def test_variables_that_hold_a_key_are_known_by_name(name: str) -> None:
     assert Masker.from_environment({name: KEY}).text(f"<{KEY}>") == f"<{MASK}>"
 
 
-@pytest.mark.parametrize("name", ["PATH", "HOME", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "OSMOSIS_MODEL", "KEYBOARD"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "PATH",
+            "HOME",
+            "MAX_TOKENS",
+            "TOKENIZERS_PARALLELISM",
+            "OSMOSIS_MODEL",
+            "KEYBOARD",
+            "PWD",
+            "OLDPWD",
+            "MONKEY",
+        ),
+        *("SSH_KEY_PATH", "PRIVATE_KEY_FILE", "COMPASS_URL", "PATTERN", "PASSENGER", "SECRETARY", "KEYMAP", "MONKEY"),
+    ],
+)
 def test_other_variables_are_not_masked(name: str) -> None:
     masker = Masker.from_environment({name: "some-ordinary-value"})
     assert masker.text("some-ordinary-value") == "some-ordinary-value"
+
+
+@pytest.mark.parametrize(
+    ("environ", "text", "masked"),
+    [
+        ({"DATABASE_URL": "postgres://me:s3cr%2Ft@db/x"}, "s3cr%2Ft s3cr/t @db/x", f"{MASK} {MASK} @db/x"),
+        ({"CALLBACK": "https://h/in?api_key=abcdef1&n=1"}, "n=1 abcdef1", f"n=1 {MASK}"),
+        ({"STRIPE_KEYS": "sk_live_1, sk_live_2"}, "sk_live_2", MASK),
+        ({"GCP_CREDENTIALS": '{"type": "account", "private_key": "abc-def"}'}, "account abc-def", f"account {MASK}"),
+        (
+            {"OSMOSIS_MASK": "BANK_*, PIN", "BANK_NO": "DE00 1111", "PIN": "123456"},
+            "123456 DE00 1111",
+            f"{MASK} {MASK}",
+        ),
+        ({"OSMOSIS_PASS_THRESHOLD": "0.75000", "RETRY_TOKEN": "100000"}, "0.75000 100000", "0.75000 100000"),
+        ({"MY_KEY": "a\\b\"c'd"}, repr("a\\b\"c'd"), f"'{MASK}'"),
+    ],
+)
+def test_secrets_are_found_in_lists_urls_and_json(environ: dict[str, str], text: str, masked: str) -> None:
+    assert Masker.from_environment(environ).text(text) == masked
 
 
 def test_explicit_values_are_masked_too() -> None:

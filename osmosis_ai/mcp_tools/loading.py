@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import logging
 import re
 import sys
 import warnings
@@ -23,10 +24,25 @@ __all__ = ["import_failure", "import_fastmcp", "load_server", "prepare_path"]
 _USUAL_NAMES = ("mcp", "server", "app")
 
 
+class _StderrHandler(logging.Handler):
+    """Writes to what is stderr now: in a worker, the log of the rollout that the calling code belongs to."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{record.levelname}: {self.format(record)}\n")
+
+
+_STDERR = _StderrHandler()
+
+
 def import_fastmcp() -> None:
     """Import fastmcp without the warnings of its own imports, which users can't fix."""
     with warnings.catch_warnings(record=True):
         import fastmcp  # noqa: F401
+    log = logging.getLogger("fastmcp")
+    # Its own handlers wrap lines, which cuts a long key in two that no masking finds, and need 0.1 s for a traceback.
+    for handler in list(log.handlers):
+        log.removeHandler(handler)
+        log.addHandler(_STDERR)
 
 
 def prepare_path(mcp_dir: Path, root: Path) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import math
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any, TextIO
 
 import anyio
 
 from osmosis_ai.errors import StartError
+from osmosis_ai.masking import Masker
 from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.pool.code import LoadedCode
 from osmosis_ai.runtime.pool.group import WorkerGroup
@@ -29,17 +31,19 @@ async def open_inline(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[W
     os.environ.update(options.environ)
     # Without limits: a debugger may stop user code for any time, and killing the worker can't free memory.
     code = LoadedCode(Path(spec.root))
-    group = WorkerGroup(_InlineSpawner(spec), code, 1, sys.maxsize, math.inf, spec.batch_size, load_limit=math.inf)
+    spawner = _InlineSpawner(spec, Masker.from_environment(os.environ, options.keys))
+    group = WorkerGroup(spawner, code, 1, sys.maxsize, math.inf, spec.batch_size, load_limit=math.inf)
     async with open_groups(spec, group, group) as pool:
         yield pool
 
 
 class _InlineSpawner:
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, masker: Masker) -> None:
         self._spec = spec
+        self._masker = masker
 
     async def spawn(self) -> _InlineChannel:
-        return _InlineChannel(self._spec)
+        return _InlineChannel(self._spec, self._masker)
 
     def wake(self) -> None:
         """Do nothing: no process starts this worker."""
@@ -56,8 +60,9 @@ class _InlineChannel:
 
     ending = "stopped"
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, masker: Masker) -> None:
         self._spec = spec
+        self._masker = masker
         self._orders: asyncio.Queue[Order] = asyncio.Queue()
         self._scope = anyio.CancelScope()
         self._loop = asyncio.get_running_loop()
@@ -72,7 +77,7 @@ class _InlineChannel:
             if not isinstance(event, Retiring):
                 take(event)
 
-        with self._scope, _output_to_stderr():
+        with self._scope, _output_to_stderr(self._masker):
             try:
                 async with Worker.open(load_repository(self._spec), emit) as worker:
                     await follow_orders(worker, self._orders.get, worker.run)
@@ -92,17 +97,36 @@ class _InlineChannel:
         return False
 
 
+class _MaskedStream:
+    """Stderr for user code: each text is masked as it is written."""
+
+    def __init__(self, stream: TextIO, masker: Masker) -> None:
+        self._stream = stream
+        self._masker = masker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._stream.write(self._masker.text(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
 @contextmanager
-def _output_to_stderr() -> Iterator[None]:
+def _output_to_stderr(masker: Masker) -> Iterator[None]:
     """Redirect stdout to stderr, so that user code, even C code, never writes between the results."""
     sys.stdout.flush()
     # The descriptor too, for C code and child processes.
-    stdout, saved = sys.stdout, os.dup(1)
+    stdout, stderr, saved = sys.stdout, sys.stderr, os.dup(1)
     os.dup2(2, 1)
-    sys.stdout = sys.stderr
+    sys.stdout = sys.stderr = _MaskedStream(stderr, masker)
     try:
         yield
     finally:
-        sys.stdout = stdout
+        sys.stdout, sys.stderr = stdout, stderr
         os.dup2(saved, 1)
         os.close(saved)
