@@ -117,8 +117,21 @@ class Dataset:
                     raise DatasetError(f"{self.path}{item.shown()}")
                 yield item
 
+    def sha256(self) -> str:
+        """Return the hash of the file's bytes. Raises DatasetError."""
+        try:
+            with self._open() as source:
+                return source.sha256()
+        except OSError as error:
+            raise self._unreadable(error) from None
+
     def check(
-        self, *, offset: int = 0, limit: int | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        *,
+        offset: int = 0,
+        limit: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        each: Callable[[Row], None] | None = None,
     ) -> DatasetSummary:
         """Read every row of a range once and summarize them, hashing the file in the same pass.
 
@@ -126,6 +139,7 @@ class Dataset:
             offset: Number of the first row; the file's first is 0.
             limit: Maximum number of rows; None for all.
             progress: Called now and then with the bytes read so far and the file's size in bytes.
+            each: Called with every row in the range, as it was hashed.
 
         Raises:
             DatasetError: Rows have problems (ten are listed, the others counted), no row is in the range, or the file
@@ -147,6 +161,8 @@ class Dataset:
                         unlisted += 1
                     continue
                 count += 1
+                if each is not None:
+                    each(item)
                 if item.ground_truth is not None:
                     with_ground_truth += 1
                     columns.setdefault("ground_truth")

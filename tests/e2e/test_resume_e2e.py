@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from commands import Finished, run_osmosis
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, text, tool_call
@@ -228,3 +232,46 @@ def test_a_run_whose_store_is_removed_stops_and_goes_on_from_a_copy(tmp_path: Pa
         resumed = run_osmosis("eval", *options, "--resume", "--store", copy, cwd=root)
         assert (resumed.code, resumed.json["summary"]["missing"]) == (0, 0), resumed.stderr
         assert len(asked(endpoint)) == before + 8 - run["rollouts"]
+
+
+@pytest.mark.parametrize("edit", ["the same length", "another length", "removed"])
+def test_a_dataset_that_changes_during_a_run_does_not_change_the_run(edit: str, tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo", rows=ROWS)
+    data = root / "test_data.jsonl"
+    before = data.read_bytes()
+    gate = Gate()
+    with ScriptedEndpoint(held_from(2, gate)).run_in_thread() as endpoint:
+        options = ["--base-url", endpoint.url, "--model", "scripted", "--json"]
+        with running("eval", *options, "--batch-size", "2", cwd=root) as command:
+            command.until(lambda: len(asked(endpoint)) == 4)
+            if edit == "removed":
+                data.unlink()
+            else:
+                # In place, as many editors save.
+                same = re.sub(rb'"ground_truth": "."', b'"ground_truth": "x"', before)
+                data.write_bytes(same if edit == "the same length" else before.replace(b"{", b"not JSON"))
+            gate.open()
+            done = command.wait()
+        assert (done.code, done.json["summary"]["missing"]) == (0, 0), done.stderr
+        assert done.json["summary"]["eval_fns"][FUNCTION]["mean"] == 0.75
+        assert done.json["summary"]["changed_files"] == ["test_data.jsonl"]
+        assert "changed during the run: test_data.jsonl; the results are those of" in done.stderr
+
+
+def test_an_interrupted_run_whose_dataset_changed_says_so_when_it_is_resumed(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo", rows=ROWS)
+    gate = Gate()
+    with ScriptedEndpoint(held_from(2, gate)).run_in_thread() as endpoint:
+        options = ["--base-url", endpoint.url, "--model", "scripted"]
+        with running("eval", *options, "--batch-size", "2", cwd=root) as command:
+            command.until(lambda: len(asked(endpoint)) == 4)
+            (root / "test_data.jsonl").write_text("not JSON", encoding="utf-8")
+            command.interrupt()
+            gate.open()
+            done = command.wait()
+        assert done.code == 130, done.stderr
+        assert "changed during the run: test_data.jsonl" in done.stderr
+        (root / "test_data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:7]), encoding="utf-8")
+        again = run_osmosis("eval", *options, "--resume", "-q", cwd=root)
+        assert (again.code, again.stdout) == (2, "")
+        assert "the dataset's content changed" in again.stderr

@@ -15,7 +15,6 @@ import anyio.from_thread
 import msgspec
 
 from osmosis_ai.code_hashes import function_code
-from osmosis_ai.data.dataset import Dataset
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Message, Record, Rollout, Row, Score
 from osmosis_ai.runtime.protocol import Called, Paused, Progress, Resume, RolloutJob
@@ -60,6 +59,7 @@ class Debugger:
         self.edited = False
         self._portal = portal
         self.rows = run.rows
+        self._row = run.row
         self._store = run.store
         assert run.scratch is not None
         self._scratch = run.scratch
@@ -87,7 +87,7 @@ class Debugger:
         if limit is not None and self.pool.spent_usd + self._judges_usd >= limit:
             raise RefusedError(f"the budget of ${limit:g} (--max-cost) is spent")
         self.leave()
-        self.row = next(Dataset(Path(self.plan.dataset)).rows(offset=index, limit=1))
+        self.row = self._row(index)
         self._started += 1
         # A row recorded before gets the next run index.
         self._job = RolloutJob(

@@ -116,7 +116,7 @@ class Report(Record, frozen=True, kw_only=True):
     not_scored: list[Failure] = []
     """Files and functions that could not be loaded, and were left out of scoring (`--keep-going`)."""
     changed_files: list[str] = []
-    """Files of the repository that changed during the run. The results are those of the version at its start."""
+    """The dataset and files of the repository that changed during the run; the results are those of its start."""
     interactive: bool = False
     """True if the user stepped through the run."""
 
@@ -454,6 +454,7 @@ def _totals(report: Report) -> objects.RunTotals:
         failures=report.failures,
         tool_errors=report.tool_errors,
         not_scored=report.not_scored,
+        changed_files=report.changed_files,
     )
 
 

@@ -124,6 +124,8 @@ class RunTotals(Record, frozen=True, kw_only=True):
     """Failed tool calls of the model by cause, most frequent first."""
     not_scored: list[Failure] = []
     """Files and functions that could not be loaded, and were left out of scoring with `--keep-going`."""
+    changed_files: list[str] = []
+    """The dataset and files of the repository that changed during the run; the results are those of its start."""
 
 
 class PlannedTotals(RunTotals, frozen=True):

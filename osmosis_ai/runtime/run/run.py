@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 import anyio
 
-from osmosis_ai.data.dataset import Dataset
-from osmosis_ai.records import Outcome, Rollout
+from osmosis_ai.records import Outcome, Rollout, Row
 from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.pool.group import CodeChangedError
 from osmosis_ai.runtime.protocol import Progress, RolloutJob
@@ -44,6 +43,7 @@ class Run:
         self,
         id: str,
         plan: RunPlan,
+        rows: Iterable[Row],
         pool: Pool,
         store: RunStore,
         listener: RunListener,
@@ -55,6 +55,7 @@ class Run:
     ) -> None:
         self.id = id
         self.plan = plan
+        self._rows = rows
         self.stopping = False
         self.code_changed: CodeChangedError | None = None
         self.out_of_budget = False
@@ -143,7 +144,7 @@ class Run:
 
     def _jobs(self) -> Iterator[RolloutJob]:
         plan = self.plan
-        for row in Dataset(Path(plan.dataset)).rows(offset=plan.config.data.offset, limit=plan.config.data.limit):
+        for row in self._rows:
             for run_index in range(plan.config.scoring.n):
                 for policy in plan.policies:
                     key = RolloutKey(policy, row.id, run_index)

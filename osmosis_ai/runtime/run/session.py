@@ -21,13 +21,14 @@ from anyio.abc import TaskGroup
 
 from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import DatasetSummary, open_dataset
+from osmosis_ai.data.kept_rows import KeptRows, keep_rows
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import DatasetError, FunctionError, StartError, StoreError
 from osmosis_ai.folders import OWN_FOLDER
 from osmosis_ai.masking import Masker
 from osmosis_ai.models.engines import banner_of
 from osmosis_ai.options import secret_values
-from osmosis_ai.records import Failure, Outcome, Rollout
+from osmosis_ai.records import Failure, Outcome, Rollout, Row
 from osmosis_ai.reward_rubric.target import judge_variables
 from osmosis_ai.runtime.logs import hand_over_log, new_log
 from osmosis_ai.runtime.pool.backends import open_pool
@@ -184,6 +185,7 @@ class RunSession:
         self._group = group
         self._listener = listener
         self._summary: DatasetSummary
+        self._kept: KeptRows
         self._not_scored: list[Failure] = []
         self._run: Run | None = None
         self._recorded: Completed | None = None
@@ -263,6 +265,10 @@ class RunSession:
         offset = self.plan.config.data.offset
         return range(offset, offset + self.plan.total_rows)
 
+    def row(self, index: int) -> Row:
+        """Return a row of the run by its absolute index, as it was when the run started."""
+        return self._kept[index - self.rows.start]
+
     @property
     def done_before(self) -> int:
         """Number of existing rollouts that aren't run again."""
@@ -320,7 +326,7 @@ class RunSession:
             self._tell(events.Notice(f"no tools: there is no mcp folder in {plan.root}"))
         if plan.config.store.folder is None and Path(plan.store).name != OWN_FOLDER:
             self._tell(events.Notice(f"runs are kept in {plan.store}, because {plan.root} is read-only"))
-        counted: asyncio.Future[DatasetSummary] = asyncio.get_running_loop().create_future()
+        counted: asyncio.Future[tuple[DatasetSummary, KeptRows]] = asyncio.get_running_loop().create_future()
         self._group.start_soon(self._check_dataset, counted)
         options = pool_options(plan.config, self.store, self._environ, self._fresh_id)
         self._log = options.log
@@ -329,14 +335,15 @@ class RunSession:
             # Not `wait_for`, which would cancel the future at the timeout.
             await asyncio.wait([counted], timeout=COUNTING_SECONDS)
             if counted.done() and counted.exception() is None:
-                rollouts = max(1, plan.with_dataset(counted.result()).total_rollouts)
+                rollouts = max(1, plan.with_dataset(counted.result()[0]).total_rollouts)
                 options = msgspec.structs.replace(options, workers=min(options.workers, rollouts))
             self.pool = await stack.enter_async_context(open_pool(self._prepared.worker, options))
         finally:
             if not counted.done():
                 self._tell(events.Waiting(f"checking {plan.dataset}"))
             # A dataset error is raised here first, even if the repository can't be loaded either.
-            self._summary = await counted
+            self._summary, self._kept = await counted
+            stack.callback(self._kept.close)
         self.plan = plan = plan.with_dataset(self._summary)
         for banner in dict.fromkeys(map(banner_of, plan.policies.values())):
             if banner is not None:
@@ -364,8 +371,8 @@ class RunSession:
             self._tell(events.Waiting(f"asking {spec.name} for a first reply"))
             await self.pool.probe(policy, price=priced)
 
-    async def _check_dataset(self, counted: asyncio.Future[DatasetSummary]) -> None:
-        """Check every row in a thread, while the workers load the repository."""
+    async def _check_dataset(self, counted: asyncio.Future[tuple[DatasetSummary, KeptRows]]) -> None:
+        """Check and keep every row in a thread, while the workers load the repository."""
         data = self.plan.config.data
         loop = asyncio.get_running_loop()
 
@@ -374,15 +381,18 @@ class RunSession:
 
         try:
             dataset = open_dataset(Path(self.plan.dataset))
-            check = partial(dataset.check, offset=data.offset, limit=data.limit, progress=progress)
-            summary = await anyio.to_thread.run_sync(check)
+            folder = self.store.path.parent
+            keep = partial(keep_rows, dataset, folder, offset=data.offset, limit=data.limit, progress=progress)
+            kept = await anyio.to_thread.run_sync(keep)
         except DatasetError as error:
             # Cancelling the session cancels the future too.
             if not counted.done():
                 counted.set_exception(error)
         else:
             if not counted.done():
-                counted.set_result(summary)
+                counted.set_result(kept)
+            else:
+                kept[1].close()
 
     def _start(self) -> None:
         if not self._started:
@@ -402,7 +412,16 @@ class RunSession:
 
     async def _run_all(self) -> Report:
         retry = self.plan.config.resume.retry_failed
-        self._run = Run(self.id, self.plan, self.pool, self.store, self, completed=self._recorded, retry_failed=retry)
+        self._run = Run(
+            self.id,
+            self.plan,
+            self._kept,
+            self.pool,
+            self.store,
+            self,
+            completed=self._recorded,
+            retry_failed=retry,
+        )
         if self.interrupted:
             self._run.stop()
         self._began = monotonic()
@@ -434,7 +453,9 @@ class RunSession:
         return self._report
 
     async def _concluded(self, wall_ms: float, *, unfinished: bool) -> Report:
-        changed = self.pool.changed
+        changed = list(self.pool.changed)
+        if await anyio.to_thread.run_sync(self._kept.outdated):
+            changed.append(_from_root(self.plan.dataset, self.plan.root))
         if changed and not (self._run and self._run.code_changed):
             results = "the results are those of the version loaded at the start"
             self._tell(events.Notice(f"changed during the run: {', '.join(changed)}; {results}", "warning"))
@@ -507,6 +528,11 @@ class RunSession:
             self._tell(events.TurnDone(event.job, event.turn, event.message))
         elif isinstance(event, CallDone):
             self._tell(events.ToolCallDone(event.job, event.call, event.message))
+
+
+def _from_root(file: str, root: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(root)) if path.is_relative_to(root) else file
 
 
 def _loaded(prepared: Prepared) -> str:

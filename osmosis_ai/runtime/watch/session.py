@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 from osmosis_ai.code_hashes import file_hash, function_code
 from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import Dataset, DatasetSummary
+from osmosis_ai.data.kept_rows import KeptRows, keep_rows
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout
@@ -192,6 +193,7 @@ class WatchSession:
         self._pool: _BothSides | None = None
         self._prepared: Prepared | None = None
         self._summary: DatasetSummary | None = None
+        self._kept: KeptRows | None = None
         self._rows: dict[str, _Place] = {}
         self._run_id: str | None = None
         self._run_key: dict[str, Any] = {}
@@ -251,9 +253,11 @@ class WatchSession:
         self._broken = False
         self._finished_key = None
         tally = _Tally(listener(plan, len(completed.keys) if completed is not None else 0))
+        assert self._kept is not None
         run = Run(
             self._run_id,
             plan,
+            self._kept,
             pool,
             self.store,
             tally,
@@ -281,10 +285,12 @@ class WatchSession:
         return iter(self._outcomes)
 
     def close(self) -> None:
-        """Release the workers."""
-        for kept in (self._agents, self._scorers):
-            if kept is not None:
-                kept.release()
+        """Release the workers and the rows."""
+        for side in (self._agents, self._scorers):
+            if side is not None:
+                side.release()
+        if self._kept is not None:
+            self._kept.close()
 
     async def finish(self, *, interrupted: bool) -> None:
         """Mark the run as finished or interrupted."""
@@ -302,9 +308,9 @@ class WatchSession:
 
     async def _load_stale(self, stale: Stale) -> None:
         prepared = prepare(self._config, self._cwd, self._environ)
-        summary, rows = self._summary, self._rows
+        summary, kept, rows = self._summary, self._kept, self._rows
         if stale.dataset or summary is None:
-            summary, rows = await anyio.to_thread.run_sync(_read_dataset, prepared.plan)
+            summary, kept, rows = await anyio.to_thread.run_sync(_read_dataset, prepared.plan, self.store.path.parent)
         tools = agent_part(prepared.worker, prepared.worker.batch_size)
         functions = scorer_part(prepared.worker)
         agents, scorers, data = self._agents, self._scorers, self._data
@@ -319,14 +325,16 @@ class WatchSession:
                 data = self._data_files("reward_fn", "reward_rubric")
                 scorers = self._keep(functions, scorers)
                 fresh.append(scorers)
-            for kept in fresh:
-                await kept.opened()
+            for side in fresh:
+                await side.opened()
             own = prepared.worker.agent is not None
             if not own and not agents.pool.loaded.tools:
                 raise RepositoryError("mcp/main.py: the server has no tools")
         except BaseException:
-            for kept in fresh:
-                kept.abandon()
+            for side in fresh:
+                side.abandon()
+            if kept is not None and kept is not self._kept:
+                kept.close()
             raise
         for old, new in ((self._agents, agents), (self._scorers, scorers)):
             if old is not None and old is not new:
@@ -334,7 +342,9 @@ class WatchSession:
         self._agents, self._scorers, self._data = agents, scorers, data
         if fresh or self._pool is None:
             self._pool = _BothSides(agents, scorers, data)
-        self._prepared, self._summary, self._rows = prepared, summary, rows
+        if self._kept is not None and self._kept is not kept:
+            self._kept.close()
+        self._prepared, self._summary, self._kept, self._rows = prepared, summary, kept, rows
 
     def _outdated(self) -> bool:
         """Mark and report files that were saved while they were being loaded, before they were known to matter."""
@@ -467,11 +477,10 @@ def _sources(pool: Pool) -> dict[str, str]:
     return {**pool.loaded.tool_sources, **pool.loaded.function_sources}
 
 
-def _read_dataset(plan: RunPlan) -> tuple[DatasetSummary, dict[str, _Place]]:
-    dataset = Dataset(Path(plan.dataset))
-    summary = dataset.check(offset=plan.config.data.offset, limit=plan.config.data.limit)
-    rows = dataset.rows(offset=plan.config.data.offset, limit=plan.config.data.limit)
-    return summary, {row.id: _Place(row.index, excerpt(row.user_prompt, PROMPT_CHARACTERS)) for row in rows}
+def _read_dataset(plan: RunPlan, folder: Path) -> tuple[DatasetSummary, KeptRows, dict[str, _Place]]:
+    data = plan.config.data
+    summary, kept = keep_rows(Dataset(Path(plan.dataset)), folder, offset=data.offset, limit=data.limit)
+    return summary, kept, {row.id: _Place(row.index, excerpt(row.user_prompt, PROMPT_CHARACTERS)) for row in kept}
 
 
 def _verdict(outcome: Outcome, telling: list[str], threshold: float) -> _Verdict:

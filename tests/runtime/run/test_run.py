@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from osmosis_ai.config import LimitsConfig, RunConfig, ScoringConfig, WorkersConfig
-from osmosis_ai.records import Failure, FunctionRef, ModelSpec, Outcome, Record, Rollout, Score
+from osmosis_ai.data.dataset import Dataset
+from osmosis_ai.records import Failure, FunctionRef, ModelSpec, Outcome, Record, Rollout, Row, Score
 from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.run import Run
@@ -66,11 +67,15 @@ def changed(plan: RunPlan, **groups: Record) -> RunPlan:
     return msgspec.structs.replace(plan, config=msgspec.structs.replace(plan.config, **groups))
 
 
+def rows_of(plan: RunPlan) -> Iterator[Row]:
+    return Dataset(Path(plan.dataset)).rows(offset=plan.config.data.offset, limit=plan.config.data.limit)
+
+
 async def execute(plan: RunPlan, pool: FakePool, store: RunStore, heard: Heard, run_id: str | None = None) -> Run:
     """Run a plan, or the remainder of one."""
     completed = store.completed_keys(run_id) if run_id is not None else None
     run_id = run_id or await store.create_run(plan.config.command, identity={}, config={})
-    run = Run(run_id, plan, pool, store, heard, completed=completed)
+    run = Run(run_id, plan, rows_of(plan), pool, store, heard, completed=completed)
     with anyio.fail_after(30):
         await run.execute()
     return run
@@ -121,7 +126,7 @@ async def test_a_stopped_run_is_resumed_with_what_is_left(plan: RunPlan, store: 
 
     pool = FakePool(reply=reply)
     run_id = await store.create_run(plan.config.command, identity={}, config={})
-    first = Run(run_id, plan, pool, store, Heard())
+    first = Run(run_id, plan, rows_of(plan), pool, store, Heard())
     await first.execute()
     assert [job.row.index for job in pool.rollouts] == [0, 1]
 
@@ -143,7 +148,9 @@ async def test_a_cancelled_run_leaves_no_record_of_what_ran(plan: RunPlan, store
         raise AssertionError
 
     pool = FakePool(reply=reply)
-    run = Run(await store.create_run(plan.config.command, identity={}, config={}), plan, pool, store, Heard())
+    run = Run(
+        await store.create_run(plan.config.command, identity={}, config={}), plan, rows_of(plan), pool, store, Heard()
+    )
     await run.execute()
     assert {one.row_index for one in outcomes(store, run)} <= {0, 1}
     assert pool.oldest() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,10 +14,11 @@ import pytest
 
 import osmosis_ai
 from osmosis_ai import Report, RunConfig, StartError, open_run
-from osmosis_ai.errors import DatasetError
+from osmosis_ai.errors import DatasetError, StoreError
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.events import RunEvent
 from osmosis_ai.runtime.run.session import RunSession, run_environment
+from osmosis_ai.store.queries import Queries
 from osmosis_ai.store.run_store import RunStore
 
 MAIN = '''
@@ -281,16 +283,18 @@ def test_failed_rollouts_that_are_retried_do_not_count_as_done(repo: Path) -> No
 def test_an_error_amid_the_run_is_raised_where_it_is_waited_for(repo: Path) -> None:
     async def main() -> str:
         async with open_run(config(), directory=repo) as run:
-            (repo / "test_data.jsonl").unlink()
-            with pytest.raises(DatasetError, match=r"test_data\.jsonl: can't be read"):
+            shutil.rmtree(repo / ".osmosis")
+            with pytest.raises(StoreError, match="removed or replaced"):
                 async for _ in run:
                     pass
-            with pytest.raises(DatasetError):
+            with pytest.raises(StoreError):
                 await run.report()
             return run.id
 
     # This process goes on, so nothing else would tell that the run doesn't.
-    assert status(repo, asyncio.run(main())) == "interrupted"
+    run_id = asyncio.run(main())
+    copy = Queries(repo / ".osmosis" / f"recovered-{run_id}" / "runs.db")
+    assert copy.find_run(run_id).status == "interrupted"
 
 
 def test_rows_are_named_before_tools_where_both_are_broken(repo: Path) -> None:

@@ -1,0 +1,110 @@
+"""The rows of a run, kept as they were when the dataset was checked and hashed, whatever happens to its file since."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from osmosis_ai.data.dataset import Dataset, DatasetSummary
+from osmosis_ai.errors import DatasetError
+from osmosis_ai.records import Row
+
+__all__ = ["KeptRows", "keep_rows"]
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Row).decode
+
+
+def keep_rows(
+    dataset: Dataset,
+    folder: Path,
+    *,
+    offset: int = 0,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[DatasetSummary, KeptRows]:
+    """Check a range of a dataset as `Dataset.check` does, and keep its rows in a file in `folder` that has no name.
+
+    Raises:
+        DatasetError: Rows have problems, or can't be kept.
+    """
+    kept = KeptRows(dataset, folder)
+    try:
+        summary = dataset.check(offset=offset, limit=limit, progress=progress, each=kept.add)
+        kept.finish(summary)
+    except BaseException:
+        kept.close()
+        raise
+    return summary, kept
+
+
+class KeptRows:
+    """Rows in a temporary file, with a number per row in memory. Made by `keep_rows`."""
+
+    def __init__(self, dataset: Dataset, folder: Path) -> None:
+        self._dataset = dataset
+        self._folder = folder
+        self._starts = array("Q", [0])
+        self._summary: DatasetSummary | None = None
+        self._status: os.stat_result | None = None
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `close`
+        except OSError as error:
+            raise self._error(error) from error
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, number: int) -> Row:
+        """Return a row by its number in the range, from 0; raises IndexError."""
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        start, end = self._starts[number], self._starts[number + 1]
+        # Leaves the position alone, so several readers don't disturb each other.
+        return _decode(os.pread(self._file.fileno(), end - start, start))
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(self.__getitem__, range(len(self)))
+
+    def add(self, row: Row) -> None:
+        """Append a row; raises DatasetError."""
+        try:
+            self._starts.append(self._starts[-1] + self._file.write(_encode(row)))
+        except OSError as error:
+            raise self._error(error) from error
+
+    def finish(self, summary: DatasetSummary) -> None:
+        """Note what the rows come from, once all are added; raises DatasetError."""
+        try:
+            self._file.flush()
+            self._status = self._dataset.path.stat()
+        except OSError as error:
+            raise self._error(error) from error
+        self._summary = summary
+
+    def outdated(self) -> bool:
+        """Return True if the dataset's file has other content by now, or is gone. Reads it if it was saved since."""
+        assert self._summary is not None
+        assert self._status is not None
+        try:
+            status = self._dataset.path.stat()
+            if (status.st_size, status.st_mtime_ns) == (self._status.st_size, self._status.st_mtime_ns):
+                return False
+            return self._dataset.sha256() != self._summary.sha256
+        except (OSError, DatasetError):
+            return True
+
+    def close(self) -> None:
+        """Give the space back."""
+        self._file.close()
+
+    def _error(self, error: OSError) -> DatasetError:
+        return DatasetError(
+            f"{self._dataset.path}: its rows can't be kept in {self._folder} during the run: "
+            f"{error.strerror or error}; free some space, or name another folder with --store DIR"
+        )
