@@ -5,7 +5,8 @@
 - workers: rollouts per second of two workers beside one, when each rollout's tool is bound by the CPU; and what the
   machine itself gives at the time, by the same work in plain processes;
 - memory: the command's own peak at many rows beside few;
-- isolation: milliseconds, and those of CPU, that `--isolation rollout` adds to a rollout, one rollout at a time;
+- isolation: milliseconds, and those of CPU, that `--isolation rollout` and
+  `--isolation sandbox` add to a rollout and its score, one rollout at a time;
 - durability: what waiting for the disk adds to a run, beside the same run on a file system in memory.
 """
 
@@ -25,10 +26,13 @@ from typing import Any, NamedTuple
 from measuring import OSMOSIS, adopt_orphans, clean_environment, run
 from repository import write_repo
 
+from osmosis_ai.errors import UsageError
+from osmosis_ai.runtime.bubblewrap import find_bwrap
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
 MEMORY_FILE_SYSTEM = Path("/dev/shm")
 SAMPLE_SECONDS = 0.05
+TARGETS = {"rollout": 25, "sandbox": 250}
 
 WORKING = '''\
 from fastmcp import FastMCP
@@ -155,20 +159,32 @@ def one_at_a_time(root: Path, url: str, rollouts: int, isolation: str) -> Each:
 def measure_isolation(folder: Path, options: argparse.Namespace) -> None:
     adopt_orphans()
     root = write_repo(folder / "isolation", tasks(options.alone), tools=WORKING)
-    found: dict[str, list[Each]] = {"session": [], "rollout": []}
+    found: dict[str, list[Each]] = {"session": [], "rollout": [], **({"sandbox": []} if can_sandbox() else {})}
     with ScriptedEndpoint(working(1), record=False).run_in_thread() as endpoint:
         for _ in range(options.runs):
             for isolation, runs in found.items():
                 runs.append(one_at_a_time(root, endpoint.url, options.alone, isolation))
     # Other load can only add to either, so the least is nearest to the truth.
-    shared, alone = (Each(min(each.wall for each in runs), min(each.cpu for each in runs)) for runs in found.values())
-    print(
-        f"isolation: {shared.wall:.1f} ms a rollout in a shared worker, {alone.wall:.1f} ms in one of its own: ", end=""
-    )
-    print(
-        f"{alone.wall - shared.wall:+.1f} ms (target: at most 25); CPU {shared.cpu:.1f} and {alone.cpu:.1f} ms",
-        flush=True,
-    )
+    least = {
+        name: Each(min(each.wall for each in runs), min(each.cpu for each in runs)) for name, runs in found.items()
+    }
+    shared = least.pop("session")
+    print(f"isolation: {shared.wall:.1f} ms a rollout in a shared worker, CPU {shared.cpu:.1f} ms", flush=True)
+    for name, each in least.items():
+        print(
+            f"  {name}: {each.wall - shared.wall:+.1f} ms (target: at most {TARGETS[name]}), "
+            f"CPU {each.cpu - shared.cpu:+.1f} ms",
+            flush=True,
+        )
+
+
+def can_sandbox() -> bool:
+    try:
+        find_bwrap()
+    except UsageError as error:
+        print(f"isolation: not measured with sandboxes: {error}")
+        return False
+    return True
 
 
 def measure_durability(folder: Path, options: argparse.Namespace) -> None:

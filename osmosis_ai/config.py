@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Command = Literal["test", "eval"]
-Isolation = Literal["session", "rollout"]
+Isolation = Literal["session", "rollout", "sandbox"]
 EVAL = ("eval",)
 SECONDS = "SECONDS"
 SHORTEST = 0.001
@@ -251,11 +251,15 @@ class WorkersConfig(Record, frozen=True):
         Isolation,
         Option(
             "session: rollouts share a worker, each with its own MCP session. "
-            "rollout: each rollout has its own process, with fresh module globals.",
-            metavar="session|rollout",
+            "rollout: each rollout has its own process, with fresh module globals. "
+            "sandbox: each rollout's tools and each score have their own sandbox, for code that a model wrote.",
+            metavar="session|rollout|sandbox",
             choices=get_args(Isolation),
         ),
     ] = "session"
+    sandbox_network: Annotated[
+        bool, Option("With --isolation sandbox: let tools and functions use the network of this machine.")
+    ] = False
     debug: Annotated[bool, Option("Write a debug log to stderr.", lasting=False)] = False
 
 

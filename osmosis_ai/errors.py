@@ -77,6 +77,7 @@ __all__ = [
     "ToolExecutionError",
     "UsageError",
     "WorkerError",
+    "start_error",
 ]
 
 
@@ -86,6 +87,12 @@ class OsmosisError(Exception):
 
 class StartError(OsmosisError):
     """The run can't start. The message says what is wrong, where, and what to do."""
+
+
+def start_error(name: str, message: str) -> StartError:
+    """Make a StartError of the class with this name, as another process reported it."""
+    known = {kind.__name__: kind for kind in StartError.__subclasses__()}
+    return known.get(name, StartError)(message)
 
 
 class UsageError(StartError):

@@ -70,7 +70,10 @@ class ToolSession:
 
     Attributes:
         clean: False after exit if the session could not be closed in time because a tool's thread is still blocked.
+        lost: Why the process of the tools ended, which for a server of this process is never so.
     """
+
+    lost: Failure | None = None
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ from osmosis_ai.records import (
     ToolCall,
     Turn,
 )
+from osmosis_ai.runtime.bubblewrap import SandboxSpec
 
 
 class WorkerSpec(Record, frozen=True):
@@ -46,7 +47,7 @@ class WorkerSpec(Record, frozen=True):
     file, from which scorers read rollouts; None if nothing is scored. `cache` is the file of stored model replies, None
     for no cache. With `allow_rewrites`, an agent loop may change messages it has already sent. Its `log_event` writes
     to `debug_dir`, None for nowhere. `scratch` is the parent of the rollouts' scratch folders, None for the system's
-    temporary folder.
+    temporary folder. With a `sandbox`, the worker itself loads no code of the repository; processes in sandboxes do.
     """
 
     root: str
@@ -62,6 +63,7 @@ class WorkerSpec(Record, frozen=True):
     allow_rewrites: bool = False
     debug_dir: str | None = None
     scratch: str | None = None
+    sandbox: SandboxSpec | None = None
 
 
 def agent_part(spec: WorkerSpec, batch_size: int) -> WorkerSpec:
@@ -74,6 +76,13 @@ def scorer_part(spec: WorkerSpec) -> WorkerSpec:
     return msgspec.structs.replace(
         spec, mcp=None, agent=None, allow_rewrites=False, policies={}, cache=None, debug_dir=None
     )
+
+
+def sandboxed_part(spec: WorkerSpec) -> WorkerSpec:
+    """Return the part of a spec that a process in its sandbox may know: no model, key or path but the repository's."""
+    sandbox = spec.sandbox and msgspec.structs.replace(spec.sandbox, bwrap="", hidden=[])
+    known = msgspec.structs.replace(spec, policies={}, store=None, cache=None, debug_dir=None, scratch=None)
+    return msgspec.structs.replace(known, sandbox=sandbox)
 
 
 class Places(Record, frozen=True):
@@ -136,6 +145,7 @@ def _with_paths(spec: WorkerSpec, change: Callable[[str], str]) -> WorkerSpec:
         mcp=replace(mcp, path=change(mcp.path)) if mcp is not None and mcp.path is not None else mcp,
         agent=replace(agent, root=change(agent.root)) if agent is not None else None,
         functions=[replace(ref, root=change(ref.root)) for ref in spec.functions],
+        sandbox=replace(spec.sandbox, hidden=[change(path) for path in spec.sandbox.hidden]) if spec.sandbox else None,
     )
 
 
@@ -493,17 +503,20 @@ def pack(record: Record) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
+async def read_frame(reader: asyncio.StreamReader, limit: int = MAX_FRAME) -> bytes:
     """Read the next frame's encoded record; raise IncompleteReadError at EOF, ValueError if it is too large."""
     (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-    if size > MAX_FRAME:
+    if size > limit:
         raise ValueError(f"a record of {size >> 20:,} MiB")
     return await reader.readexactly(size)
 
 
-def receive_frame(sock: socket.socket) -> bytes:
-    """Read the next frame's encoded record from a blocking socket; raise EOFError at EOF."""
-    (size,) = HEADER.unpack(_exactly(sock, HEADER.size))
+def receive_frame(sock: socket.socket, head: bytes = b"") -> bytes:
+    """Read the next frame's encoded record from a blocking socket; raise EOFError at EOF.
+
+    `head` is what has been read of the frame already.
+    """
+    (size,) = HEADER.unpack(head + _exactly(sock, HEADER.size - len(head)))
     return _exactly(sock, size)
 
 

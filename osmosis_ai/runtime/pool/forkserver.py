@@ -12,11 +12,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["changed_environment", "open_line", "start", "wake_server"]
+__all__ = ["changed_environment", "open_line", "start", "start_bare", "wake_server"]
 
 # `python -c` puts the working directory first on the path, and PYTHONPATH may contain it. A repository's own files
 # (`mcp/`, `types.py`) must not shadow libraries, so the first goes away and the second goes last.
@@ -38,10 +38,15 @@ PACKAGE = str(Path(__file__).parents[3])
 
 
 class _Server:
-    """A running fork server. It ends when this process does, or closes its socket and its end of the pipe."""
+    """A running fork server. It ends when this process does, or closes its socket and its end of the pipe.
 
-    def __init__(self, preload: Sequence[str]) -> None:
-        self.environ = dict(os.environ)
+    `environ` is the environment of a server whose children may know nothing of this process's; such a server is not in
+    the working directory either, where imports may read `.env`.
+    """
+
+    def __init__(self, preload: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        self.environ = dict(os.environ if environ is None else environ)
+        self._given = environ
         self.line, line = socket.socketpair()
         lifeline, self.lifeline = os.pipe()
         try:
@@ -51,6 +56,8 @@ class _Server:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(line.fileno(), lifeline),
+                env=self.environ,
+                cwd=None if environ is None else "/",
                 # A terminal sends Ctrl-C to the whole process group, but only this process should handle it.
                 start_new_session=True,
             )
@@ -69,15 +76,23 @@ class _Server:
         self.line.close()
         os.close(self.lifeline)
 
-    def reap(self) -> None:
-        """Clean up after a server that has ended by itself."""
-        self.close()
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)
+    def reached(self, message: Sequence[bytes], descriptors: Sequence[int]) -> _Server:
+        """Send a message with descriptors; return the server that got it, a new one if this one was killed."""
+        try:
+            socket.send_fds(self.line, message, descriptors)
+        except OSError:
+            self.close()
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, os.WNOHANG)
+            fresh = _Server((), self._given)
+            socket.send_fds(fresh.line, message, descriptors)
+            return fresh
+        return self
 
 
 _lock = threading.Lock()
 _server: _Server | None = None
+_bare_server: _Server | None = None
 
 
 def start(preload: Sequence[str] = ()) -> None:
@@ -91,27 +106,33 @@ def start(preload: Sequence[str] = ()) -> None:
             _server = _Server(preload)
 
 
-def open_line() -> tuple[socket.socket, socket.socket]:
-    """Open a line to the fork server: a socket for requests and one for reports; raise OSError."""
+def start_bare(environ: Mapping[str, str]) -> None:
+    """Start a second fork server, which has this environment only, unless it runs already. Raise OSError."""
+    global _bare_server
+    with _lock:
+        if _bare_server is None:
+            _bare_server = _Server((), environ)
+
+
+def open_line(*, bare: bool = False) -> tuple[socket.socket, socket.socket]:
+    """Open a line to the fork server: a socket for requests and one for reports; raise OSError.
+
+    `bare` asks for the server of `start_bare`.
+    """
     # Imported late, because this import is slow and must not delay the server's start.
     from osmosis_ai.runtime.worker.forking import LINE
 
-    global _server
+    global _bare_server, _server
     requests, requests_far = socket.socketpair()
     reports, reports_far = socket.socketpair()
     with requests_far, reports_far, _lock:
         try:
-            if _server is None:
-                _server = _Server(())
             ends = [requests_far.fileno(), reports_far.fileno()]
-            try:
-                socket.send_fds(_server.line, [LINE], ends)
-            except OSError:
-                # The server was killed.
-                _server.reap()
-                _server = None
-                _server = _Server(())
-                socket.send_fds(_server.line, [LINE], ends)
+            if bare:
+                assert _bare_server is not None
+                _bare_server = _bare_server.reached([LINE], ends)
+            else:
+                _server = (_server or _Server(())).reached([LINE], ends)
         except BaseException:
             requests.close()
             reports.close()
@@ -141,11 +162,12 @@ def changed_environment() -> dict[str, str | None]:
 def _let_go() -> None:
     """Close this process's ends at exit, and in a fork of this process, which must not keep the server alive."""
     # A new lock, because another thread may have held the old one during the fork.
-    global _lock, _server
+    global _bare_server, _lock, _server
     _lock = threading.Lock()
-    if _server is not None:
-        _server.close()
-        _server = None
+    for server in (_server, _bare_server):
+        if server is not None:
+            server.close()
+    _server = _bare_server = None
 
 
 os.register_at_fork(after_in_child=_let_go)

@@ -19,8 +19,8 @@ import msgspec
 from osmosis_ai.errors import OsmosisError, StartError
 from osmosis_ai.records import Failure
 from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.code import LoadedCode
 from osmosis_ai.runtime.pool.base import LOAD_SECONDS, Spawner
-from osmosis_ai.runtime.pool.code import LoadedCode
 from osmosis_ai.runtime.pool.worker import WorkerHandle, WorkerLostError, blocked, died
 from osmosis_ai.runtime.protocol import Done, Job, Progress
 from osmosis_ai.tasks import task_group

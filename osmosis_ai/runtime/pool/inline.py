@@ -15,8 +15,8 @@ import anyio
 
 from osmosis_ai.errors import StartError
 from osmosis_ai.masking import Masker
+from osmosis_ai.runtime.code import LoadedCode
 from osmosis_ai.runtime.pool.base import PoolOptions
-from osmosis_ai.runtime.pool.code import LoadedCode
 from osmosis_ai.runtime.pool.group import WorkerGroup
 from osmosis_ai.runtime.pool.pool import WorkerPool, open_groups
 from osmosis_ai.runtime.protocol import Event, NotReady, Order, Retiring, WorkerSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
 import shutil
 import signal
@@ -21,14 +22,26 @@ import psutil
 from osmosis_ai.imports import hiding
 from osmosis_ai.process_tree import is_stopped, wake
 from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.bubblewrap import environment
+from osmosis_ai.runtime.code import LoadedCode
+from osmosis_ai.runtime.forks import ChildProcess, ForkLine
 from osmosis_ai.runtime.logs import last_lines
 from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.runtime.pool.base import LOAD_SECONDS, PoolOptions
-from osmosis_ai.runtime.pool.code import LoadedCode
-from osmosis_ai.runtime.pool.forks import ChildProcess, ForkLine
 from osmosis_ai.runtime.pool.group import WorkerGroup
 from osmosis_ai.runtime.pool.pool import WorkerPool, open_groups
-from osmosis_ai.runtime.protocol import Boot, Event, Order, Places, WorkerSpec, decode_event, detach, pack, read_frame
+from osmosis_ai.runtime.protocol import (
+    HEADER,
+    Boot,
+    Event,
+    Order,
+    Places,
+    WorkerSpec,
+    decode_event,
+    detach,
+    pack,
+    read_frame,
+)
 from osmosis_ai.runtime.worker.forking import TEMPLATE, WORKER
 from osmosis_ai.tasks import task_group
 
@@ -46,8 +59,12 @@ _TRACED = re.compile(r'^ *File "(.+)", line', re.MULTILINE)
 async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[WorkerPool]:
     """Load the repository into processes: its tools or agent loop into some, its functions into others."""
     alone = spec.batch_size if options.isolation == "rollout" else 0
-    # `workers` processes for the tools, and as many for the functions.
-    memory = options.worker_memory or _fair_share(alone + 2 * options.workers)
+    # `workers` processes for the tools, and as many for the functions; with sandboxes, as many again start ahead.
+    sandboxes = spec.batch_size + 2 * options.workers if spec.sandbox else 0
+    memory = options.worker_memory or _fair_share(alone + 2 * options.workers + sandboxes)
+    if spec.sandbox is not None:
+        forkserver.start_bare(environment(os.environ))
+        spec = msgspec.structs.replace(spec, sandbox=msgspec.structs.replace(spec.sandbox, memory=memory))
 
     # Its name can't be guessed. A worker that dies leaves its rollouts' folders there.
     scratch = Path(tempfile.gettempdir(), f"osmosis-{uuid4().hex}")
@@ -111,10 +128,12 @@ class LocalChannel:
             unused.callback(events.close)
             with jobs_far, events_far:
                 process = await line.fork(WORKER, jobs_far, events_far)
+            record = b"" if booted else pack(boot)
+            if boot.spec.sandbox is not None:
+                record = _send_line(jobs, record)
             unused.pop_all()
         _, orders = await asyncio.open_unix_connection(sock=jobs)
-        if not booted:
-            orders.write(pack(boot))
+        orders.write(record)
         return cls(process, boot.places, orders, await asyncio.open_unix_connection(sock=events, limit=EVENT_BUFFER))
 
     @property
@@ -299,6 +318,17 @@ def _last_words(pid: int, places: Places) -> list[str]:
 def _fair_share(workers: int) -> int:
     """Return the bytes per worker if all together may take four fifths of the free memory."""
     return int(psutil.virtual_memory().available * 0.8 / workers)
+
+
+def _send_line(jobs: socket.socket, record: bytes) -> bytes:
+    """Send a worker the beginning of its first record with a line of its own, to fork processes for its sandboxes.
+
+    Returns the rest of the record. Raises OSError.
+    """
+    requests, reports = forkserver.open_line(bare=True)
+    with requests, reports:
+        socket.send_fds(jobs, [record[: HEADER.size]], [requests.fileno(), reports.fileno()])
+    return record[HEADER.size :]
 
 
 def _fork_server() -> ForkLine:

@@ -9,8 +9,7 @@ from time import monotonic
 import anyio
 import msgspec
 
-from osmosis_ai import errors
-from osmosis_ai.errors import StartError, WorkerError
+from osmosis_ai.errors import StartError, WorkerError, start_error
 from osmosis_ai.records import Failure
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.pool.base import Channel
@@ -164,7 +163,7 @@ class WorkerHandle:
     def _process(self, event: Event) -> None:
         if isinstance(event, Progress):
             assignment = self._jobs.get(event.job)
-            if assignment is not None:
+            if assignment is not None and not assignment.done.done():
                 _note_user_code(assignment.inside, event)
                 assignment.listen(event)
         elif isinstance(event, Done):
@@ -209,10 +208,7 @@ class WorkerHandle:
             lines = [self._how_it_ended().message, *self._channel.last_words()]
             how = "\n    ".join(lines)
             return StartError(f"the repository can't be loaded, because its worker was lost: {how}")
-        # The worker sends the name of the error's class; raise the same class here.
-        kind = getattr(errors, self._not_ready.error, StartError)
-        error: StartError = kind(self._not_ready.message)
-        return error
+        return start_error(self._not_ready.error, self._not_ready.message)
 
 
 def died(how: str) -> Failure:

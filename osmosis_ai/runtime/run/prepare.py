@@ -22,11 +22,13 @@ from osmosis_ai.discovery.repository import (
 from osmosis_ai.discovery.scan import discovered_refs, find_module, resolve_function, scan_functions
 from osmosis_ai.errors import FunctionError, MissingAPIKeyError, ModelStartError, UsageError
 from osmosis_ai.folders import given_path, store_folder
+from osmosis_ai.mcp_tools.host import read_config
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.records import Failure, FunctionRef, ModelSpec, Record
 from osmosis_ai.reward_rubric.configs import load_rubric
 from osmosis_ai.reward_rubric.resolve import resolve_rubrics
 from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, current_redirect, find_target
+from osmosis_ai.runtime.bubblewrap import SandboxSpec, find_bwrap, hidden_paths
 from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 from osmosis_ai.store.schema import database_path
@@ -75,6 +77,11 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
             "write one, or name a function with --eval-fn MODULE:FUNCTION"
         )
     store = find_store(config.store, repository.root, cwd)
+    sandbox = None
+    if config.workers.sandbox_network and config.workers.isolation != "sandbox":
+        raise UsageError("--sandbox-network needs --isolation sandbox; elsewhere code may use the network anyway")
+    if config.workers.isolation == "sandbox":
+        sandbox = _choose_sandbox(config, agent, functions, repository.root, [Path(dataset.path), store])
     plan = RunPlan(
         config=config,
         root=str(repository.root),
@@ -98,6 +105,7 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         keep_going=config.scoring.keep_going,
         store=str(database_path(store)),
         cache=_find_cache(store) if config.model.cache else None,
+        sandbox=sandbox,
     )
     return Prepared(plan, worker, left_out)
 
@@ -205,6 +213,31 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
     except OSError as error:
         raise UsageError(f"-o {path} can't be written: {error.strerror or error}") from None
     return file
+
+
+def _choose_sandbox(
+    config: RunConfig, agent: McpSource | AgentSource, functions: list[FunctionRef], root: Path, hidden: list[Path]
+) -> SandboxSpec:
+    """Return the sandbox of a run's tools and functions; raise UsageError for code that can't run in one."""
+    why = "--isolation sandbox"
+    if config.workers.workers == 0:
+        raise UsageError(f"{why} needs worker processes, and --workers 0 has none; leave one of them out")
+    if isinstance(agent, AgentSource):
+        raise UsageError(
+            f"{why} is for the tools of the built-in loop; the agent loop of -m calls the model itself, so it runs in "
+            "the process that holds the key"
+        )
+    if agent.kind == "config" and any(
+        "command" in server for server in read_config(Path(agent.path or ""))["mcpServers"].values()
+    ):
+        raise UsageError(f"{why} can't hold servers that {agent.path} starts with a command; name a folder or a URL")
+    judges = [ref.name for ref in functions if ref.kind == "rubric" and ref.module]
+    if judges:
+        raise UsageError(
+            f"{why}: {', '.join(judges)} would need the judge's key in the sandbox; write the rubric into a file, or "
+            "score with it afterwards: osmosis runs rescore"
+        )
+    return SandboxSpec(find_bwrap(), config.workers.sandbox_network, hidden_paths(root, hidden))
 
 
 def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *, priced: bool) -> None:

@@ -10,7 +10,7 @@ import sys
 from typing import NoReturn
 
 from osmosis_ai.process_tree import adopt_orphans, end_with, wake_with
-from osmosis_ai.runtime.worker.forking import TEMPLATE, WORKER, Forker
+from osmosis_ai.runtime.worker.forking import SANDBOXED, TEMPLATE, WORKER, Forker
 
 __all__ = ["main"]
 
@@ -31,6 +31,7 @@ def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
     for name in (*preload, PRELOAD):
         importlib.import_module(name)
     from osmosis_ai.runtime.worker.main import template_main, worker_main
+    from osmosis_ai.runtime.worker.sandboxed import main as sandboxed_main
 
     if armed is not None:
         # User code may have stopped this process by then.
@@ -43,6 +44,7 @@ def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
         requests,
         {
             WORKER: lambda jobs, events: worker_main(jobs, events, lifeline),
+            SANDBOXED: sandboxed_main,
             TEMPLATE: lambda control, reports: template_main(control, reports, lifeline),
         },
     )

@@ -19,13 +19,16 @@ from typing import NoReturn
 from osmosis_ai.process_tree import end_descendants, end_processes
 from osmosis_ai.runtime.protocol import Exited, Forked, ForkReport, pack
 
-__all__ = ["LINE", "TEMPLATE", "WORKER", "Forker"]
+__all__ = ["LINE", "SANDBOXED", "TEMPLATE", "WORKER", "Forker"]
 
 WORKER = b"w"
 """A request to fork a worker. The two sockets sent with it are the worker's: for jobs and for events."""
 
 TEMPLATE = b"t"
 """A request to fork a template. The two sockets sent with it are its line: for requests and for reports."""
+
+SANDBOXED = b"s"
+"""A request to fork a process that enters a sandbox. The sockets are for requests to it and for its answers."""
 
 LINE = b"l"
 """A request to open another line: read requests from the first socket sent with it, and report to the second."""

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.errors import StartError
@@ -20,9 +21,11 @@ from osmosis_ai.masking import Masker
 from osmosis_ai.models.host import import_model
 from osmosis_ai.process_tree import end_group, end_with
 from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.forks import ForkLine
 from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file
-from osmosis_ai.runtime.protocol import Boot, Event, Job, Order, attach, pack, read_frame, receive_frame
+from osmosis_ai.runtime.protocol import HEADER, Boot, Event, Job, Order, attach, pack, read_frame, receive_frame
 from osmosis_ai.runtime.worker.forking import WORKER, Forker
+from osmosis_ai.runtime.worker.sandbox import Forks
 from osmosis_ai.runtime.worker.watchdog import JobTasks, Watchdog
 from osmosis_ai.runtime.worker.worker import (
     LoadedRepository,
@@ -72,7 +75,7 @@ def worker_main(jobs: socket.socket, events: socket.socket, lifeline: int) -> No
     """
     end_with(lifeline)
     outbox = Outbox(events)
-    boot = _boot(jobs)
+    boot, line = _boot(jobs)
     output = capture_output(log_writer(boot), worker_label)
     try:
         loaded = load_repository(attach(boot.spec, boot.places))
@@ -80,7 +83,7 @@ def worker_main(jobs: socket.socket, events: socket.socket, lifeline: int) -> No
         output.close()
         outbox.send(protocol.NotReady(type(error).__name__, str(error)))
         return
-    serve(loaded, jobs, outbox, output)
+    serve(loaded, jobs, outbox, output, _Sandboxes(line, boot.sources) if line else None)
 
 
 def template_main(requests: socket.socket, reports: socket.socket, lifeline: int) -> None:
@@ -89,7 +92,7 @@ def template_main(requests: socket.socket, reports: socket.socket, lifeline: int
     `requests` delivers an encoded Boot, then requests for workers; Forked and Exited go to `reports`.
     """
     end_with(lifeline)
-    boot = _boot(requests)
+    boot, _ = _boot(requests)
     writer = log_writer(boot)
     failure: protocol.NotReady | None = None
     loaded: LoadedRepository | None = None
@@ -114,9 +117,18 @@ def template_main(requests: socket.socket, reports: socket.socket, lifeline: int
     Forker(requests, reports, {WORKER: run_worker}).serve()
 
 
-def _boot(sock: socket.socket) -> Boot:
+class _Sandboxes(NamedTuple):
+    """The sockets of a line to the process that forks those in sandboxes, and the files' content to import there."""
+
+    line: list[socket.socket]
+    sources: dict[str, bytes]
+
+
+def _boot(sock: socket.socket) -> tuple[Boot, list[socket.socket]]:
+    """Receive the first record, with the sockets of a line if the worker uses sandboxes."""
     try:
-        boot = protocol.decode_boot(receive_frame(sock))
+        head, descriptors, _, _ = socket.recv_fds(sock, HEADER.size, 2)
+        boot = protocol.decode_boot(receive_frame(sock, head))
     except (EOFError, ConnectionError):
         end_group()
         raise
@@ -126,7 +138,7 @@ def _boot(sock: socket.socket) -> Boot:
         else:
             os.environ[name] = value
     import_in_version(Path(boot.places.root), boot.sources)
-    return boot
+    return boot, [socket.socket(fileno=descriptor) for descriptor in descriptors]
 
 
 def log_writer(boot: Boot) -> LogWriter:
@@ -141,12 +153,18 @@ def worker_label() -> str:
     return job_label.get() or f"worker {os.getpid()}"
 
 
-def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output: Capture) -> None:
+def serve(
+    loaded: LoadedRepository,
+    jobs: socket.socket,
+    outbox: Outbox,
+    output: Capture,
+    sandboxes: _Sandboxes | None = None,
+) -> None:
     """Run jobs in this process until a Stop arrives, then end it."""
     calm_collector(loaded.spec.batch_size)
     loop = asyncio.new_event_loop()
     try:
-        loop.run_until_complete(_serve(loaded, jobs, outbox, output.finish))
+        loop.run_until_complete(_serve(loaded, jobs, outbox, output.finish, sandboxes))
     except StartError as error:
         outbox.send(protocol.NotReady(type(error).__name__, str(error)))
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt from user code end the worker
@@ -156,7 +174,13 @@ def serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, output:
     end_group()
 
 
-async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, finish: Callable[[str], None]) -> None:
+async def _serve(
+    loaded: LoadedRepository,
+    jobs: socket.socket,
+    outbox: Outbox,
+    finish: Callable[[str], None],
+    sandboxes: _Sandboxes | None,
+) -> None:
     loop = asyncio.get_running_loop()
     tasks = JobTasks(current_job.get)
     loop.set_task_factory(tasks)
@@ -168,7 +192,13 @@ async def _serve(loaded: LoadedRepository, jobs: socket.socket, outbox: Outbox, 
             finish(worker_label())
         outbox.send(event)
 
-    async with Worker.open(loaded, emit) as worker:
+    forks = None
+    if sandboxes is not None:
+        requests, reports = sandboxes.line
+        forks = Forks(
+            ForkLine(requests, reports, "the process that forks those in sandboxes was lost"), sandboxes.sources
+        )
+    async with Worker.open(loaded, emit, forks) as worker:
 
         async def run(job: Job) -> None:
             try:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.lowlevel
+import msgspec
 
 from osmosis_ai import tracebacks
 from osmosis_ai.code_hashes import file_hash, imported_sources
@@ -32,6 +33,7 @@ from osmosis_ai.records import (
     Completion,
     Failure,
     FinishReason,
+    FunctionRef,
     JsonObject,
     Message,
     Score,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from osmosis_ai.rollout.core.schemas import RolloutRequest
     from osmosis_ai.runtime.worker.agent_loop import McpContext
     from osmosis_ai.runtime.worker.agents import LoadedAgent
+    from osmosis_ai.runtime.worker.sandbox import Forks, SandboxedScorers, SandboxedSession, SandboxedTools
     from osmosis_ai.runtime.worker.setups import SetupRun
 
 __all__ = [
@@ -122,7 +125,8 @@ class LoadedRepository:
 
 
 def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
-    """Import the spec's user code into this process, without starting an event loop or a thread.
+    """Import the spec's user code into this process, without starting an event loop or a thread. What belongs into a
+    sandbox is left for `Worker.open`.
 
     Raises StartError, with the user's file and line, if something can't be loaded.
     """
@@ -133,7 +137,8 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
     rubric_files = _hashes({Path(ref.root, ref.file) for ref in spec.functions if ref.file and not ref.module}, root)
     server, agent, tool_sources = None, None, {}
     setups: list[Setup] = []
-    if spec.mcp is not None:
+    sandboxed = spec.sandbox is not None
+    if spec.mcp is not None and not (sandboxed and spec.mcp.kind == "directory"):
         server, setups = _load_tools(spec.mcp, root)
         tool_sources = {**imported_sources(root), **_config_files(spec.mcp, root)}
     elif spec.agent is not None:
@@ -141,11 +146,11 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
 
         agent = load_agent(spec.agent)
         tool_sources = imported_sources(root)
-    scorers, problems = _load_functions(spec)
-    function_sources = imported_sources(root) if spec.functions else {}
-    return LoadedRepository(
-        spec, server, setups, agent, scorers, problems, tool_sources, function_sources, rubric_files
-    )
+    functions = [ref for ref in spec.functions if not (sandboxed and ref.module)]
+    scorers, problems = _load_functions(functions, keep_going=spec.keep_going)
+    function_sources = imported_sources(root) if functions else {}
+    sources = tool_sources, function_sources, rubric_files
+    return LoadedRepository(spec, server, setups, agent, scorers, problems, *sources)
 
 
 class Worker:
@@ -157,6 +162,8 @@ class Worker:
         self.admission = Admission()
         self._emit = emit
         self._host: ToolHost | None = None
+        self._sandboxed_tools: SandboxedTools | None = None
+        self._sandboxed_scorers: SandboxedScorers | None = None
         self._setups = loaded.setups
         self._agent = loaded.agent
         self._trainer_pool: TrainerPool | None = None
@@ -170,8 +177,13 @@ class Worker:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, loaded: LoadedRepository, emit: Callable[[protocol.Event], None]) -> AsyncIterator[Worker]:
-        """Start the server and the models' clients, and emit Ready; raise StartError if the server doesn't start."""
+    async def open(
+        cls, loaded: LoadedRepository, emit: Callable[[protocol.Event], None], forks: Forks | None = None
+    ) -> AsyncIterator[Worker]:
+        """Start the server and the models' clients, and emit Ready; raise StartError if the server doesn't start.
+
+        `forks` starts the processes in sandboxes, if the spec asks for them.
+        """
         worker = cls(loaded, emit)
         async with AsyncExitStack() as stack:
             tools: list[Tool] = [] if loaded.agent is None else loaded.agent.tools
@@ -181,6 +193,7 @@ class Worker:
                 host = ToolHost(loaded.server, root=Path(worker.spec.root), limit=worker._tool_deadline)
                 worker._host = await stack.enter_async_context(host)
                 tools = host.tools
+            sandboxed = await worker._start_sandboxes(stack, forks)
             stack.push_async_callback(worker._close_trainers)
             stack.callback(worker._close_reader)
             cache = _open_cache(worker.spec)
@@ -190,18 +203,37 @@ class Worker:
             for policy, model in worker.spec.policies.items():
                 worker._models[policy] = create_model(model, options)
                 stack.push_async_callback(worker._models[policy].aclose)
+            functions = {*worker._scorers, *sandboxed.functions}
             emit(
                 protocol.Ready(
-                    tools=tools,
-                    functions=list(worker._scorers),
-                    problems=loaded.problems,
-                    tool_sources=loaded.tool_sources,
-                    function_sources=loaded.function_sources,
+                    tools=[*tools, *sandboxed.tools],
+                    functions=[ref.name for ref in worker.spec.functions if ref.name in functions],
+                    problems=[*loaded.problems, *sandboxed.problems],
+                    tool_sources=loaded.tool_sources | sandboxed.tool_sources,
+                    function_sources=loaded.function_sources | sandboxed.function_sources,
                     rubric_files=loaded.rubric_files,
                     agent=None if loaded.agent is None else loaded.agent.name,
                 )
             )
             yield worker
+
+    async def _start_sandboxes(self, stack: AsyncExitStack, forks: Forks | None) -> protocol.Ready:
+        """Try what belongs into sandboxes, and return what they loaded: tools or functions, never both."""
+        spec = self.spec
+        if forks is None:
+            return protocol.Ready()
+        stack.push_async_callback(forks.line.aclose)
+        from osmosis_ai.runtime.worker.sandbox import SandboxedScorers, SandboxedTools
+
+        functions = [ref for ref in spec.functions if ref.module]
+        if spec.mcp is not None and spec.mcp.kind == "directory":
+            self._sandboxed_tools = SandboxedTools(protocol.agent_part(spec, 1), forks, self._emit)
+            return await self._sandboxed_tools.load()
+        if functions:
+            alone = msgspec.structs.replace(protocol.scorer_part(spec), functions=functions)
+            self._sandboxed_scorers = SandboxedScorers(alone, forks, self._emit)
+            return await self._sandboxed_scorers.load()
+        return protocol.Ready()
 
     async def run(self, job: protocol.Job) -> None:
         """Run one job to its last event. Errors of user code or a model never make it raise."""
@@ -267,13 +299,22 @@ class Worker:
         except StoreError as error:
             self._emit(protocol.ScoresDone(job.id, error=str(error)))
             return
+        sandboxed = [ref for ref in self.spec.functions if ref.name in job.functions and ref.name not in self._scorers]
+        scored: dict[str, list[Score]] = {ref.name: [] for ref in sandboxed}
+        for trajectory in trajectories if sandboxed else ():
+            assert self._sandboxed_scorers is not None
+            job_label.set(_scoring_label(trajectory.row_index))
+            for score in await self._sandboxed_scorers.score(trajectory, sandboxed):
+                scored[score.function].append(score)
         by_function = []
         for name in job.functions:
-            self._emit(protocol.ScoringStarted(job.id, name))
-            by_function.append(await self._call_function(name, trajectories, job.id))
+            if name not in scored:
+                self._emit(protocol.ScoringStarted(job.id, name))
+                scored[name] = await self._call_function(name, trajectories, job.id)
+            by_function.append(scored[name])
         # From scores by function to scores by rollout.
         self._emit(protocol.ScoresDone(job.id, [list(scores) for scores in zip(*by_function, strict=True)]))
-        self._retire_if_blocked(chain.from_iterable(by_function))
+        self._retire_if_blocked(score for score in chain.from_iterable(by_function) if score.function in self._scorers)
 
     async def _read(self, keys: list[int]) -> list[ScoringInput]:
         if self._reader is None:
@@ -314,10 +355,21 @@ class Worker:
         with rollout_scope(job.id, job.row.index, job.row.extra, self.spec.scratch):
             if self._agent is not None:
                 await self._agent_rollout(job, edges, self._agent)
+            elif self._sandboxed_tools is not None:
+                session = self._sandboxed_tools.session(job, _call_meta(job), edges.sample)
+                await self._tool_rollout(job, edges, self._sandboxed_tools.tools, session, session)
             elif self._host is not None:
-                await self._tool_rollout(job, edges, self._host)
+                opened = self._host.session(meta=_call_meta(job), sampling_handler=edges.sample)
+                await self._tool_rollout(job, edges, self._host.tools, opened, self._setup(job.id))
 
-    async def _tool_rollout(self, job: protocol.RolloutJob, rollout: _RolloutRun, host: ToolHost) -> None:
+    async def _tool_rollout(
+        self,
+        job: protocol.RolloutJob,
+        rollout: _RolloutRun,
+        tools: list[Tool],
+        session: ToolSession | SandboxedSession,
+        setup: SetupRun | SandboxedSession | None,
+    ) -> None:
         from osmosis_ai.runtime.worker.agent_loop import McpAgentLoop, McpContext, SteppedMcpContext, row_request
 
         await self.admission.enter(job.id)
@@ -330,16 +382,15 @@ class Worker:
         started = monotonic()
         reason: FinishReason = "error"
         failure: Failure | None = None
-        async with host.session(meta=_call_meta(job), sampling_handler=rollout.sample) as session:
-            rollout.tools, rollout.session = host.tools, session
+        async with session:
+            rollout.tools, rollout.session = tools, session
             context = make_context(
                 row_request(job, limits),
-                host.tools,
+                tools,
                 rollout,
                 call_tool=rollout.call_tool,
                 max_tokens_total=limits.max_tokens_total,
             )
-            setup = self._setup(job.id)
             with self.deadlines.limit(limits.timeout, job.id) as clock:
                 try:
                     if setup is not None:
@@ -357,6 +408,9 @@ class Worker:
                     )
             if clock.cancelled_caught:
                 reason, failure = "timeout", _timed_out(limits.timeout)
+            if session.lost is not None:
+                # The error that tells the loop may be one of several, in a group.
+                reason, failure = "timeout" if session.lost.origin == "timeout" else "error", session.lost
             if rollout.stepper is not None:
                 # The duration excludes the user's pauses.
                 started += rollout.stepper.paused_seconds
@@ -534,7 +588,7 @@ class _RolloutRun:
         self._params = spec.policies[job.policy].params
         self._turns = 0
         self.tools: list[Tool] = []
-        self.session: ToolSession | None = None
+        self.session: ToolSession | SandboxedSession | None = None
         self.stepper: Stepper | None = None
 
     async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
@@ -663,21 +717,21 @@ def _open_cache(spec: protocol.WorkerSpec) -> ReplyCache | None:
     return open_cache(Path(spec.cache), Masker.from_environment(os.environ, keys))
 
 
-def _load_functions(spec: protocol.WorkerSpec) -> tuple[dict[str, Scorer], list[Failure]]:
+def _load_functions(functions: list[FunctionRef], *, keep_going: bool) -> tuple[dict[str, Scorer], list[Failure]]:
     # Reversed, so that the first function's root ends up first on the path.
-    for folder in reversed(list(dict.fromkeys(ref.root for ref in spec.functions))):
+    for folder in reversed(list(dict.fromkeys(ref.root for ref in functions))):
         import_from(Path(folder), [] if folder in sys.path else [folder])
     scorers: dict[str, Scorer] = {}
     # By message, because all functions of a file fail for the same reason.
     problems: dict[str, Failure] = {}
-    for ref in spec.functions:
+    for ref in functions:
         try:
             scorers[ref.name] = load_scorer(ref)
         except FunctionError as error:
             place = tracebacks.locate(error.__cause__ or error, Path(ref.root))
             file, line = (ref.file, ref.line) if place is None else (place.file, place.line)
             problems.setdefault(str(error), Failure(ref.kind, str(error), kind="load", file=file, line=line))
-    if problems and not spec.keep_going:
+    if problems and not keep_going:
         raise FunctionError.of_all(problems, others=bool(scorers))
     return scorers, list(problems.values())
 

@@ -20,8 +20,8 @@ import pytest
 
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.runtime import protocol
-from osmosis_ai.runtime.pool.code import LoadedCode
-from osmosis_ai.runtime.pool.forks import ForkLine
+from osmosis_ai.runtime.code import LoadedCode
+from osmosis_ai.runtime.forks import ForkLine
 from osmosis_ai.runtime.pool.forkserver import open_line
 from osmosis_ai.runtime.pool.local import ForkServerSpawner, LocalChannel, TemplateSpawner
 
@@ -258,7 +258,7 @@ import sys
 from pathlib import Path
 
 from osmosis_ai.runtime import protocol
-from osmosis_ai.runtime.pool.code import LoadedCode
+from osmosis_ai.runtime.code import LoadedCode
 from osmosis_ai.runtime.pool.local import ForkServerSpawner
 
 boot = protocol.decode_boot(Path(sys.argv[1]).read_bytes())

@@ -18,7 +18,7 @@ from osmosis_ai.code_hashes import file_hash
 from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.records import Row
 from osmosis_ai.runtime import protocol
-from osmosis_ai.runtime.pool.code import LoadedCode
+from osmosis_ai.runtime.code import LoadedCode
 from osmosis_ai.runtime.pool.group import MAX_FAILED_STARTS, CodeChangedError, JobFailedError, WorkerGroup
 from scripted_workers import Life, ScriptedWorker
 
