@@ -36,6 +36,7 @@ from watching import write
 
 KEY = "a-key-of-the-server"
 TWO_TURNS = by_turn(tool_call("add", a=1, b=2), text("3"))
+KILLED = "the server was killed before the rollout had ended"
 RETRIES = {"OSMOSIS_ROLLOUT_CLIENT_RETRY_BASE_DELAY": "0.01"}
 
 
@@ -313,6 +314,31 @@ def test_a_server_that_is_stopped_reports_what_still_runs(tmp_path: Path) -> Non
         finished = it.command.wait()
     assert finished.code == 0
     assert "Traceback" not in finished.stderr
+
+
+def test_what_a_killed_server_had_accepted_is_reported_or_kept_by_the_next_one(tmp_path: Path) -> None:
+    root = copy_repo("agent_misbehaving", tmp_path, [])
+    undelivered = root / ".osmosis" / "undelivered"
+    with trainer(by_turn(text("ok"))) as double:
+        with serving(root, "-m", "agents:agent") as it:
+            open_one = it.start(double, ["hang"])["hang"]
+            keyed = it.start(double, ["hang"], api_key="the-trainers-key")["hang"]
+            it.command.until(lambda: len(seen(root)) == 2)
+            noted = list(undelivered.glob("open/*/*.json"))
+            it.command.process.kill()
+        assert len(noted) == 2
+        assert {file.stat().st_mode & 0o777 for file in noted} == {0o600}
+        assert "the-trainers-key" not in "".join(file.read_text(encoding="utf-8") for file in noted)
+        with serving(root, "-m", "agents:agent") as it:
+            result = double.wait_for_completion(open_one.rollout_id)
+            assert (result.status, result.error_message) == ("ERROR", KILLED)
+            it.command.until(lambda: list(undelivered.glob("*.json")))
+            it.command.process.send_signal(signal.SIGTERM)
+            assert it.command.wait().code == 0
+    (kept,) = (json.loads(file.read_text(encoding="utf-8")) for file in undelivered.glob("*.json"))
+    assert kept["response"]["rollout_id"] == keyed.rollout_id
+    assert "the trainer's key" in kept["reason"]
+    assert not (undelivered / "open").exists()
 
 
 def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:

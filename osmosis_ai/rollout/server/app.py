@@ -33,6 +33,7 @@ __all__ = ["API_KEY_VARIABLE", "DEBUG_DIR_VARIABLE", "MAX_BODY_BYTES", "build_ap
 logger = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "OSMOSIS_ROLLOUT_API_KEY"
+TRAINER_KEY_VARIABLE = "OSMOSIS_ROLLOUT_TRAINER_API_KEY"
 ALLOWED_HOSTS_VARIABLE = "OSMOSIS_ROLLOUT_SERVER_ALLOWED_HOSTS"
 DEBUG_DIR_VARIABLE = "ROLLOUT_DEBUG_DIR"
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -138,7 +139,10 @@ def build_app(
     """
     if api_key is not None and not api_key.strip():
         raise ValueError("the API key is empty: pass a key, or None for a server without one")
-    rollouts = Rollouts(runner, settings, client, undelivered or Path(".osmosis", "undelivered").absolute())
+    folder = undelivered or Path(".osmosis", "undelivered").absolute()
+    # Only where none but trainers choose the address that gets it.
+    trainer_key = os.environ.get(TRAINER_KEY_VARIABLE, "").strip() or None if api_key is not None else None
+    rollouts = Rollouts(runner, settings, client, folder, trainer_key)
     key = None if api_key is None else api_key.encode()
     allowed = frozenset(name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip())
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import msgspec
 
 from osmosis_ai.errors import OsmosisError, OsmosisRolloutError
@@ -23,6 +24,7 @@ from osmosis_ai.rollout.client import TrainerPool, encode
 from osmosis_ai.rollout.core.base import file_stem
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import RolloutRunner, error_response
+from osmosis_ai.rollout.server.ledger import Ledger, Lost
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings
 
 __all__ = ["Figures", "Rollouts", "UnavailableError"]
@@ -47,9 +49,10 @@ class Figures(Record, frozen=True):
 class _Entry:
     """One accepted rollout. Once finished, it keeps only the data that a repeated request needs."""
 
-    __slots__ = ("answer", "answered", "phase", "refusal", "scope", "since")
+    __slots__ = ("answer", "answered", "file", "phase", "refusal", "scope", "since")
 
-    def __init__(self) -> None:
+    def __init__(self, file: Path) -> None:
+        self.file = file
         self.answered = anyio.Event()
         self.answer: bytes | None = None
         self.refusal: OsmosisError | None = None
@@ -63,11 +66,18 @@ class Rollouts:
     folder."""
 
     def __init__(
-        self, runner: RolloutRunner, settings: ServerSettings, client: ClientSettings, undelivered: Path
+        self,
+        runner: RolloutRunner,
+        settings: ServerSettings,
+        client: ClientSettings,
+        undelivered: Path,
+        trainer_key: str | None = None,
     ) -> None:
         self._runner = runner
         self._settings = settings
         self._undelivered = undelivered
+        self._trainer_key = trainer_key
+        self._ledger = Ledger(undelivered)
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._open: set[_Entry] = set()
         self._group: anyio.abc.TaskGroup | None = None
@@ -93,12 +103,15 @@ class Rollouts:
         await self._runner.start()
         try:
             async with self._pool, anyio.create_task_group() as self._group:
+                for lost in self._ledger.lost():
+                    self._group.start_soon(self._report_lost, lost)
                 try:
                     yield
                 finally:
                     await self._stop()
         finally:
             self._group = None
+            self._ledger.close()
             with anyio.CancelScope(shield=True):
                 await self._runner.aclose()
 
@@ -123,7 +136,7 @@ class Rollouts:
             if len(self._open) >= self._settings.max_open_rollouts:
                 raise UnavailableError(f"the server already has {len(self._open)} open rollouts; try again later")
             # No await between lookup and insertion, so that only one of many equal requests starts the rollout.
-            entry = self._entries[key] = _Entry()
+            entry = self._entries[key] = _Entry(self._ledger.new_file())
             self._open.add(entry)
             # Not in the request's own task, because its client may disconnect.
             self._group.start_soon(self._serve, key, entry, request)
@@ -142,6 +155,7 @@ class Rollouts:
         finally:
             if entry.answer is None:
                 # Nothing was started, so the client may repeat the request.
+                entry.file.unlink(missing_ok=True)
                 self._entries.pop(key, None)
                 self._open.discard(entry)
                 entry.answered.set()
@@ -155,7 +169,7 @@ class Rollouts:
         entry.scope = anyio.CancelScope()
         entry.phase = "delivering"
         await self._notify()
-        await self._deliver(entry.scope, request, response)
+        await self._deliver(entry, request, response)
         entry.phase = "finished"
         self._open.discard(entry)
         self._completed += 1
@@ -165,7 +179,9 @@ class Rollouts:
     async def _answer(self, entry: _Entry, request: RolloutRequest) -> bool:
         try:
             tools = await self._runner.tools(request)
-            entry.answer = encode({"rollout_id": request.rollout_id, "tools": tools})
+            answer = encode({"rollout_id": request.rollout_id, "tools": tools})
+            await self._note(entry, request)
+            entry.answer = answer
         except OsmosisError as error:
             entry.refusal = error
         except Exception as error:
@@ -179,6 +195,14 @@ class Rollouts:
         entry.answered.set()
         return True
 
+    async def _note(self, entry: _Entry, request: RolloutRequest) -> None:
+        """Write a rollout to disk before its trainer relies on it."""
+        try:
+            await anyio.to_thread.run_sync(self._ledger.add, entry.file, request)
+        except OSError as error:
+            # A full disk needn't stop a training.
+            logger.error("rollout %r isn't on disk, and lost if the server is killed: %s", request.rollout_id, error)
+
     async def _run(self, entry: _Entry, request: RolloutRequest) -> RolloutResponse:
         async with self._slots:
             entry.phase, entry.since = "running", time.monotonic()
@@ -189,12 +213,29 @@ class Rollouts:
                 logger.exception("rollout %r: running it failed", request.rollout_id)
                 return error_response(request, f"the rollout could not be run: {type(error).__name__}: {error}")
 
-    async def _deliver(self, scope: anyio.CancelScope, request: RolloutRequest, response: RolloutResponse) -> None:
+    async def _report_lost(self, lost: Lost) -> None:
+        """Report a rollout that an earlier server left as an ERROR, or keep that if its trainer needs a lost key."""
+        rollout = lost.rollout
+        key = self._trainer_key if rollout.has_key else None
+        request = RolloutRequest(rollout_id=rollout.rollout_id, server_url=rollout.server_url, messages=[], api_key=key)
+        response = error_response(request, "the server was killed before the rollout had ended")
+        entry = _Entry(lost.file)
+        if rollout.has_key and key is None:
+            self._keep(entry, request, response, "the server was killed, and the trainer's key with it")
+            return
+        entry.phase = "delivering"
+        self._open.add(entry)
+        await self._deliver(entry, request, response)
+        self._open.discard(entry)
+        await self._notify()
+
+    async def _deliver(self, entry: _Entry, request: RolloutRequest, response: RolloutResponse) -> None:
         reason: str | None = "the server stopped before the trainer had accepted it"
         try:
-            with scope:
+            with entry.scope:
                 await self._pool.client(request).complete_rollout(response)
                 reason = None
+                entry.file.unlink(missing_ok=True)
         except OsmosisRolloutError as error:
             reason = str(error)
         except Exception as error:
@@ -203,9 +244,9 @@ class Rollouts:
             reason = f"{type(error).__name__}: {error}"
         finally:
             if reason is not None:
-                self._keep(request, response, reason)
+                self._keep(entry, request, response, reason)
 
-    def _keep(self, request: RolloutRequest, response: RolloutResponse, reason: str) -> None:
+    def _keep(self, entry: _Entry, request: RolloutRequest, response: RolloutResponse, reason: str) -> None:
         self._kept += 1
         stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         file = self._undelivered / f"{stamp}-{file_stem(request.rollout_id)}-{secrets.token_hex(3)}.json"
@@ -214,11 +255,12 @@ class Rollouts:
         try:
             if self._undelivered.parent.name == OWN_FOLDER:
                 private_folder(self._undelivered.parent)
-            self._undelivered.mkdir(parents=True, exist_ok=True)
+            self._undelivered.mkdir(mode=0o700, parents=True, exist_ok=True)
             masked = Masker([request.api_key or ""]).encoded(encode(content))
             encoded = msgspec.json.format(masked, indent=2) + b"\n"
             with replaced_file(file, private=True) as sink:
                 sink.write(encoded)
+            entry.file.unlink(missing_ok=True)
         except (OSError, OsmosisRolloutError) as error:
             message = "rollout %r: its result can't be delivered (%s) nor kept (%s): it is lost"
             logger.error(message, request.rollout_id, reason, error)
