@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,7 +159,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except _BadCommandLine as error:
         _fail(f"{error.format_message()}{_hint(error)}")
         if error.ctx is not None:
-            print(f"See {error.ctx.command_path} --help", file=sys.stderr)
+            # The exit code says enough.
+            with suppress(OSError):
+                print(f"See {error.ctx.command_path} --help", file=sys.stderr)
     return COULD_NOT_START
 
 

@@ -26,6 +26,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (UsageError("[bold]no[/] such file"), "error: [bold]no[/] such file\n", ExitCode.COULD_NOT_START),
         (StoreError("the disk is full"), "error: the disk is full\n", ExitCode.COULD_NOT_START),
         (KeyboardInterrupt(), "interrupted\n", ExitCode.INTERRUPTED),
+        (
+            RuntimeError("can't start new thread"),
+            "error: the system allows no more processes and threads; raise the limit "
+            "(`ulimit -u`, or the container's), or use fewer --workers\n",
+            ExitCode.COULD_NOT_START,
+        ),
     ],
 )
 def test_an_error_is_a_line_on_stderr_and_an_exit_code(

@@ -50,6 +50,15 @@ def test_help_on_a_full_device_is_one_line(repo: Path) -> None:
     assert (done.code, done.stderr) == (2, "error: stdout can't be written: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("nonsense", 2), ("test --nonsense", 2), ("runs", 1), ("runs export latest", 1), ("--version", 2)],
+)
+def test_every_command_has_its_exit_code_where_nothing_can_be_written(repo: Path, arguments: str, code: int) -> None:
+    assert in_shell(TEST, ">&- 2>&-", repo).code == 0
+    assert in_shell(arguments.split(), ">/dev/full 2>/dev/full", repo) == Finished(code, "", "")
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_characters_that_an_encoding_lacks_are_escaped(repo: Path, encoding: str) -> None:
     done = in_shell([*TEST, "-q", "--json"], "", repo, PYTHONIOENCODING=encoding)
