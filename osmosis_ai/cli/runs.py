@@ -331,10 +331,10 @@ def rescore(
     import asyncio
 
     with _session(context, root, store_dir, json) as session:
-        from osmosis_ai.config import LimitsConfig
+        from osmosis_ai.config import LimitsConfig, WorkersConfig
         from osmosis_ai.runtime.logs import new_log
         from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
-        from osmosis_ai.runtime.run.prepare import scorer_spec
+        from osmosis_ai.runtime.run.prepare import choose_sandbox, scorer_spec
 
         info = session.store.find_run(run)
         if info.alive:
@@ -342,6 +342,12 @@ def rescore(
         refs, left_out = _functions(session, info, eval_fn or [], keep_going=keep_going)
         limits = LimitsConfig(reward_timeout=reward_timeout)
         spec = scorer_spec(session.root, refs, limits, store=session.store.path, keep_going=keep_going)
+        made_with = info.config.get("options", {})
+        if made_with.get("isolation") == "sandbox":
+            # What a model wrote for that run is scored in a sandbox too.
+            config = WorkersConfig(workers=workers, sandbox_network=made_with.get("sandbox_network", False))
+            hidden = [Path(info.config["dataset"]), session.store.path.parent]
+            spec = msgspec.structs.replace(spec, sandbox=choose_sandbox(config, refs, session.root, hidden))
         options = PoolOptions(
             workers=default_workers(spec.batch_size) if workers is None else workers,
             log=str(new_log(session.store.path.parent, f"{info.id}-rescore")),

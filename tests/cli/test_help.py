@@ -100,7 +100,7 @@ def test_the_version(option: str) -> None:
         ("osmosis va", ["validate"]),
         ("osmosis runs sh", ["show"]),
         ("osmosis test --iso", ["--isolation"]),
-        ("osmosis eval --isolation ", ["session", "rollout"]),
+        ("osmosis eval --isolation ", ["session", "rollout", "sandbox"]),
         ("osmosis log", []),
     ],
 )

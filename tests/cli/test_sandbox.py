@@ -464,6 +464,28 @@ def test_a_run_goes_on_in_sandboxes(tmp_path: Path) -> None:
     assert "9" in stepped.stdout + stepped.stderr
 
 
+LOOKING = """
+import os
+
+from osmosis_ai import osmosis_reward
+
+
+@osmosis_reward
+def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return float(len(os.listdir(".osmosis"))) + ADDED
+"""
+
+
+def test_scores_of_a_run_in_sandboxes_are_repeated_in_sandboxes(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo", rewards=LOOKING.replace("ADDED", "0.0"))
+    options = ["--model", "offline/oracle", "--isolation", "sandbox", "--workers", "1", "--json"]
+    done = run_osmosis("test", *options, cwd=root)
+    assert [result["reward"] for result in done.json["results"]] == [0.0] * 3
+    (root / "reward_fn" / "rewards.py").write_text(LOOKING.replace("ADDED", "0.5"), encoding="utf-8")
+    again = run_osmosis("runs", "rescore", "--workers", "1", "--json", cwd=root)
+    assert again.json["functions"]["reward_fn.rewards:exact"]["mean"] == 0.5, again
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

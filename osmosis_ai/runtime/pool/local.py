@@ -69,7 +69,8 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
     # Its name can't be guessed. A worker that dies leaves its rollouts' folders there.
     scratch = Path(tempfile.gettempdir(), f"osmosis-{uuid4().hex}")
     forkserver.start()
-    environ = {**forkserver.changed_environment(), **options.environ}
+    # The code of the repository has no business with the place of the store.
+    environ = {**forkserver.changed_environment(), **options.environ, "OSMOSIS_STORE": None}
 
     def boot(part: WorkerSpec) -> Boot:
         named, places = detach(part)

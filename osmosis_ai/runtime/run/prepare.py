@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from osmosis_ai.config import AgentConfig, LimitsConfig, RunConfig, StoreConfig
+from osmosis_ai.config import AgentConfig, LimitsConfig, RunConfig, StoreConfig, WorkersConfig
 from osmosis_ai.data.dataset import Dataset, open_dataset
 from osmosis_ai.data.formats import suffixes
 from osmosis_ai.discovery.agents import AgentSource, resolve_agent
@@ -37,6 +37,7 @@ __all__ = [
     "Prepared",
     "check_judges",
     "check_output",
+    "choose_sandbox",
     "find_agent",
     "find_dataset",
     "find_functions",
@@ -81,7 +82,9 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
     if config.workers.sandbox_network and config.workers.isolation != "sandbox":
         raise UsageError("--sandbox-network needs --isolation sandbox; elsewhere code may use the network anyway")
     if config.workers.isolation == "sandbox":
-        sandbox = _choose_sandbox(config, agent, functions, repository.root, [Path(dataset.path), store])
+        _check_sandboxed(agent)
+        hidden = [Path(dataset.path), store]
+        sandbox = choose_sandbox(config.workers, functions, repository.root, hidden)
     plan = RunPlan(
         config=config,
         root=str(repository.root),
@@ -215,29 +218,36 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
     return file
 
 
-def _choose_sandbox(
-    config: RunConfig, agent: McpSource | AgentSource, functions: list[FunctionRef], root: Path, hidden: list[Path]
-) -> SandboxSpec:
-    """Return the sandbox of a run's tools and functions; raise UsageError for code that can't run in one."""
+def _check_sandboxed(agent: McpSource | AgentSource) -> None:
+    """Raise UsageError for an agent whose code can't be in a sandbox."""
     why = "--isolation sandbox"
-    if config.workers.workers == 0:
-        raise UsageError(f"{why} needs worker processes, and --workers 0 has none; leave one of them out")
     if isinstance(agent, AgentSource):
         raise UsageError(
             f"{why} is for the tools of the built-in loop; the agent loop of -m calls the model itself, so it runs in "
             "the process that holds the key"
         )
-    if agent.kind == "config" and any(
-        "command" in server for server in read_config(Path(agent.path or ""))["mcpServers"].values()
-    ):
+    servers = read_config(Path(agent.path or ""))["mcpServers"].values() if agent.kind == "config" else ()
+    if any("command" in server for server in servers):
         raise UsageError(f"{why} can't hold servers that {agent.path} starts with a command; name a folder or a URL")
+
+
+def choose_sandbox(
+    workers: WorkersConfig, functions: Iterable[FunctionRef], root: Path, hidden: Iterable[Path]
+) -> SandboxSpec:
+    """Return the sandbox for tools and functions; `hidden` are the run's own files.
+
+    Raises UsageError if there can't be one, or for a function that can't be in one.
+    """
+    why = "--isolation sandbox"
+    if workers.workers == 0:
+        raise UsageError(f"{why} needs worker processes, and --workers 0 has none; leave one of them out")
     judges = [ref.name for ref in functions if ref.kind == "rubric" and ref.module]
     if judges:
         raise UsageError(
             f"{why}: {', '.join(judges)} would need the judge's key in the sandbox; write the rubric into a file, or "
-            "score with it afterwards: osmosis runs rescore"
+            "score with it afterwards: osmosis eval-rubric"
         )
-    return SandboxSpec(find_bwrap(), config.workers.sandbox_network, hidden_paths(root, hidden))
+    return SandboxSpec(find_bwrap(), workers.sandbox_network, hidden_paths(root, hidden))
 
 
 def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *, priced: bool) -> None:

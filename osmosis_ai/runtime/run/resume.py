@@ -55,6 +55,9 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
         if option.option.identity is not None:
             identity.setdefault(option.option.identity, {})[option.name] = resolved.get(option.name, value)
     identity = {name: next(iter(parts.values())) if len(parts) == 1 else parts for name, parts in identity.items()}
+    # In a sandbox, a tool can do less; the other isolations don't change what it does.
+    if plan.config.workers.isolation == "sandbox":
+        identity["sandbox"] = "with network" if plan.config.workers.sandbox_network else "without network"
     return {**identity, "tool code": combined_hash(_all_tool_sources(plan, tool_sources))}
 
 

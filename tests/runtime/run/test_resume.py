@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from osmosis_ai.config import RunConfig
+from osmosis_ai.config import RunConfig, WorkersConfig
 from osmosis_ai.errors import StartError
 from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.runtime.run.plan import RunPlan
@@ -67,6 +67,15 @@ def test_what_changes_a_rollout_is_compared(repo: Path, options: dict[str, Any],
 )
 def test_what_no_rollout_depends_on_may_change(repo: Path, options: dict[str, Any]) -> None:
     assert identity(plan(repo)) == identity(plan(repo, **options))
+
+
+def test_a_run_in_sandboxes_goes_on_in_sandboxes(repo: Path) -> None:
+    without = plan(repo)
+    workers = [WorkersConfig(isolation="sandbox"), WorkersConfig(isolation="sandbox", sandbox_network=True)]
+    # Replaced in the plan: preparing one would look for bubblewrap.
+    configs = [msgspec.structs.replace(without.config, workers=one) for one in workers]
+    closed, open_ = (identity(msgspec.structs.replace(without, config=config)) for config in configs)
+    assert differing(identity(without), closed) == differing(closed, open_) == ["sandbox"]
 
 
 def test_a_temperature_is_compared_wherever_it_was_given(repo: Path) -> None:
