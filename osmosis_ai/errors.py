@@ -22,7 +22,8 @@ defined where they are raised.
     │   ├── DatasetError           the dataset is missing, empty or malformed
     │   ├── RepositoryError        mcp/ can't be loaded, or holds no server or two
     │   ├── FunctionError          a reward function is missing or has the wrong form
-    │   └── ModelStartError        the model can't be reached, is unknown, or refuses the key
+    │   ├── ModelStartError        the model can't be reached, is unknown, or refuses the key
+    │   └── ShortageError          the system has no processes, threads or open files left
     ├── ModelError                 one model request failed (a rollout's failure, origin `model`)
     ├── ToolError                  a tool call failed (goes back to the model as a result)
     ├── ScoreError                 a score could not be computed (origin `reward` or `rubric`)
@@ -70,6 +71,7 @@ __all__ = [
     "ProviderRequestError",
     "RepositoryError",
     "ScoreError",
+    "ShortageError",
     "StartError",
     "StoreError",
     "ToolArgumentError",
@@ -120,6 +122,10 @@ class FunctionError(StartError):
 
 class ModelStartError(StartError):
     """The model can't be reached, is unknown, or refuses the key."""
+
+
+class ShortageError(StartError):
+    """The system starts no more processes or threads, or opens no more files. The message names the limit."""
 
 
 class ModelError(OsmosisError):

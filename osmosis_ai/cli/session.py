@@ -18,6 +18,7 @@ from osmosis_ai.cli.streams import discard_stdout
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import OsmosisError, OutputError, StoreError, UsageError, thread_limit
 from osmosis_ai.folders import given_path
+from osmosis_ai.shortage import shortage_of
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
@@ -111,6 +112,12 @@ def command_session(
         # The reader closed the pipe.
         discard_stdout()
         raise typer.Exit from error
+    except (OSError, RuntimeError) as error:
+        shortage = shortage_of(error)
+        if shortage is None:
+            raise
+        session.output.fail(str(shortage))
+        raise typer.Exit(ExitCode.COULD_NOT_START) from error
     except KeyboardInterrupt as error:
         session.output.warn("interrupted")
         raise typer.Exit(ExitCode.INTERRUPTED) from error

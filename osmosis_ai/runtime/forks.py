@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import deque
 from contextlib import suppress
@@ -82,7 +83,7 @@ class ForkLine:
                     if not isinstance(report, Forked):
                         self._children.pop(report.pid).end(report.code)
                     elif report.error is not None:
-                        self._answer(OSError(report.error))
+                        self._answer(OSError(report.error, os.strerror(report.error)))
                     else:
                         child = self._children[report.pid] = ChildProcess(report.pid)
                         self._answer(child)

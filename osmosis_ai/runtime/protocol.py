@@ -474,10 +474,10 @@ decode_event = msgspec.json.Decoder(Event).decode
 
 
 class Forked(Record, frozen=True, tag=True):
-    """The process has forked a child; `error` says why it could not."""
+    """The process has forked a child; `error` is the number of the system's error if it could not."""
 
     pid: int
-    error: str | None = None
+    error: int | None = None
 
 
 class Exited(Record, frozen=True, tag=True):

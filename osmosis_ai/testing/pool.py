@@ -48,6 +48,7 @@ class FakePool:
     """
 
     mixed = False
+    shortage = None
 
     def __init__(
         self,

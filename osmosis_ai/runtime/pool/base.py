@@ -66,6 +66,11 @@ class Pool(Protocol):
         ...
 
     @property
+    def shortage(self) -> str | None:
+        """What the system lacked when a worker should have started; the worker then starts later."""
+        ...
+
+    @property
     def spent_usd(self) -> float:
         """Cost of all model calls so far, in USD, including abandoned attempts."""
         ...

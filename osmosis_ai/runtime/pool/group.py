@@ -16,13 +16,14 @@ import anyio
 import anyio.abc
 import msgspec
 
-from osmosis_ai.errors import OsmosisError, StartError
+from osmosis_ai.errors import OsmosisError, ShortageError, StartError
 from osmosis_ai.records import Failure
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.code import LoadedCode
 from osmosis_ai.runtime.pool.base import LOAD_SECONDS, Spawner
 from osmosis_ai.runtime.pool.worker import WorkerHandle, WorkerLostError, blocked, died
 from osmosis_ai.runtime.protocol import Done, Job, Progress
+from osmosis_ai.shortage import shortage_of
 from osmosis_ai.tasks import task_group
 
 __all__ = ["CodeChangedError", "JobFailedError", "WorkerGroup"]
@@ -31,6 +32,9 @@ LOOK_SECONDS = 0.25
 MAX_SHARED_LOSSES = 2
 MAX_LOSSES = 5
 MAX_FAILED_STARTS = 3
+MAX_SHORTAGES = 50
+SHORTAGE_SECONDS = 15.0
+RETRY_SECONDS = 0.2
 
 DoneT = TypeVar(
     "DoneT",
@@ -73,6 +77,7 @@ class WorkerGroup:
         share: Maximum number of jobs for a worker while others are still starting.
         alone: Give each job its own worker, with at most this many at a time; 0 for shared workers.
         load_limit: Seconds a worker may take to load the repository.
+        shortage_limit: Seconds for which no worker can be started and no job runs before the group gives up.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class WorkerGroup:
         *,
         alone: int = 0,
         load_limit: float = LOAD_SECONDS,
+        shortage_limit: float = SHORTAGE_SECONDS,
     ) -> None:
         self._spawner = spawner
         self._code = code
@@ -94,11 +100,14 @@ class WorkerGroup:
         self._memory_limit = memory_limit
         self._freeze_limit = freeze_limit
         self._load_limit = load_limit
+        self._shortage_limit = shortage_limit
         self._share = share
         self._workers: list[WorkerHandle] = []
         self._changed = anyio.Event()
         self.loaded: protocol.Ready | None = None
         self.mixed = False
+        self.shortage: str | None = None
+        self._short_since: float | None = None
         self._starting = 0
         self._failed_starts = 0
         self._first_starts_left = size
@@ -148,7 +157,7 @@ class WorkerGroup:
         JobFailedError if the job is to blame for the loss of its worker, or no worker can be started; CodeChangedError
         if that is because the code changed.
         """
-        losses = failed_starts = 0
+        losses = failed_starts = shortages = 0
         alone = self._alone
         while True:
             # True if no other job was ever in the worker: even a finished job may have left a running thread.
@@ -165,12 +174,20 @@ class WorkerGroup:
                         self._notify()
                 assert isinstance(done, kind)
                 return done
+            except ShortageError as error:
+                if not await self._has_room(str(error)):
+                    raise JobFailedError(Failure("worker", str(error), kind="start")) from error
             except StartError as error:
                 failed_starts += 1
                 if not alone or failed_starts >= MAX_FAILED_STARTS:
                     self._raise_if_changed()
                     raise JobFailedError(Failure("worker", str(error), kind="start")) from error
             except WorkerLostError as lost:
+                if lost.failure.kind == "start" and shortages < MAX_SHORTAGES:
+                    shortages += 1
+                    if await self._has_room(lost.failure.message):
+                        restart()
+                        continue
                 losses += 1
                 to_blame = lost.culprit == job.id or (lost.suspects == {job.id} and unshared)
                 # The user's steps can't be replayed.
@@ -202,6 +219,7 @@ class WorkerGroup:
             worker.leaving.set()
             try:
                 await worker.loaded(self._load_limit)
+                self._short_since = None
                 return await worker.run(job, listen)
             finally:
                 self._group.start_soon(worker.stop)
@@ -219,6 +237,8 @@ class WorkerGroup:
             try:
                 worker = WorkerHandle(await self._spawner.spawn(), self._note_loaded)
             except OSError as error:
+                if (shortage := shortage_of(error)) is not None:
+                    raise shortage from error
                 raise StartError(f"a worker process can't be started: {error or type(error).__name__}") from error
             finally:
                 self._starting -= 1
@@ -244,13 +264,29 @@ class WorkerGroup:
             try:
                 worker = await self._start_worker()
                 await worker.loaded(self._load_limit)
+            except ShortageError as error:
+                if not await self._has_room(str(error)):
+                    await self._start_failed(error)
+                continue
             except StartError as error:
                 await self._start_failed(error)
                 continue
             self._failed_starts = 0
+            self._short_since = None
             self._was_ready = True
             self._notify()
             await worker.leaving.wait()
+
+    async def _has_room(self, shortage: str) -> bool:
+        """Wait for a moment before the next try to start a worker; return False if trying has gone on for too long."""
+        self.shortage = shortage
+        # Running jobs will end, and leave room.
+        if self._short_since is None or any(worker.load for worker in self._workers):
+            self._short_since = monotonic()
+        if self._closing or monotonic() - self._short_since > self._shortage_limit:
+            return False
+        await anyio.sleep(RETRY_SECONDS)
+        return True
 
     async def _start_failed(self, error: StartError) -> None:
         """Give up if all first starts failed, or if several later starts failed in a row."""

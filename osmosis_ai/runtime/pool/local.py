@@ -43,6 +43,7 @@ from osmosis_ai.runtime.protocol import (
     read_frame,
 )
 from osmosis_ai.runtime.worker.forking import TEMPLATE, WORKER
+from osmosis_ai.shortage import shortage_of
 from osmosis_ai.tasks import task_group
 
 __all__ = ["ForkServerSpawner", "LocalChannel", "TemplateSpawner", "open_local"]
@@ -50,6 +51,7 @@ __all__ = ["ForkServerSpawner", "LocalChannel", "TemplateSpawner", "open_local"]
 FREEZE_GRACE_SECONDS = 5.0
 
 DRAIN_SECONDS = 0.5
+SPARE_DESCRIPTORS = 16
 EVENT_BUFFER = 1 << 20
 LAST_LINES = 10
 _TRACED = re.compile(r'^ *File "(.+)", line', re.MULTILINE)
@@ -122,13 +124,12 @@ class LocalChannel:
     @classmethod
     async def fork(cls, line: ForkLine, boot: Boot, *, booted: bool = False) -> LocalChannel:
         """Fork a worker; raise OSError. `booted` is True if the forking process already has the record."""
-        jobs, jobs_far = socket.socketpair()
-        events, events_far = socket.socketpair()
-        with ExitStack() as unused:
-            unused.callback(jobs.close)
-            unused.callback(events.close)
-            with jobs_far, events_far:
-                process = await line.fork(WORKER, jobs_far, events_far)
+        with ExitStack() as unused, ExitStack() as passed_on:
+            (jobs, jobs_far), (events, events_far) = socket.socketpair(), socket.socketpair()
+            for ours, far in ((jobs, jobs_far), (events, events_far)):
+                unused.enter_context(ours)
+                passed_on.enter_context(far)
+            process = await line.fork(WORKER, jobs_far, events_far)
             record = b"" if booted else pack(boot)
             if boot.spec.sandbox is not None:
                 record = _send_line(jobs, record)
@@ -232,6 +233,8 @@ class TemplateSpawner:
                 self._template = None
             if self._template is None:
                 self._template = await _Template.start(_same_version(self._boot, self._code))
+            elif self._template.loaded:
+                _leave_descriptors()
             return await self._template.fork()
 
     def wake(self) -> None:
@@ -263,10 +266,14 @@ class _Template:
     @classmethod
     async def start(cls, boot: Boot) -> _Template:
         server = _fork_server()
-        requests, requests_far = socket.socketpair()
-        reports, reports_far = socket.socketpair()
-        with requests_far, reports_far:
-            process = await server.fork(TEMPLATE, requests_far, reports_far)
+        try:
+            requests, requests_far = socket.socketpair()
+            reports, reports_far = socket.socketpair()
+            with requests_far, reports_far:
+                process = await server.fork(TEMPLATE, requests_far, reports_far)
+        except OSError:
+            await server.aclose()
+            raise
         # The record may exceed the socket's buffer, so send it without blocking the event loop.
         requests.setblocking(False)
         await asyncio.get_running_loop().sock_sendall(requests, pack(boot))
@@ -279,6 +286,8 @@ class _Template:
             try:
                 channel = await LocalChannel.fork(self._line, self._boot, booted=True)
             except OSError as error:
+                if shortage_of(error) is not None:
+                    raise
                 with anyio.move_on_after(DRAIN_SECONDS):
                     await self.process.exited.wait()
                 code = self.process.exit_code
@@ -295,6 +304,13 @@ class _Template:
         await self.process.exited.wait()
         await self._line.aclose()
         await self._server.aclose()
+
+
+def _leave_descriptors() -> None:
+    """Raise OSError if another worker would take the last descriptors, which the run needs for its store."""
+    with ExitStack() as opened:
+        for _ in range(SPARE_DESCRIPTORS):
+            opened.callback(os.close, os.dup(0))
 
 
 def _same_version(boot: Boot, code: LoadedCode) -> Boot:

@@ -90,6 +90,11 @@ class WorkerPool:
         return sorted(set().union(*found))
 
     @property
+    def shortage(self) -> str | None:
+        found = (group.shortage for group in (self.agents, self.scorers) if group is not None)
+        return next((shortage for shortage in found if shortage is not None), None)
+
+    @property
     def mixed(self) -> bool:
         return any(group.mixed for group in (self.agents, self.scorers) if group is not None)
 
@@ -247,5 +252,7 @@ def _while_running(failure: Failure, tools: list[str]) -> Failure:
 
 
 def _blame_function(ref: FunctionRef, failure: Failure) -> Failure:
-    """Turn a worker's failure into that of the function that caused it."""
+    """Turn a worker's failure into that of the function that caused it, unless it could not be started."""
+    if failure.kind == "start":
+        return failure
     return Failure(ref.kind, failure.message, kind=failure.kind, file=ref.file, line=ref.line)

@@ -193,6 +193,11 @@ class WorkerHandle:
     def _lose_jobs(self) -> None:
         for event in (self.ended, self.leaving, self.settled):
             event.set()
+        if self._not_ready is not None:
+            # It lacks threads that its jobs need, through no fault of theirs.
+            self._end = Failure("worker", self._not_ready.message, kind="start")
+            for assignment in self._jobs.values():
+                assignment.inside.clear()
         inside = frozenset(job for job, assignment in self._jobs.items() if assignment.inside)
         for assignment in list(self._jobs.values()):
             if not assignment.done.done():

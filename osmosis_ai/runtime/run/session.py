@@ -177,6 +177,7 @@ class RunSession:
         self.masker = masker
         self.id = ""
         self.interrupted = False
+        self._said_shortage = False
         # Drawn before the workers load, because their log has its name.
         self._fresh_id = new_run_id()
         self._log: str | None = None
@@ -515,13 +516,21 @@ class RunSession:
 
     def rollout_done(self, rollout: Rollout) -> None:
         """Report a recorded rollout."""
+        self._tell_shortage()
         self._tell(events.RolloutDone(rollout))
 
     def scores_done(self, scored: list[Scored]) -> None:
         """Report recorded scores."""
+        self._tell_shortage()
         for stored, scores in scored:
             key = stored.rollout
             self._tell(events.RolloutScored(stored.row_index, key.run_index, key.policy, scores))
+
+    def _tell_shortage(self) -> None:
+        """Say once that the system lacks something for further workers."""
+        if self.pool.shortage is not None and not self._said_shortage:
+            self._said_shortage = True
+            self._tell(events.Notice(f"some workers start later: {self.pool.shortage}", "warning"))
 
     def _progress(self, event: Progress) -> None:
         if isinstance(event, WorkerTurnDone):

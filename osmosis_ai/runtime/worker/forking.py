@@ -5,6 +5,7 @@ It stays single-threaded, because a fork copies only the calling thread.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -101,7 +102,7 @@ class Forker:
         try:
             pid = os.fork()
         except OSError as error:
-            self._report(line, Forked(0, str(error)))
+            self._report(line, Forked(0, error.errno or errno.EAGAIN))
             return
         if pid == 0:
             self._be_child(become, first, second)

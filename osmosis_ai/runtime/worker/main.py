@@ -36,6 +36,7 @@ from osmosis_ai.runtime.worker.worker import (
     labels_of,
     load_repository,
 )
+from osmosis_ai.shortage import shortage_of
 from osmosis_ai.tracebacks import describe
 
 __all__ = ["template_main", "worker_main"]
@@ -76,7 +77,7 @@ def worker_main(jobs: socket.socket, events: socket.socket, lifeline: int) -> No
     end_with(lifeline)
     outbox = Outbox(events)
     boot, line = _boot(jobs)
-    output = capture_output(log_writer(boot), worker_label)
+    output = _capture(log_writer(boot), outbox)
     try:
         loaded = load_repository(attach(boot.spec, boot.places))
     except StartError as error:
@@ -108,7 +109,7 @@ def template_main(requests: socket.socket, reports: socket.socket, lifeline: int
     def run_worker(jobs: socket.socket, events: socket.socket) -> None:
         end_with(lifeline)
         outbox = Outbox(events)
-        output = capture_output(writer, worker_label)
+        output = _capture(writer, outbox)
         if failure is not None:
             outbox.send(failure)
         elif loaded is not None:
@@ -148,6 +149,22 @@ def log_writer(boot: Boot) -> LogWriter:
     return LogWriter(Path(boot.places.log) if boot.places.log else None, masker.text, live)
 
 
+def _capture(writer: LogWriter, outbox: Outbox) -> Capture:
+    """Send this process's output to the log, or end the process if it can't have the threads for that."""
+    try:
+        return capture_output(writer, worker_label)
+    except RuntimeError as error:
+        _report_shortage(error, outbox)
+        raise
+
+
+def _report_shortage(error: BaseException, outbox: Outbox) -> None:
+    shortage = shortage_of(error)
+    if shortage is not None:
+        outbox.send(protocol.NotReady(type(shortage).__name__, str(shortage)))
+        end_group()
+
+
 def worker_label() -> str:
     """Return the log label of the job that the calling code belongs to."""
     return job_label.get() or f"worker {os.getpid()}"
@@ -168,6 +185,7 @@ def serve(
     except StartError as error:
         outbox.send(protocol.NotReady(type(error).__name__, str(error)))
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt from user code end the worker
+        _report_shortage(error, outbox)
         outbox.send(protocol.Dying(describe(error)))
     output.close()
     # Threads that user code left behind must not keep the process alive.

@@ -12,6 +12,8 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Generic, TypeVar
 
+from osmosis_ai.shortage import shortage_of
+
 __all__ = ["Overdue", "run_series"]
 
 KEPT_THREADS = 16
@@ -27,7 +29,7 @@ async def run_series(call: Callable[[int], T], positions: Sequence[int], seconds
     """Make a call for each position, one after the other in one thread, each in its own context. `call` must not raise.
 
     The first call that takes longer than `seconds` ends the series: its result is Overdue, and later ones are missing.
-    Its thread is abandoned, as it is if the caller is cancelled.
+    Its thread is abandoned, as it is if the caller is cancelled. Raises ShortageError if there is no thread to be had.
     """
     series = _Series(call, positions, seconds)
     _idle_thread().put(series.run)
@@ -118,6 +120,7 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 def _idle_thread() -> _Thread:
     try:
-        return _idle.pop()
-    except IndexError:
-        return _Thread()
+        return _idle.pop() if _idle else _Thread()
+    except RuntimeError as error:
+        # The function that should run isn't to blame.
+        raise shortage_of(error) or error from error

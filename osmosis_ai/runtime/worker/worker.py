@@ -47,7 +47,9 @@ from osmosis_ai.runtime.worker.admission import Admission
 from osmosis_ai.runtime.worker.deadlines import Deadline, Deadlines, elapsed_ms
 from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
 from osmosis_ai.runtime.worker.stepping import Stepper
+from osmosis_ai.shortage import NO_THREAD
 from osmosis_ai.store.reading import ScoringReader
+from osmosis_ai.tasks import task_group
 
 if TYPE_CHECKING:
     from osmosis_ai.mcp_tools.host import ToolHost
@@ -77,6 +79,7 @@ SCORE_GRACE_SECONDS = 1.0
 READ_AT_ONCE = 16
 """Trajectories to read before yielding to other tasks on the event loop; each can be megabytes."""
 
+THREAD_SECONDS = 0.25
 LOOK_SECONDS = 30.0
 """How long an agent loop may take to list its tools."""
 
@@ -554,7 +557,7 @@ async def follow_orders(
     run: Callable[[protocol.Job], Coroutine[object, None, None]],
 ) -> None:
     """Run jobs concurrently until a Stop arrives, then cancel the remaining jobs."""
-    async with anyio.create_task_group() as group:
+    async with task_group() as group:
         while not isinstance(order := await next_order(), protocol.Stop):
             if isinstance(order, protocol.Cancel):
                 worker.cancel(order.id)
@@ -637,6 +640,9 @@ class _RolloutRun:
         started = monotonic()
         assert self.session is not None  # only the built-in loop has tools to call
         outcome = await self.session.call(name, arguments, timeout=self._limits.tool_timeout)
+        while _lacked_thread(outcome) and monotonic() - started < self._limits.tool_timeout:
+            await anyio.sleep(THREAD_SECONDS)
+            outcome = await self.session.call(name, arguments, timeout=self._limits.tool_timeout)
         text, truncated_from = truncate(outcome.text, self._limits.max_tool_output)
         record = ToolCall(
             turn=self._turns - 1,
@@ -734,6 +740,11 @@ def _load_functions(functions: list[FunctionRef], *, keep_going: bool) -> tuple[
     if problems and not keep_going:
         raise FunctionError.of_all(problems, others=bool(scorers))
     return scorers, list(problems.values())
+
+
+def _lacked_thread(outcome: CallOutcome) -> bool:
+    """Return True if a sync tool could not be called at all, because the system starts no more threads."""
+    return outcome.error == "exception" and outcome.raised is None and NO_THREAD in outcome.text
 
 
 def _call_failure(outcome: CallOutcome) -> Failure | None:

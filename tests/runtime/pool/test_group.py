@@ -5,6 +5,8 @@ What real worker processes do is tested through the command, in tests/e2e.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +17,7 @@ import anyio
 import pytest
 
 from osmosis_ai.code_hashes import file_hash
-from osmosis_ai.errors import RepositoryError, StartError
+from osmosis_ai.errors import RepositoryError, ShortageError, StartError
 from osmosis_ai.records import Row
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.code import LoadedCode
@@ -62,9 +64,17 @@ async def cannot_load(worker: ScriptedWorker) -> None:
 
 @asynccontextmanager
 async def group_of(
-    spawner: ScriptedSpawner, size: int = 1, *, share: int = 8, alone: int = 0, root: Path = Path("nowhere")
+    spawner: ScriptedSpawner,
+    size: int = 1,
+    *,
+    share: int = 8,
+    alone: int = 0,
+    root: Path = Path("nowhere"),
+    shortage_limit: float = PATIENCE,
 ) -> AsyncIterator[WorkerGroup]:
-    group = WorkerGroup(spawner, LoadedCode(root), size, 1 << 40, PATIENCE, share, alone=alone)
+    group = WorkerGroup(
+        spawner, LoadedCode(root), size, 1 << 40, PATIENCE, share, alone=alone, shortage_limit=shortage_limit
+    )
     with anyio.fail_after(PATIENCE):
         async with group.working():
             yield group
@@ -318,3 +328,43 @@ async def test_a_worker_that_has_loaded_other_code_gets_no_job(tmp_path: Path) -
             await Heard(workers).run("a")
         assert workers.changed == ["tools.py"]
     assert [worker.jobs for worker in spawner.workers] == [["a"], *[[]] * MAX_FAILED_STARTS]
+
+
+def lacking(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
+async def test_jobs_wait_while_the_system_has_no_room_for_their_worker(number: int) -> None:
+    spawner = ScriptedSpawner(well, *[lacking(number)] * (2 * MAX_FAILED_STARTS), then=well)
+    async with group_of(spawner, alone=2) as workers:
+        await workers.ready()
+        assert workers.shortage is None
+        heard = Heard(workers)
+        async with anyio.create_task_group() as group:
+            for name in "abc":
+                group.start_soon(heard.run, name)
+        assert workers.shortage is not None
+
+
+async def test_without_room_for_any_worker_the_limit_is_named_in_the_end() -> None:
+    spawner = ScriptedSpawner(then=lacking(errno.EMFILE))
+    async with group_of(spawner, alone=2, shortage_limit=0.0) as workers:
+        with pytest.raises(ShortageError, match=r"too many files open: its limit is [\d,]+ \(ulimit -n\)"):
+            await workers.ready()
+        with pytest.raises(JobFailedError, match=r"ulimit -n") as failed:
+            await Heard(workers).run("a")
+    assert failed.value.failure.kind == "start"
+
+
+async def test_a_job_whose_worker_lacks_threads_is_not_to_blame() -> None:
+    async def lacks_threads(worker: ScriptedWorker) -> None:
+        worker.emit(protocol.Ready())
+        order = await worker.next()
+        assert isinstance(order, protocol.RolloutJob)
+        worker.call_tool(order.id)
+        worker.emit(protocol.NotReady("ShortageError", "there are no threads left"))
+
+    async with group_of(ScriptedSpawner(lacks_threads, then=well)) as workers:
+        assert (await Heard(workers).run("a")).job == "a"
+        assert workers.shortage == "there are no threads left"
