@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["changed_environment", "open_line", "start", "start_bare", "wake_server"]
+__all__ = ["changed_environment", "open_line", "start", "start_bare", "wake_servers"]
 
 # `python -c` puts the working directory first on the path, and PYTHONPATH may contain it. A repository's own files
 # (`mcp/`, `types.py`) must not shadow libraries, so the first goes away and the second goes last.
@@ -140,13 +140,14 @@ def open_line(*, bare: bool = False) -> tuple[socket.socket, socket.socket]:
     return requests, reports
 
 
-def wake_server() -> None:
-    """Continue the fork server if user code has stopped it."""
+def wake_servers() -> None:
+    """Continue the fork servers if user code has stopped them."""
     # Imported late, as in `open_line`.
     from osmosis_ai.process_tree import wake
 
-    if _server is not None:
-        wake(_server.pid)
+    for server in (_server, _bare_server):
+        if server is not None:
+            wake(server.pid)
 
 
 def changed_environment() -> dict[str, str | None]:

@@ -203,7 +203,7 @@ class ForkServerSpawner:
         return await LocalChannel.fork(self._line, _same_version(self._boot, self._code))
 
     def wake(self) -> None:
-        forkserver.wake_server()
+        forkserver.wake_servers()
 
     def stop(self) -> None:
         """Do nothing: a start waits only for the fork server's own imports."""
@@ -238,7 +238,7 @@ class TemplateSpawner:
             return await self._template.fork()
 
     def wake(self) -> None:
-        forkserver.wake_server()
+        forkserver.wake_servers()
         if self._template is not None and not self._template.process.exited.is_set():
             wake(self._template.process.pid)
 
