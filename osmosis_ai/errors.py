@@ -80,7 +80,6 @@ __all__ = [
     "UsageError",
     "WorkerError",
     "start_error",
-    "thread_limit",
 ]
 
 
@@ -298,13 +297,3 @@ class ToolExecutionError(OsmosisRolloutError):
 
 class ToolArgumentError(ToolExecutionError):
     """The arguments of a tool call can't be read."""
-
-
-def thread_limit(error: BaseException) -> str | None:
-    """Return the message for Python's error when the system allows no more threads; None for any other error."""
-    if not isinstance(error, RuntimeError) or str(error) != "can't start new thread":
-        return None
-    return (
-        "the system allows no more processes and threads; raise the limit (`ulimit -u`, or the container's), "
-        "or use fewer --workers"
-    )

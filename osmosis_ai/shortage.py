@@ -18,16 +18,17 @@ def shortage_of(error: BaseException) -> ShortageError | None:
     code = error.errno if isinstance(error, OSError) else None
     if code in {errno.EMFILE, errno.ETOOMANYREFS}:
         return ShortageError(
-            f"this process has too many files open: its limit is {_limit(resource.RLIMIT_NOFILE)} (ulimit -n)"
+            "the system lets this command open no more files; raise the limit "
+            f"(`ulimit -n` is {_limit(resource.RLIMIT_NOFILE)}), or use a smaller --batch-size"
         )
     if code == errno.ENFILE:
-        return ShortageError("the system has too many files open")
+        return ShortageError("the system opens no more files, for any process")
     if code == errno.ENOMEM:
-        return ShortageError("there is too little memory to start a process")
+        return ShortageError("the system has too little memory for another process")
     if code == errno.EAGAIN or (isinstance(error, RuntimeError) and str(error) == NO_THREAD):
         return ShortageError(
-            "the system starts no more processes or threads: the user's limit is "
-            f"{_limit(resource.RLIMIT_NPROC)} (ulimit -u), and a container may have one of its own"
+            "the system allows no more processes and threads; raise the limit "
+            f"(`ulimit -u` is {_limit(resource.RLIMIT_NPROC)}, or the container's), or use fewer --workers"
         )
     return None
 

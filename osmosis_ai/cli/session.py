@@ -16,7 +16,7 @@ import typer
 from osmosis_ai.cli.signals import interrupted_code
 from osmosis_ai.cli.streams import discard_stdout
 from osmosis_ai.environment import environment_of
-from osmosis_ai.errors import OsmosisError, OutputError, StoreError, UsageError, thread_limit
+from osmosis_ai.errors import OsmosisError, OutputError, StoreError, UsageError
 from osmosis_ai.folders import given_path
 from osmosis_ai.shortage import shortage_of
 
@@ -102,12 +102,6 @@ def command_session(
     except OsmosisError as error:
         session.output.fail(str(error))
         raise typer.Exit(store_error if isinstance(error, StoreError) else ExitCode.COULD_NOT_START) from error
-    except RuntimeError as error:
-        limit = thread_limit(error)
-        if limit is None:
-            raise
-        session.output.fail(limit)
-        raise typer.Exit(ExitCode.COULD_NOT_START) from error
     except BrokenPipeError as error:
         # The reader closed the pipe.
         discard_stdout()

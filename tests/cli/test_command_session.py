@@ -12,6 +12,7 @@ import typer
 
 from osmosis_ai.cli.session import ExitCode, SharedOptions, command_session, interrupts, shared_options
 from osmosis_ai.errors import StoreError, UsageError
+from osmosis_ai.shortage import NO_THREAD, shortage_of
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (StoreError("the disk is full"), "error: the disk is full\n", ExitCode.COULD_NOT_START),
         (KeyboardInterrupt(), "interrupted\n", ExitCode.INTERRUPTED),
         (
-            RuntimeError("can't start new thread"),
-            "error: the system allows no more processes and threads; raise the limit "
-            "(`ulimit -u`, or the container's), or use fewer --workers\n",
+            RuntimeError(NO_THREAD),
+            f"error: {shortage_of(RuntimeError(NO_THREAD))}\n",
             ExitCode.COULD_NOT_START,
         ),
     ],

@@ -65,7 +65,7 @@ def test_a_score_that_gets_no_thread_is_made_by_another_worker(tmp_path: Path) -
     root = write_repo(tmp_path / "repo", rewards=REWARDS, rows=[row])
     done = run_osmosis("eval", "--model", "offline/oracle", "--workers", "1", "--json", "-q", cwd=root)
     assert (done.code, done.json["summary"]["scoring_errors"]) == (0, 0), done.stderr
-    assert "some workers start later: the system starts no more processes or threads" in done.stderr
+    assert "some workers start later: the system allows no more processes and threads" in done.stderr
 
 
 def test_a_tool_that_gets_no_thread_is_called_again(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_rollouts_wait_for_descriptors_instead_of_failing(tmp_path: Path) -> Non
     done = run_limited(resource.RLIMIT_NOFILE, 50, *arguments, cwd=root)
     assert done.code == 0, done.stderr
     assert f"{ROLLOUTS} of {ROLLOUTS} rollouts completed" in done.stdout
-    assert "some workers start later: this process has too many files open: its limit is 50 (ulimit -n)" in done.stderr
+    assert "some workers start later: the system lets this command open no more files" in done.stderr
 
 
 def test_without_any_thread_the_command_says_what_it_lacks(tmp_path: Path) -> None:
@@ -57,5 +57,5 @@ def test_without_any_thread_the_command_says_what_it_lacks(tmp_path: Path) -> No
     # The stack of every thread would have this size.
     done = run_limited(resource.RLIMIT_STACK, 1 << 46, cwd=root)
     assert done.code == 2
-    assert done.stderr.splitlines()[-1].startswith("error: the system starts no more processes or threads: ")
+    assert done.stderr.splitlines()[-1].startswith("error: the system allows no more processes and threads; raise")
     assert "Traceback" not in done.stderr

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from osmosis_ai.errors import thread_limit
 from osmosis_ai.process_tree import end_descendants, end_processes
 from osmosis_ai.runtime.protocol import Exited, Forked, ForkReport, pack
 
@@ -125,12 +124,8 @@ class Forker:
                 own.close()
             become(first, second)
             code = 0
-        except BaseException as error:  # noqa: BLE001 - a child must never continue with the parent's code
-            limit = thread_limit(error)
-            if limit is None:
-                traceback.print_exc()
-            else:
-                sys.stderr.write(f"a worker can't start: {limit}\n")
+        except BaseException:  # noqa: BLE001 - a child must never continue with the parent's code
+            traceback.print_exc()
         finally:
             with suppress(Exception):
                 sys.stderr.flush()
