@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.main
 
 from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, validate
 from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
@@ -147,7 +149,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line without the program's name; None for this process's.
     """
     try:
-        return int(app(arguments, standalone_mode=False) or 0)
+        return int(_root_command()(arguments, standalone_mode=False) or 0)
     except OsmosisError as error:
         _fail(str(error))
     except OSError as error:
@@ -163,6 +165,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
             with suppress(OSError):
                 print(f"See {error.ctx.command_path} --help", file=sys.stderr)
     return COULD_NOT_START
+
+
+@functools.cache
+def _root_command() -> Any:
+    # Made once, because a process may run many command lines, and typer reads every signature each time.
+    return typer.main.get_command(app)
 
 
 def _fail(message: str) -> None:

@@ -110,11 +110,9 @@ class Output:
         """Print a line for a CI run to obey, whose parts the caller has escaped; raise OutputError."""
         self._write(visible(self.masker.text(text)))
 
-    def result(self, *parts: Part, style: str = "") -> None:
-        """Print styled text to stdout, wrapped at words on a terminal; raise OutputError."""
-        STATUS.clear()
-        with self.writing():
-            self.results.print(self.styled(*parts, style=style), soft_wrap=self.width is None)
+    def result(self, *parts: Part) -> None:
+        """Print a line of these parts to stdout; raise OutputError."""
+        self._result(self.styled(*parts))
 
     def table(self, table: Table) -> None:
         """Print a table to stdout; raise OutputError."""

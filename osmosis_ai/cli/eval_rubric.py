@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from osmosis_ai.reward_rubric.data import RubricRecord
     from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRun, LabelAgreement, RecordResult, RubricResults
 
-__all__ = ["eval_rubric"]
+__all__ = ["eval_rubric", "print_results"]
 
 
 class RecordsConfig(Record, frozen=True):
@@ -365,7 +365,7 @@ def _finish(plan: _Plan, judged: list[RecordResult], view: Output, masker: Maske
     if as_json:
         view.json(data)
     else:
-        _print(view, results)
+        print_results(view, results)
     if problem is not None:
         raise problem
     view.say(f"results written to {plan.output}")
@@ -416,7 +416,8 @@ def _results(plan: _Plan, judged: list[RecordResult]) -> RubricResults:
     )
 
 
-def _print(view: Output, results: RubricResults) -> None:
+def print_results(view: Output, results: RubricResults) -> None:
+    """Print every run of every record, and the statistics."""
     from osmosis_ai.cli.console import BAD
     from osmosis_ai.cli.report import figure_with_error, shown_interval
     from osmosis_ai.cli.tables import Cell, Column, Table

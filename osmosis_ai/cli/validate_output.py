@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -22,6 +23,8 @@ _STYLES = {"error": f"bold {BAD}", "warning": CAUTION, "note": FAINT}
 _ANNOTATIONS = {"error": "error", "warning": "warning", "note": "notice"}
 _TOGETHER = "OSM111"
 _SHOWN_PLACES = 5
+_MARGIN = 26
+_LEAST_ROOM = 24
 _KINDS = {"tool": "tools", "reward": "reward functions", "rubric": "rubrics"}
 
 
@@ -127,10 +130,21 @@ def _print_control(report: ControlReport, output: Output) -> None:
 def _print_findings(findings: Iterable[Finding], output: Output) -> None:
     for one in findings:
         head = (f"  {one.line or '–':>4}  ", (f"{one.severity:<7}", _STYLES[one.severity]), (f"  {one.code}  ", FAINT))
-        # Align a message's further lines with its first, as the hint is.
-        output.result(*head, one.message.replace("\n", f"\n{'':26}"))
-        if one.hint:
-            output.result(f"{'':26}{one.hint}", style=FAINT)
+        first, *rest = _wrapped(one.message, output.width)
+        output.result(*head, first)
+        for line in rest:
+            output.line(f"{'':{_MARGIN}}{line}")
+        for line in _wrapped(one.hint, output.width) if one.hint else []:
+            output.line(f"{'':{_MARGIN}}{line}", FAINT)
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """Return a finding's text as lines for the room beside its line, severity and code. Names and paths stay whole."""
+    if width is None:
+        return text.split("\n")
+    room = max(width - _MARGIN, _LEAST_ROOM)
+    lines = (textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False) for line in text.split("\n"))
+    return [line for wrapped in lines for line in wrapped or [""]]
 
 
 def _sum(validation: Validation, static: bool) -> tuple[str, str]:

@@ -5,21 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
 from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.eval_rubric import print_results
 from osmosis_ai.cli.report import print_report
-from osmosis_ai.cli.runs_output import print_rollouts, print_run, print_runs
+from osmosis_ai.cli.runs_output import print_comparison, print_rollouts, print_run, print_runs
 from osmosis_ai.cli.tables import Cell, Column, Table
+from osmosis_ai.cli.validate_output import print_validation
+from osmosis_ai.discovery.scan import Component
 from osmosis_ai.records import CallSummary, Failure, Outcome, Rollout, Row, Score, Usage
 from osmosis_ai.reward_fn.statistics import paired, summarize
+from osmosis_ai.reward_rubric.evaluation import (
+    BaselineDifference,
+    JudgedRun,
+    RecordResult,
+    RubricResults,
+    compare_with_labels,
+    spread_of,
+    statistics_of,
+)
 from osmosis_ai.runtime.run.report import Baseline, Policy, Report
 from osmosis_ai.runtime.run.results import Cause, JudgeTotals, ToolStatistics
 from osmosis_ai.runtime.run.rows import ListedRow
-from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, StoredRollout
+from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, SharedRows, StoredRollout
+from osmosis_ai.store.views import ComparedFunction, ComparedRuns, run_view
 from osmosis_ai.text import visible
+from osmosis_ai.validate import Finding
+from osmosis_ai.validate.controls import ControlReport, FormReport
+from osmosis_ai.validate.probes import WRONG
+from osmosis_ai.validate.validation import Validation
 from snapshots import check_snapshot
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -155,6 +173,101 @@ def show_run(output: Output) -> None:
     print_rollouts(output, runs()[1], list(rollouts()), 9_996)
 
 
+def show_comparison(output: Output) -> None:
+    b, a = runs()
+    better: Scores = [[1.0], [1.0], [1.0], [0.5]]
+    function = ComparedFunction(
+        a=summarize(HALF, 1.0),
+        b=summarize(better, 1.0),
+        difference=0.25,
+        rows=4,
+        wins=12_345,
+        losses=1,
+        ties=2,
+        standard_error=0.25,
+        confidence_interval=(-0.24, 0.74),
+        same_code=False,
+        now_pass=0,
+        now_fail=0,
+        flips=[],
+    )
+    compared = ComparedRuns(
+        a=run_view(a),
+        b=run_view(b),
+        pass_threshold=1.0,
+        rows=SharedRows(12_348, 0, 7),
+        functions={f"{PREFIX}exact": function, LONG: function},
+        only_in_a=[f"{PREFIX}close"],
+        only_in_b=[],
+        notes=["reward_fn.compute_reward:exact: its code differs between the runs"],
+    )
+    print_comparison(output, compared, a, b, NO_STORE, limit=5)
+
+
+NO_STORE: Any = None
+"""For a comparison without a flipped row, of which the prompt would be read."""
+
+
+def show_validation(output: Output) -> None:
+    components = [
+        Component(
+            "tool", "convert_temperature", "mcp/tools/conversion.py", 12, "tools.conversion", True, ("value", "unit")
+        ),
+        Component("reward", f"{PREFIX}exact", "reward_fn/compute_reward.py", 1_204, "reward_fn.compute_reward"),
+    ]
+    forms = [FormReport("the answer alone", True, 1.0, dict.fromkeys(WRONG, 0.0))]
+    control = ControlReport(f"{PREFIX}exact", "it tells right from wrong answers", 20, 412, 0.31, forms, 0.0, 0.0, None)
+    message = "the parameter `unit` of convert_temperature has no description, so a model can only guess what it takes"
+    findings = [
+        Finding(
+            "OSM111", "warning", components[0].file, 12, "convert_temperature", message, "Write Annotated[str, …]."
+        ),
+        Finding("OSM201", "error", components[1].file, 1_204, f"{PREFIX}exact", "it raised KeyError: 'milk'", ""),
+    ]
+    print_validation(Validation(components, findings, [control]), output, static=False)
+
+
+def judged(index: int, score: float | None) -> JudgedRun:
+    return JudgedRun(
+        run_index=index,
+        status="error" if score is None else "success",
+        started_at="2026-01-01T00:00:00Z",
+        completed_at="2026-01-01T00:00:01Z",
+        duration_seconds=1.0,
+        preview="",
+        score=score,
+        explanation=None
+        if score is None
+        else "The reply is friendly, names the sum and explains each of its steps in order.",
+        error="the judge answered 500 three times" if score is None else None,
+        raw=None,
+    )
+
+
+def show_rubric_results(output: Output) -> None:
+    judgements = [[judged(0, 0.9), judged(1, 0.7)], [judged(0, 0.123456), judged(1, None)]]
+    records = [
+        RecordResult(f"a-conversation-with-a-long-id-{index}", index, None, {}, statistics_of(runs), runs)
+        for index, runs in enumerate(judgements)
+    ]
+    results = RubricResults(
+        generated_at="2026-01-01T00:00:02Z",
+        rubric_id="friendly",
+        rubric_source="config",
+        provider="openai",
+        model="gpt-5-mini",
+        number=2,
+        config_path="rubric_configs.yaml",
+        data_path="rubric_data.jsonl",
+        spread=spread_of(records),
+        agreement=compare_with_labels("human_score", records, {0: 1.0, 1: 0.0}, 0.5),
+        baseline=BaselineDifference("before.json", 0.5, 0.074),
+        overall_statistics=statistics_of([run for runs in judgements for run in runs]),
+        records=records,
+    )
+    print_results(output, results)
+
+
 SHOWN: dict[str, Callable[[Output], None]] = {
     "one-function": lambda output: print_report(output, report({f"{PREFIX}exact": HALF})),
     "thirty-functions": lambda output: print_report(output, report(dict.fromkeys(THIRTY, HALF))),
@@ -171,6 +284,9 @@ SHOWN: dict[str, Callable[[Output], None]] = {
     ),
     "runs-list": lambda output: print_runs(output, runs()),
     "runs-show": show_run,
+    "runs-compare": show_comparison,
+    "validate": show_validation,
+    "eval-rubric": show_rubric_results,
 }
 
 

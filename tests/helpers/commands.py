@@ -19,7 +19,6 @@ import msgspec
 import psutil
 
 from osmosis_ai.cli.app import run
-from osmosis_ai.models.engines import ENGINES
 from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.schemas import SCHEMAS
 from waiting import PATIENCE, eventually
@@ -50,8 +49,8 @@ Osmosis = Callable[..., Finished]
 def run_osmosis(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, typed: str = "") -> Finished:
     """Run a command line in this process to its end, and check that it leaves no process behind.
 
-    All runs of a test process share one fork server, which has imported LiteLLM, so only the first waits for imports.
-    User code runs in workers as usual; with `--workers 0`, which would run it here, the installed command runs.
+    All runs of a test process share one fork server, so only the first waits for imports. User code runs in workers as
+    usual, by default in one; with `--workers 0`, which would run it here, the installed command runs.
 
     Args:
         arguments: The command line without `osmosis`.
@@ -62,7 +61,9 @@ def run_osmosis(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = 
     if "--workers 0" in " ".join(map(str, arguments)):
         return run_installed(*arguments, cwd=cwd, env=env, typed=typed)
     with Capture() as stdout, Capture() as stderr:
-        code = run_here(arguments, cwd, clean_environment(**(env or {})), stdout, stderr, typed)
+        code = run_here(
+            arguments, cwd, clean_environment(**{"OSMOSIS_WORKERS": "1", **(env or {})}), stdout, stderr, typed
+        )
         finished = Finished(code, stdout.text, stderr.text)
     eventually(lambda: not worker_processes(), lambda: f"left behind: {worker_processes()}\n{finished.stderr}")
     return finished
@@ -176,7 +177,7 @@ class Command(ABC):
 def run_here(
     arguments: Sequence[str | Path], cwd: Path, environ: dict[str, str], stdout: TextIO, stderr: TextIO, typed: str = ""
 ) -> int:
-    forkserver.start([info.preload for info in ENGINES.values() if info.preload])
+    forkserver.start()
     with (
         _descriptor(1, stdout),
         _descriptor(2, stderr),

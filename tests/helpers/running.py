@@ -74,7 +74,8 @@ def running(
     """
     command: Command
     if stage := current_stage():
-        command = StagedCommand(stage, *arguments, cwd=cwd, environ=clean_environment(**(env or {})))
+        environ = clean_environment(**{"OSMOSIS_WORKERS": "1", **(env or {})})
+        command = StagedCommand(stage, *arguments, cwd=cwd, environ=environ)
     else:
         command = Running(*arguments, cwd=cwd, env=env, descriptors=descriptors)
     try:

@@ -13,11 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fastmcp  # noqa: F401 - paid for once, before the first fork
-
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.mcp_tools.host import ToolHost
 from osmosis_ai.mcp_tools.loading import load_server, prepare_path
+from osmosis_ai.runtime.worker import preload as preload  # the first session's imports, before the first fork
 
 
 async def use(server: Any, root: Path, calls: list[tuple[str, Any]]) -> dict[str, Any]:
