@@ -159,7 +159,7 @@ def test_a_folder_that_cant_be_written_is_logged_and_serving_goes_on(
         init(url, trainer.request("hello"))
         trainer.wait_for_completions(1)
     assert "it is lost" in caplog.text
-    assert "isn't on disk, and lost if the server is killed" in caplog.text
+    assert "is in no file, and lost if the server is killed" in caplog.text
 
 
 # The trainer's replies to model calls.

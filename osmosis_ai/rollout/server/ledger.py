@@ -1,123 +1,167 @@
-"""Keep the accepted rollouts of a server on disk, so that the next server reports those that it lost.
+"""Keep a server's accepted rollouts in a file, so that the next server can report those that it lost.
 
-Each server has a folder with one small file for each open rollout, and locks it while it lives. The trainer's key isn't
-written: `has_key` only says that there is one.
+The file is a journal, locked while its server lives: a line for each rollout that is accepted, and one when its result
+is delivered or kept. Lines are written without waiting for the disk: they survive the end of the process, not a power
+failure. The trainer's key isn't written; `has_key` says that there was one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
-from osmosis_ai.folders import OWN_FOLDER, UnreadableError, private_folder, read_bounded, replaced_file
+from osmosis_ai.folders import OWN_FOLDER, private_folder, read_bounded
 from osmosis_ai.records import Record
 from osmosis_ai.rollout.core.schemas import RolloutRequest
 
-__all__ = ["Ledger", "Lost", "OpenRollout"]
+__all__ = ["Ledger", "OpenRollout"]
 
-LOCK = "lock"
-MAX_ENTRY = 64 * 1024
+MAX_SIZE = 256 * 1024 * 1024
+SPARE_LINES = 1000
+"""Lines of ended rollouts that may stay in the file."""
 
 
 class OpenRollout(Record, frozen=True):
-    """What is kept of an accepted rollout until its result is delivered or kept."""
+    """What is kept of an accepted rollout until it has ended."""
 
     rollout_id: str
     server_url: str
     has_key: bool
 
 
-class Lost(NamedTuple):
-    """A rollout that another server accepted and didn't finish, and its file."""
+class _Line(Record, frozen=True, omit_defaults=True):
+    """A line of the journal: a rollout is accepted, or has ended if it is absent."""
 
-    rollout: OpenRollout
-    file: Path
+    number: int
+    rollout: OpenRollout | None = None
 
 
 class Ledger:
-    """The open rollouts of one server, below `undelivered`. Nothing is created before the first one is added."""
+    """The open rollouts of one server, in the folder `open` below `undelivered`."""
 
     def __init__(self, undelivered: Path) -> None:
         self._undelivered = undelivered
-        self._folder = undelivered / "open" / secrets.token_hex(8)
-        self._locks = contextlib.ExitStack()
-        self._emptied: list[Path] = []
-        self._is_ready = False
+        self._folder = undelivered / "open"
+        self._open: dict[int, OpenRollout] = {}
+        self._last = 0
+        self._lines = 0
+        self._file: Path | None = None
+        self._descriptor = -1
         self._made_undelivered = False
-        self._making = threading.Lock()
 
-    def new_file(self) -> Path:
-        """Return the file for one more rollout, which doesn't exist yet."""
-        return self._folder / f"{secrets.token_hex(8)}.json"
+    def accept(self, request: RolloutRequest) -> int:
+        """Write that a rollout is accepted, and return its number; raise OSError."""
+        return self._add(OpenRollout(request.rollout_id, request.server_url, bool(request.api_key)))
 
-    def add(self, file: Path, request: RolloutRequest) -> None:
-        """Write a rollout to disk; blocks until it is there. Raise OSError."""
-        self._make_folder()
-        kept = OpenRollout(request.rollout_id, request.server_url, bool(request.api_key))
-        with replaced_file(file, private=True) as sink:
-            sink.write(msgspec.json.encode(kept))
+    def end(self, number: int) -> None:
+        """Write that a rollout has ended; raise OSError."""
+        if self._open.pop(number, None) is None:
+            return
+        if self._lines < 2 * len(self._open) + SPARE_LINES:
+            self._write(_Line(number))
+            return
+        old, before = self._file, self._descriptor
+        self._begin()
+        for still, rollout in self._open.items():
+            self._write(_Line(still, rollout))
+        _remove(old, before)
 
-    def lost(self) -> Iterator[Lost]:
-        """Yield the rollouts of servers that were killed. They are this one's from now on."""
-        for folder in sorted(self._undelivered.glob("open/*/")):
-            if folder == self._folder or not self._lock(folder):
+    def lost(self) -> list[tuple[int, OpenRollout]]:
+        """Take over the rollouts of servers that were killed, with their new numbers.
+
+        Raises:
+            OSError, UnreadableError: A file can't be read.
+        """
+        found: dict[OpenRollout, int] = {}
+        for file in sorted(self._folder.glob("*.jsonl")):
+            if file == self._file:
                 continue
-            self._emptied.append(folder)
-            for file in sorted(folder.glob("*.json")):
-                try:
-                    yield Lost(msgspec.json.decode(read_bounded(file, MAX_ENTRY, "too large"), type=OpenRollout), file)
-                except (UnreadableError, msgspec.DecodeError):
-                    # No server writes such a file.
-                    file.unlink(missing_ok=True)
+            try:
+                descriptor = os.open(file, os.O_RDWR)
+            except FileNotFoundError:
+                continue  # its server has just ended
+            if not _lock(descriptor):
+                os.close(descriptor)
+                continue
+            for rollout in _read(file):
+                if rollout not in found:
+                    found[rollout] = self._add(rollout)
+            _remove(file, descriptor)
+        return [(number, rollout) for rollout, number in found.items()]
 
     def close(self) -> None:
-        """Release the locks, and remove the folders in which nothing is left."""
-        with self._locks:
-            for folder in (self._folder, *self._emptied):
-                if not any(folder.glob("*.json")):
-                    (folder / LOCK).unlink(missing_ok=True)
-                    _remove(folder)
-            _remove(self._folder.parent)
-            if self._made_undelivered:
-                _remove(self._undelivered)
+        """Release the file, and remove it if no rollout is open."""
+        if self._file is None:
+            return
+        if self._open:
+            os.close(self._descriptor)
+        else:
+            _remove(self._file, self._descriptor)
+            # Unless others use them.
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()
+                if self._made_undelivered:
+                    self._undelivered.rmdir()
+        self._file = None
 
-    def _make_folder(self) -> None:
-        # Several threads add rollouts.
-        with self._making:
-            if self._is_ready:
-                return
-            if self._undelivered.parent.name == OWN_FOLDER:
-                private_folder(self._undelivered.parent)
-            with contextlib.suppress(FileExistsError):
-                self._undelivered.mkdir(mode=0o700, parents=True)
-                self._made_undelivered = True
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock(self._folder)
-            self._is_ready = True
+    def _add(self, rollout: OpenRollout) -> int:
+        if self._file is None:
+            self._begin()
+        self._last += 1
+        self._write(_Line(self._last, rollout))
+        self._open[self._last] = rollout
+        return self._last
 
-    def _lock(self, folder: Path) -> bool:
-        """Lock a folder until `close`; return False if its server lives."""
-        try:
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return False
-        self._locks.callback(os.close, descriptor)
-        return True
+    def _begin(self) -> None:
+        if self._undelivered.parent.name == OWN_FOLDER:
+            private_folder(self._undelivered.parent)
+        with contextlib.suppress(FileExistsError):
+            self._undelivered.mkdir(mode=0o700, parents=True)
+            self._made_undelivered = True
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        new = self._folder / f"{secrets.token_hex(8)}.new"
+        self._descriptor = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        _lock(self._descriptor)
+        # Other servers look at it only now.
+        self._file, self._lines = new.rename(new.with_suffix(".jsonl")), 0
+
+    def _write(self, line: _Line) -> None:
+        # The line break first: after a full disk, the last line may be incomplete.
+        encoded = b"\n" + msgspec.json.encode(line)
+        if os.write(self._descriptor, encoded) < len(encoded):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._lines += 1
 
 
-def _remove(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+def _read(file: Path) -> list[OpenRollout]:
+    accepted: dict[int, OpenRollout] = {}
+    for text in read_bounded(file, MAX_SIZE, "too large").splitlines():
+        # A line that was cut off: its rollout wasn't acknowledged.
+        with contextlib.suppress(msgspec.DecodeError):
+            line = msgspec.json.decode(text, type=_Line)
+            if line.rollout is None:
+                accepted.pop(line.number, None)
+            else:
+                accepted[line.number] = line.rollout
+    return list(accepted.values())
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _remove(file: Path | None, descriptor: int) -> None:
+    """Remove a locked file, then its lock, so that nobody else takes it over in between."""
+    if file is not None:
+        file.unlink(missing_ok=True)
+        os.close(descriptor)

@@ -13,18 +13,17 @@ from typing import Literal
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import msgspec
 
 from osmosis_ai.errors import OsmosisError, OsmosisRolloutError
-from osmosis_ai.folders import OWN_FOLDER, private_folder, replaced_file
+from osmosis_ai.folders import OWN_FOLDER, UnreadableError, private_folder, replaced_file
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Record
 from osmosis_ai.rollout.client import TrainerPool, encode
 from osmosis_ai.rollout.core.base import file_stem
 from osmosis_ai.rollout.core.schemas import RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.runner import RolloutRunner, error_response
-from osmosis_ai.rollout.server.ledger import Ledger, Lost
+from osmosis_ai.rollout.server.ledger import Ledger, OpenRollout
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings
 
 __all__ = ["Figures", "Rollouts", "UnavailableError"]
@@ -49,10 +48,11 @@ class Figures(Record, frozen=True):
 class _Entry:
     """One accepted rollout. Once finished, it keeps only the data that a repeated request needs."""
 
-    __slots__ = ("answer", "answered", "file", "phase", "refusal", "scope", "since")
+    __slots__ = ("answer", "answered", "number", "phase", "refusal", "scope", "since")
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, number: int = 0) -> None:
+        # Its number in the ledger, once it is there.
+        self.number = number
         self.answered = anyio.Event()
         self.answer: bytes | None = None
         self.refusal: OsmosisError | None = None
@@ -103,8 +103,8 @@ class Rollouts:
         await self._runner.start()
         try:
             async with self._pool, anyio.create_task_group() as self._group:
-                for lost in self._ledger.lost():
-                    self._group.start_soon(self._report_lost, lost)
+                for number, rollout in self._lost():
+                    self._group.start_soon(self._report_lost, number, rollout)
                 try:
                     yield
                 finally:
@@ -136,7 +136,7 @@ class Rollouts:
             if len(self._open) >= self._settings.max_open_rollouts:
                 raise UnavailableError(f"the server already has {len(self._open)} open rollouts; try again later")
             # No await between lookup and insertion, so that only one of many equal requests starts the rollout.
-            entry = self._entries[key] = _Entry(self._ledger.new_file())
+            entry = self._entries[key] = _Entry()
             self._open.add(entry)
             # Not in the request's own task, because its client may disconnect.
             self._group.start_soon(self._serve, key, entry, request)
@@ -155,7 +155,6 @@ class Rollouts:
         finally:
             if entry.answer is None:
                 # Nothing was started, so the client may repeat the request.
-                entry.file.unlink(missing_ok=True)
                 self._entries.pop(key, None)
                 self._open.discard(entry)
                 entry.answered.set()
@@ -180,7 +179,7 @@ class Rollouts:
         try:
             tools = await self._runner.tools(request)
             answer = encode({"rollout_id": request.rollout_id, "tools": tools})
-            await self._note(entry, request)
+            entry.number = self._note(request)
             entry.answer = answer
         except OsmosisError as error:
             entry.refusal = error
@@ -195,13 +194,27 @@ class Rollouts:
         entry.answered.set()
         return True
 
-    async def _note(self, entry: _Entry, request: RolloutRequest) -> None:
-        """Write a rollout to disk before its trainer relies on it."""
+    def _note(self, request: RolloutRequest) -> int:
+        """Write a rollout to the ledger before its trainer relies on it."""
         try:
-            await anyio.to_thread.run_sync(self._ledger.add, entry.file, request)
+            return self._ledger.accept(request)
         except OSError as error:
             # A full disk needn't stop a training.
-            logger.error("rollout %r isn't on disk, and lost if the server is killed: %s", request.rollout_id, error)
+            logger.error("rollout %r is in no file, and lost if the server is killed: %s", request.rollout_id, error)
+            return 0
+
+    def _end(self, entry: _Entry) -> None:
+        try:
+            self._ledger.end(entry.number)
+        except OSError as error:
+            logger.error("a rollout that has ended may be reported again after a restart: %s", error)
+
+    def _lost(self) -> list[tuple[int, OpenRollout]]:
+        try:
+            return self._ledger.lost()
+        except (OSError, UnreadableError) as error:
+            logger.error("rollouts of a server that was killed can't be read: %s", error)
+            return []
 
     async def _run(self, entry: _Entry, request: RolloutRequest) -> RolloutResponse:
         async with self._slots:
@@ -213,13 +226,12 @@ class Rollouts:
                 logger.exception("rollout %r: running it failed", request.rollout_id)
                 return error_response(request, f"the rollout could not be run: {type(error).__name__}: {error}")
 
-    async def _report_lost(self, lost: Lost) -> None:
+    async def _report_lost(self, number: int, rollout: OpenRollout) -> None:
         """Report a rollout that an earlier server left as an ERROR, or keep that if its trainer needs a lost key."""
-        rollout = lost.rollout
         key = self._trainer_key if rollout.has_key else None
         request = RolloutRequest(rollout_id=rollout.rollout_id, server_url=rollout.server_url, messages=[], api_key=key)
         response = error_response(request, "the server was killed before the rollout had ended")
-        entry = _Entry(lost.file)
+        entry = _Entry(number)
         if rollout.has_key and key is None:
             self._keep(entry, request, response, "the server was killed, and the trainer's key with it")
             return
@@ -235,7 +247,7 @@ class Rollouts:
             with entry.scope:
                 await self._pool.client(request).complete_rollout(response)
                 reason = None
-                entry.file.unlink(missing_ok=True)
+                self._end(entry)
         except OsmosisRolloutError as error:
             reason = str(error)
         except Exception as error:
@@ -260,7 +272,7 @@ class Rollouts:
             encoded = msgspec.json.format(masked, indent=2) + b"\n"
             with replaced_file(file, private=True) as sink:
                 sink.write(encoded)
-            entry.file.unlink(missing_ok=True)
+            self._end(entry)
         except (OSError, OsmosisRolloutError) as error:
             message = "rollout %r: its result can't be delivered (%s) nor kept (%s): it is lost"
             logger.error(message, request.rollout_id, reason, error)
