@@ -311,6 +311,11 @@ def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
         trainer.wait_for_completions(1)
 
 
+def test_a_keys_line_break_is_no_part_of_it() -> None:
+    with serving(Adding(), TrainerDouble(), api_key=f"{KEY}\n") as (url, _):
+        assert call(url, "/platform/health", key=KEY).status == 200
+
+
 @pytest.mark.parametrize("key", ["", "  "])
 def test_an_empty_key_is_refused_instead_of_opening_the_server(key: str) -> None:
     with pytest.raises(ValueError, match="the API key is empty"):

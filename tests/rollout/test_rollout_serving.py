@@ -160,6 +160,7 @@ def test_the_key_is_the_given_one_then_the_environments_then_a_new_one(monkeypat
     monkeypatch.setenv("OSMOSIS_ROLLOUT_API_KEY", "from-the-environment")
     assert choose_api_key(None, local=False, host="0.0.0.0") == ("from-the-environment", False)
     assert choose_api_key("mine", local=False, host="0.0.0.0") == ("mine", False)
+    assert choose_api_key("mine\n", local=False, host="0.0.0.0") == ("mine", False)
     monkeypatch.setenv("OSMOSIS_ROLLOUT_API_KEY", "from-a-file\n")
     assert choose_api_key(None, local=False, host="0.0.0.0") == ("from-a-file", False)
     monkeypatch.setenv("OSMOSIS_ROLLOUT_API_KEY", " \n")

@@ -143,7 +143,8 @@ def build_app(
     # Only where none but trainers choose the address that gets it.
     trainer_key = os.environ.get(TRAINER_KEY_VARIABLE, "").strip() or None if api_key is not None else None
     rollouts = Rollouts(runner, settings, client, folder, trainer_key)
-    key = None if api_key is None else api_key.encode()
+    # A header can't carry the spaces or the line break around a key.
+    key = None if api_key is None else api_key.strip().encode()
     allowed = frozenset(name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip())
 
     @contextlib.asynccontextmanager

@@ -110,7 +110,7 @@ def choose_api_key(given: str | None, *, local: bool, host: str) -> tuple[str | 
     if given is not None and not given.strip():
         raise UsageError("the API key is empty")
     # A variable filled from a file often ends with the file's line break, which no header can carry.
-    found = given or os.environ.get(API_KEY_VARIABLE, "").strip()
+    found = (given or os.environ.get(API_KEY_VARIABLE, "")).strip()
     return (found, False) if found else (secrets.token_urlsafe(32), True)
 
 
