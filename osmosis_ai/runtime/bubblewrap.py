@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from osmosis_ai.errors import UsageError
+from osmosis_ai.folders import OWN_FOLDER
 from osmosis_ai.records import Record
 
 __all__ = ["SandboxSpec", "environment", "find_bwrap", "hidden_paths", "sandbox_command"]
@@ -25,6 +26,8 @@ HOW_TO_INSTALL = "install it (Debian and Ubuntu: apt install bubblewrap; Fedora:
 CHECK_SECONDS = 10
 SCRATCH = "/tmp"  # noqa: S108  the sandbox's own
 SHARED_MEMORY = 64 << 20
+ENTRIES = 1000
+"""Entries of a folder that can be shown one by one: bwrap takes at most 9,000 words."""
 
 # The names of users, the certificates and the resolver's files are needed by ordinary libraries; the rest is not.
 SYSTEM = (
@@ -34,7 +37,7 @@ SYSTEM = (
     *("/etc/protocols", "/etc/mime.types", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/crypto-policies"),
 )
 KEPT_VARIABLES = re.compile(r"PATH|LD_LIBRARY_PATH|LANG|LANGUAGE|LC_\w+|TZ|PYTHONHASHSEED|PYTHONUTF8")
-HIDDEN_NAMES = (".env*", ".git", ".osmosis", "test_data.*")
+HIDDEN_NAMES = (".env*", ".git", OWN_FOLDER, "test_data.*")
 PACKAGE = Path(__file__).parents[1]
 # A device can't be opened in a sandbox's folders, and reading an empty file harms no program.
 EMPTY = PACKAGE / "py.typed"
@@ -44,7 +47,7 @@ class SandboxSpec(Record, frozen=True):
     """A sandbox for a repository's code.
 
     `bwrap` is the program's path. With `network`, the code may use the machine's network. The files and folders in
-    `hidden` look empty. `memory` bounds the bytes that all processes of one sandbox hold together.
+    `hidden` are missing or empty. `memory` bounds the bytes that all processes of one sandbox hold together.
     """
 
     bwrap: str
@@ -98,7 +101,7 @@ def hidden_paths(root: Path, more: Iterable[Path]) -> list[str]:
     found = {
         Path(os.path.realpath(path)) for path in [*(path for name in HIDDEN_NAMES for path in root.glob(name)), *more]
     }
-    return sorted(str(path) for path in found if path.exists() and path != root and path.is_relative_to(root))
+    return sorted(str(path) for path in found if path != root and path.is_relative_to(root))
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -137,16 +140,35 @@ def _folders(sandbox: SandboxSpec, root: Path) -> Iterator[str]:
     yield from ("--size", str(sandbox.memory or SHARED_MEMORY), "--tmpfs", SCRATCH)
     for path in SYSTEM:
         yield from ("--ro-bind-try", path, path)
-    hidden = [*sandbox.hidden]
-    for folder in (*_python_paths(root), root):
-        yield from ("--ro-bind", str(folder), str(folder))
-        hidden += hidden_paths(folder, [])
-    for path in dict.fromkeys(hidden):
-        if Path(path).is_dir():
-            yield from ("--tmpfs", path, "--remount-ro", path)
-        else:
-            yield from ("--ro-bind", str(EMPTY), path)
+    for folder in _python_paths(root):
+        yield from _without(folder, hidden_paths(folder, []))
+    # Looked for again: the first run has made its store by now.
+    yield from _without(root, [*sandbox.hidden, *hidden_paths(root, []), str(root / OWN_FOLDER)])
     yield from ("--remount-ro", "/", "--chdir", str(root))
+
+
+def _without(folder: Path, hidden: list[str]) -> Iterator[str]:
+    """Show a folder without some of its files and folders."""
+    inside = set(map(Path, hidden))
+    above = {path for path in inside if path.parent == folder}
+    entries = sorted(folder.iterdir()) if above else []
+    if 0 < len(entries) <= ENTRIES:
+        # Entry by entry: a mount over a hidden file would vanish when another file replaces that one.
+        yield from ("--tmpfs", str(folder))
+        for entry in entries:
+            if entry.is_symlink():
+                yield from ("--symlink", str(entry.readlink()), str(entry))
+            elif entry not in above:
+                yield from ("--ro-bind-try", str(entry), str(entry))
+        yield from ("--remount-ro", str(folder))
+        inside -= above
+    else:
+        yield from ("--ro-bind", str(folder), str(folder))
+    for path in sorted(inside):
+        if path.is_dir():
+            yield from ("--tmpfs", str(path), "--remount-ro", str(path))
+        elif path.exists():
+            yield from ("--ro-bind", str(EMPTY), str(path))
 
 
 def _python_paths(root: Path) -> list[Path]:

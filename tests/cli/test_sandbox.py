@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,7 +149,7 @@ ATTACKS = {
     ),
     "keys in memory": Attack(SEARCH + f"print(search({SECRETS!r}.encode(), pids))", "[]"),
     "ground truths in memory": Attack(SEARCH + f"print(search({TRUTHS!r}.encode(), pids))", "[]"),
-    "ground truths in the dataset": Attack(TRYING + "tried(lambda: repr(open('test_data.jsonl').read()))", "''"),
+    "ground truths in the dataset": Attack(TRYING + "tried(open, 'test_data.jsonl')", "FileNotFoundError"),
     "memory of the parent": Attack(TRYING + "import os\ntried(open, f'/proc/{os.getppid()}/mem')", "FileNotFoundError"),
     "the parent's process": Attack("import os\nprint(os.getppid())", "0"),
     "ptrace everybody": Attack(
@@ -162,7 +163,7 @@ ATTACKS = {
         " if os.path.exists(f'/proc/self/fd/{n}')} - {'pipe', 'socket', 'anon_inode', '/dev/null'}))",
         "[]",
     ),
-    "the store": Attack("import os\nprint(os.listdir('.osmosis'))", "[]"),
+    "the store": Attack(TRYING + "import os\ntried(os.listdir, '.osmosis')", "FileNotFoundError"),
     "the store anywhere": Attack(
         "import os\nfound = [top for top, _, files in os.walk('/') if 'runs.db' in files]\nprint(found)",
         "[]",
@@ -170,8 +171,17 @@ ATTACKS = {
     "a store of its own": Attack(
         TRYING + "import sqlite3\ntried(sqlite3.connect, '.osmosis/runs.db')", "OperationalError"
     ),
-    "keys in .env": Attack(TRYING + "tried(lambda: repr(open('.env').read()))", "''"),
-    "history": Attack("import os\nprint(os.listdir('.git'))", "[]"),
+    "a file that replaces a hidden one": Attack(
+        TRYING + "import time\ndeadline = time.monotonic() + 60\n"
+        "import os\nwhile not os.path.exists('mcp/replaced') and time.monotonic() < deadline:\n    time.sleep(0.05)\n"
+        "tried(open, '.env.local')",
+        "FileNotFoundError",
+    ),
+    "a link out of the repository": Attack(
+        "import os\nprint(os.path.islink('data'), os.path.exists('data'))", "True False"
+    ),
+    "keys in .env": Attack(TRYING + "tried(open, '.env')\ntried(lambda: open('mcp/.env').read())", "FileNotFoundError"),
+    "history": Attack(TRYING + "import os\ntried(os.listdir, '.git')", "FileNotFoundError"),
     "home": Attack(
         "import os, pathlib\nprint(os.path.expanduser('~'), pathlib.Path('~/.ssh').expanduser().exists())", "/tmp False"
     ),
@@ -271,7 +281,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         for number, name in enumerate(ATTACKS)
     ]
     root = write_repo(folder / "repo", main=RUNNING, rewards=REWARDS, rows=rows)
+    (root / ".env.local").touch()
     (root / ".env").write_text(f"SERVICE_TOKEN={FILED}\n", encoding="utf-8")
+    (root / "mcp" / ".env").write_text(f"SERVICE_TOKEN={FILED}\n", encoding="utf-8")
+    (root / "data").symlink_to(tmp_path_factory.mktemp("elsewhere"))
     (root / ".git").mkdir()
     (root / ".git" / "config").write_text("[user]\n", encoding="utf-8")
     abstract = f"osmosis-{os.getpid()}"
@@ -283,10 +296,18 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         listening.listen()
         port = at.url.split(":")[2].split("/")[0]
 
+        def replace() -> None:
+            (root / "new").write_text(f"SERVICE_TOKEN={FILED}\n", encoding="utf-8")
+            (root / "new").replace(root / ".env.local")
+            (root / "mcp" / "replaced").touch()
+
         def reply(request: Request) -> Reply:
             name = request.messages[1]["content"]
             if request.turn:
                 return text("done")
+            if "replaces" in name:
+                # While the tool runs, as an editor saves.
+                threading.Timer(0.5, replace).start()
             code = ATTACKS[name].code.replace("PORT", port).replace("ABSTRACT", abstract).replace("HERE", str(root))
             return tool_call("run", code=code)
 
@@ -460,8 +481,8 @@ def test_a_run_goes_on_in_sandboxes(tmp_path: Path) -> None:
     assert (broken.code, "mcp/main.py:2: ImportError" in broken.stderr) == (2, True), broken.stderr
     (root / "mcp" / "main.py").write_text(ADDING, encoding="utf-8")
     assert run_osmosis("eval", *options, "--limit", "1", "--eval-fn", "exact", cwd=root).code == 0
-    stepped = run_osmosis("test", *options, "-i", cwd=root, typed='tool add {"a": 4, "b": 5}\nc\nq\n')
-    assert "9" in stepped.stdout + stepped.stderr
+    stepped = run_osmosis("test", *options, "-i", cwd=root, typed='call add {"a": 4, "b": 5}\nc\nq\n')
+    assert re.search(r"^── result of add, called by hand, .*\n9$", stepped.stdout, re.MULTILINE), stepped
 
 
 LOOKING = """
@@ -472,7 +493,7 @@ from osmosis_ai import osmosis_reward
 
 @osmosis_reward
 def exact(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
-    return float(len(os.listdir(".osmosis"))) + ADDED
+    return float(os.path.exists(".osmosis")) + ADDED
 """
 
 

@@ -56,9 +56,9 @@ def test_keys_history_runs_and_ground_truths_are_hidden_and_the_rest_is_not(tmp_
     for file in (".env", ".env.local", "test_data.jsonl", "rows.csv", "notes.txt", "mcp/main.py"):
         (root / file).touch()
     (root / "linked").symlink_to(root / "rows.csv")
-    found = hidden_paths(root, [root / "linked", root / "runs", elsewhere, root / "gone", root])
+    found = hidden_paths(root, [root / "linked", root / "runs", elsewhere, root / "later", root])
     names = [Path(path).relative_to(root.resolve()).as_posix() for path in found]
-    assert names == [".env", ".env.local", ".git", ".osmosis", "rows.csv", "runs", "test_data.jsonl"]
+    assert names == [".env", ".env.local", ".git", ".osmosis", "later", "rows.csv", "runs", "test_data.jsonl"]
 
 
 def test_a_sandbox_has_the_language_and_paths_of_libraries_and_no_key(monkeypatch: pytest.MonkeyPatch) -> None:

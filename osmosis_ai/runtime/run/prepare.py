@@ -247,7 +247,7 @@ def choose_sandbox(
             f"{why}: {', '.join(judges)} would need the judge's key in the sandbox; write the rubric into a file, or "
             "score with it afterwards: osmosis eval-rubric"
         )
-    return SandboxSpec(find_bwrap(), workers.sandbox_network, hidden_paths(root, hidden))
+    return SandboxSpec(find_bwrap(), workers.sandbox_network, hidden_paths(root, [*hidden, *root.glob("*/.env*")]))
 
 
 def check_judges(functions: Iterable[FunctionRef], environ: Mapping[str, str], *, priced: bool) -> None:

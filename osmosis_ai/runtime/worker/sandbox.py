@@ -109,10 +109,9 @@ class Sandbox:
 
     @classmethod
     @asynccontextmanager
-    async def start(cls, spec: WorkerSpec, forks: Forks) -> AsyncIterator[Sandbox]:
-        """Yield a sandbox with a process that starts to load a repository; raise StartError."""
+    async def start(cls, spec: WorkerSpec, command: list[str], forks: Forks) -> AsyncIterator[Sandbox]:
+        """Yield a sandbox, made by `command`, with a process that starts to load a repository; raise StartError."""
         assert spec.sandbox is not None
-        command = sandbox_command(spec.sandbox, Path(spec.root), ["cat"])
         information, theirs = os.pipe()
         try:
             bwrap = await asyncio.create_subprocess_exec(
@@ -272,8 +271,11 @@ class _Sandboxes:
     """Starts sandboxes for a repository's code. `emit` reports what the code imports."""
 
     def __init__(self, spec: WorkerSpec, forks: Forks, emit: Callable[[Event], None]) -> None:
+        assert spec.sandbox is not None
         self._spec = spec
-        self._code = LoadedCode(Path(spec.root))
+        self._root = Path(spec.root).resolve()
+        self._command = sandbox_command(spec.sandbox, self._root, ["cat"])
+        self._code = LoadedCode(self._root)
         self._code.sources.update(forks.sources)
         self._forks = forks._replace(sources=self._code.sources)
         self._emit = emit
@@ -286,7 +288,7 @@ class _Sandboxes:
     @asynccontextmanager
     async def loaded(self) -> AsyncIterator[tuple[Sandbox, Ready]]:
         """Yield a new sandbox that has loaded the code, and what it loaded; raise StartError."""
-        async with Sandbox.start(self._spec, self._forks) as sandbox:
+        async with Sandbox.start(self._spec, self._command, self._forks) as sandbox:
             ready = await self._ready(sandbox)
             if differing := self._code.note(ready.tool_sources | ready.function_sources):
                 raise StartError(f"{', '.join(sorted(differing))} changed after the start")
@@ -295,7 +297,14 @@ class _Sandboxes:
 
     def imported(self, sources: dict[str, str]) -> None:
         """Report files that a sandbox's code has imported."""
-        self._emit(Imported(sources))
+        self._emit(Imported(self._inside(sources)))
+
+    def _inside(self, sources: dict[str, str]) -> dict[str, str]:
+        """Leave out what isn't a file of the repository: these files will be read."""
+        files = {name: Path(os.path.realpath(self._root / name)) for name in sources}
+        return {
+            name: sources[name] for name, file in files.items() if file.is_relative_to(self._root) and file.is_file()
+        }
 
     async def _ready(self, sandbox: Sandbox) -> Ready:
         why = "the repository can't be loaded in a sandbox"
@@ -310,7 +319,8 @@ class _Sandboxes:
             raise start_error(answer.error, answer.message)
         if not isinstance(answer, Ready):
             raise StartError(f"{why}: it sent something else")
-        return answer
+        tools, functions = self._inside(answer.tool_sources), self._inside(answer.function_sources)
+        return msgspec.structs.replace(answer, tool_sources=tools, function_sources=functions)
 
 
 class SandboxedTools(_Sandboxes):
@@ -401,7 +411,8 @@ class SandboxedSession:
 
     def _take(self, answer: Answer) -> None:
         if isinstance(answer, Opened) and not self._opened.done():
-            self._opened.set_result(answer.failure)
+            failure = answer.failure and msgspec.structs.replace(answer.failure, origin="setup", kind="exception")
+            self._opened.set_result(failure)
         elif isinstance(answer, Answered) and answer.number in self._calls:
             _, waiting = self._calls[answer.number]
             if not waiting.done():
@@ -444,23 +455,25 @@ class SandboxedScorers(_Sandboxes):
                 async with self.loaded() as (sandbox, _):
                     sandbox.send(ScoreThis(trajectory, [ref.name for ref in waiting]))
                     for ref in waiting:
-                        scores.append(await self._receive(sandbox, ref.name))
+                        scores.append(await self._receive(sandbox, ref))
             except StartError as error:
                 scores.append(_failed(functions[len(scores)], Failure("worker", str(error), kind="load")))
             except SandboxLostError as lost:
                 scores.append(_failed(functions[len(scores)], lost.failure))
         return scores
 
-    async def _receive(self, sandbox: Sandbox, name: str) -> Score:
+    async def _receive(self, sandbox: Sandbox, ref: FunctionRef) -> Score:
         seconds = self._spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
         with anyio.move_on_after(seconds):
             while isinstance(answer := await sandbox.receive(), Imported):
                 self.imported(answer.sources)
                 await anyio.lowlevel.checkpoint()
-            if isinstance(answer, Scored) and answer.score.function == name:
-                # No judge is called from a sandbox.
-                return msgspec.structs.replace(answer.score, judge_calls=[])
-            raise sandbox.lost(f"it sent something else than the score of {name}")
+            if not isinstance(answer, Scored) or answer.score.function != ref.name:
+                raise sandbox.lost(f"it sent something else than the score of {ref.name}")
+            score = answer.score
+            failure = score.failure and msgspec.structs.replace(score.failure, origin=ref.kind)
+            # No judge is called from a sandbox.
+            return msgspec.structs.replace(score, failure=failure, judge_calls=[])
         raise sandbox.blocked(seconds)
 
 
