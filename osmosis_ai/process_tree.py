@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 import re
+import resource
 import select
 import signal
 import sys
@@ -114,9 +115,23 @@ def descendants(pid: int) -> Iterator[tuple[int, int]]:
             with suppress(OSError):
                 for child in map(int, children.read_text(encoding="ascii").split()):
                     waiting.append(child)
-                    # Memory that several processes share counts once in total.
-                    share = _SHARE.search(Path(f"/proc/{child}/smaps_rollup").read_bytes())
-                    yield child, int(share[1]) * 1024 if share else 0
+                    yield child, _memory_share(child)
+
+
+def _memory_share(pid: int) -> int:
+    process = Path(f"/proc/{pid}")
+    try:
+        # Memory that several processes share counts once in total.
+        share = _SHARE.search((process / "smaps_rollup").read_bytes())
+        if share is not None:
+            return int(share[1]) * 1024
+    except PermissionError:
+        # A process may deny this, but not the next.
+        with suppress(OSError):
+            return int((process / "statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    except OSError:
+        pass
+    return 0
 
 
 def adopt_orphans() -> None:

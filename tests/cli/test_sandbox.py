@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import socket
 import threading
@@ -241,6 +242,15 @@ ATTACKS = {
         "import os, time\nwhile True:\n    if os.fork() == 0:\n        time.sleep(60)", failure="processes"
     ),
     "memory bomb": Attack("kept = []\nwhile True:\n    kept.append(bytearray(1 << 24))", failure="memory"),
+    "memory that nobody may look at": Attack(
+        "import ctypes, time\nctypes.CDLL(None).prctl(4, 0)\nkept = [bytearray(b'x') * (1 << 30)]\ntime.sleep(60)",
+        failure="it held more than 512 MiB of memory",
+    ),
+    "memory that nobody holds": Attack(
+        TRYING + "import ctypes, os\ntried(os.memfd_create, 'a')\nprint(ctypes.CDLL(None).shmget(0, 1 << 30, 0o1600))",
+        "PermissionError\n-1",
+    ),
+    "keyrings": Attack("import ctypes\nprint(ctypes.CDLL(None).syscall(NUMBER, 6, -3, 0, 0))", "-1"),
     "memory of many": Attack(
         "import os, time\nfor _ in range(9):\n    if os.fork() == 0:\n"
         "        kept = bytearray(os.urandom(1 << 20)) * 90\n"
@@ -296,6 +306,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         listening.listen()
         port = at.url.split(":")[2].split("/")[0]
 
+        keyctl = {"x86_64": "250"}.get(platform.machine(), "219")
+
         def replace() -> None:
             (root / "new").write_text(f"SERVICE_TOKEN={FILED}\n", encoding="utf-8")
             (root / "new").replace(root / ".env.local")
@@ -308,7 +320,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
             if "replaces" in name:
                 # While the tool runs, as an editor saves.
                 threading.Timer(0.5, replace).start()
-            code = ATTACKS[name].code.replace("PORT", port).replace("ABSTRACT", abstract).replace("HERE", str(root))
+            code = (
+                ATTACKS[name]
+                .code.replace("PORT", port)
+                .replace("ABSTRACT", abstract)
+                .replace("HERE", str(root))
+                .replace("NUMBER", keyctl)
+            )
             return tool_call("run", code=code)
 
         model = ["--base-url", at.url, "--model", "scripted", "--api-key", KEY]
