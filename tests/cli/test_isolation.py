@@ -94,3 +94,29 @@ def test_what_the_model_needs_is_imported_once_and_not_for_each_rollout(tmp_path
     forked = (root / "forked").read_text(encoding="utf-8").split()
     assert len(forked) >= 3
     assert set(forked) == {"True"}
+
+
+def test_tools_are_not_told_where_the_store_is(tmp_path: Path) -> None:
+    main = (
+        ADDING
+        + """
+import os
+
+
+@mcp.tool
+def told() -> str:
+    \"\"\"Say what the environment says of the store.\"\"\"
+    return repr([value for value in os.environ.values() if "kept-elsewhere" in value])
+"""
+    )
+    root = write_repo(tmp_path / "repo", main=main, rows=[{"system_prompt": "s", "user_prompt": "u"}])
+
+    def script(request: Request) -> Reply:
+        return tool_call("told") if request.turn == 0 else text(request.messages[-1]["content"])
+
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "1"]
+        run_osmosis("test", *model, cwd=root, env={"OSMOSIS_STORE": str(tmp_path / "kept-elsewhere")})
+        assert (tmp_path / "kept-elsewhere" / "runs.db").is_file()
+        (end,) = [request.messages[-1]["content"] for request in endpoint.requests if request.turn == 1]
+    assert end == "[]"
