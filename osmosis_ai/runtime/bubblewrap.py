@@ -177,6 +177,9 @@ def _python_paths(root: Path) -> list[Path]:
     named = [*map(Path, (sys.prefix, sys.base_prefix, *filter(None, sys.path))), executable.parents[1], PACKAGE]
     homes = [Path(os.path.realpath(home)) for home in (Path("~").expanduser(), "/root", "/home")]
     private = {root, *root.parents, *homes, *(parent for home in homes for parent in home.parents)}
+    if PACKAGE.parent.name not in ("site-packages", "dist-packages"):
+        # A checkout of this package, which holds more than the package.
+        private.add(PACKAGE.parent)
     # A link's own path too, because other links lead through it.
     both = dict.fromkeys(path for name in named for path in (name.absolute(), Path(os.path.realpath(name))))
     return [path for path in both if path not in private and path.exists()]
