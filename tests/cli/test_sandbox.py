@@ -19,7 +19,9 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.runtime.bubblewrap import find_bwrap
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, text, tool_call, tool_calls
 from repos import ADDING, write_repo
+from running import running
 from waiting import eventually
+from watching import Watching, rewards
 
 
 def why_not() -> str:
@@ -523,6 +525,17 @@ def test_scores_of_a_run_in_sandboxes_are_repeated_in_sandboxes(tmp_path: Path) 
     (root / "reward_fn" / "rewards.py").write_text(LOOKING.replace("ADDED", "0.5"), encoding="utf-8")
     again = run_osmosis("runs", "rescore", "--workers", "1", "--json", cwd=root)
     assert again.json["functions"]["reward_fn.rewards:exact"]["mean"] == 0.5, again
+
+
+def test_a_saved_tool_is_loaded_into_new_sandboxes(tmp_path: Path) -> None:
+    solution = [{"tool": "add", "arguments": {"a": 1, "b": 2}}, "{{result[0]}}"]
+    rows = [{"system_prompt": "s", "user_prompt": "u", "ground_truth": "3", "solution": solution}]
+    root = write_repo(tmp_path / "repo", rows=rows)
+    with running("test", "--watch", "--isolation", "sandbox", "--workers", "1", "--json", cwd=root) as command:
+        watch = Watching(command, root, None)
+        assert rewards(watch.next()) == [1.0]
+        assert rewards(watch.save({"mcp/main.py": ADDING.replace("a + b", "a - b")})) == [0.0]
+        assert rewards(watch.save({"mcp/main.py": ADDING})) == [1.0]
 
 
 @pytest.mark.parametrize(
