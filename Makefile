@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 LOWEST ?= .venv-lowest
+PROCESSES ?= 4
 BIN = $(VENV)/bin
 
 # uv needs a third of pip's time; where it is neither there nor in the package index, pip does the same.
@@ -19,11 +20,11 @@ demo: $(VENV)/.package  ## run the main job on the example repository with the e
 
 environment: $(VENV)/.dev  ## what the targets below need, installed
 
-# Four at a time on two cores: much of what they do is waiting. Tests that share something expensive are a group.
+# Four processes on two cores: much of what the tests do is waiting. Tests that share something expensive are a group.
 # Workers and commands of the tests import the package; one that has to compile it each time takes a third longer.
 test: $(VENV)/.dev  ## the test suite; one test: make test TESTS=tests/test_dataset.py
 	$(BIN)/python -m compileall -q osmosis_ai
-	$(BIN)/python -m pytest -n 4 --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup $(TESTS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/ruff check
@@ -35,7 +36,7 @@ fuzz: $(VENV)/.dev  ## replies and events with odd parts: 100 times the suite's 
 
 test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pyproject.toml allows
 	$(LOWEST)/bin/python -m compileall -q osmosis_ai
-	$(LOWEST)/bin/python -m pytest -n 4 --dist loadgroup $(TESTS)
+	$(LOWEST)/bin/python -m pytest -n $(PROCESSES) --dist loadgroup $(TESTS)
 
 benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py

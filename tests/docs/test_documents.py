@@ -279,11 +279,15 @@ def run_here(line: str) -> str:
 
 
 def environment(endpoint_url: str) -> dict[str, str]:
-    """Return a clean environment without an outer make's settings; OpenAI is scripted."""
+    """Return a clean environment without an outer make's settings; OpenAI is scripted.
+
+    One worker and one process of tests do: what a section shows doesn't depend on their number.
+    """
     make = {"MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "TESTS"}
     kept = {name: value for name, value in clean_environment().items() if name not in make}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
-    return {**kept, "PATH": path, "OPENAI_BASE_URL": endpoint_url, "OPENAI_API_BASE": endpoint_url}
+    few = {"OSMOSIS_WORKERS": "1", "PROCESSES": "0"}
+    return {**kept, **few, "PATH": path, "OPENAI_BASE_URL": endpoint_url, "OPENAI_API_BASE": endpoint_url}
 
 
 def stable(output: str) -> str:
