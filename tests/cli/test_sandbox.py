@@ -33,7 +33,7 @@ def why_not() -> str:
 
 
 NO_SANDBOX = why_not()
-pytestmark = pytest.mark.skipif(bool(NO_SANDBOX), reason=NO_SANDBOX)
+pytestmark = [pytest.mark.skipif(bool(NO_SANDBOX), reason=NO_SANDBOX), pytest.mark.xdist_group("sandbox")]
 
 KEY = "sk-key-90817263"
 VARIABLE = "sk-var-11223344"

@@ -374,4 +374,6 @@ def _work_in_child(boot: protocol.Boot) -> tuple[bool, int]:
 
 
 def fork_servers(process: psutil.Process) -> list[psutil.Process]:
-    return [child for child in process.children() if "worker.fork_server" in " ".join(child.cmdline())]
+    """List the fork servers of a process, but for that of sandboxes, which alone isn't in the working directory."""
+    started = [child for child in process.children() if "worker.fork_server" in " ".join(child.cmdline())]
+    return [child for child in started if child.cwd() != "/"]
