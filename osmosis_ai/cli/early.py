@@ -27,6 +27,8 @@ WAITS = {
     "init": "creating the repository",
 }
 """What each command waits for first."""
+LOOPS = "osmosis_ai.runtime.worker.agents"
+"""What workers need for an agent loop."""
 WITHOUT_STATUS = {"--help", "-h", "--quiet", "-q", "--json", "--debug"}
 
 
@@ -58,7 +60,7 @@ def words_after(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def preloads(given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
-    """Return the modules that the chosen models need, as far as known before `.env` and the options are read."""
+    """Return what the models and the agent loop need, as far as known before `.env` and the options are read."""
     from osmosis_ai.models.engines import ENGINES, engine_for
 
     asked = [
@@ -68,4 +70,5 @@ def preloads(given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
     engines = [engine_for(model or "", base_url=url in given) for model, url in asked if model or url in given]
     if "--rubric" in given:
         engines.append(ENGINES["litellm"])
-    return [info.preload for info in ENGINES.values() if info.preload and info in engines]
+    loops = [LOOPS] if "-m" in given or "--module" in given or "OSMOSIS_MODULE" in environ else []
+    return loops + [info.preload for info in ENGINES.values() if info.preload and info in engines]

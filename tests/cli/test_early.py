@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from osmosis_ai.cli.early import preloads, words_after
+from osmosis_ai.cli.early import LOOPS, preloads, words_after
 
 ENDPOINTS = "osmosis_ai.models.endpoint"
 LITELLM = "osmosis_ai.models.preload_litellm"
@@ -53,6 +53,12 @@ def test_the_client_for_endpoints_is_imported_ahead() -> None:
         ENDPOINTS
     ]
     assert preloads(words_after(["test", "--model", "offline/smoke"]), {}) == []
+
+
+@pytest.mark.parametrize("words", [["test", "-m", "server:loop"], ["serve", "--module=server:loop"]])
+def test_what_an_agent_loop_needs_is_imported_ahead_only_for_one(words: list[str]) -> None:
+    assert preloads(words_after(words), {}) == [LOOPS]
+    assert preloads(words_after(["test"]), {"OSMOSIS_MODULE": "server:loop"}) == [LOOPS]
 
 
 def test_a_bare_command_has_no_words() -> None:

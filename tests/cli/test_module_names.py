@@ -14,6 +14,9 @@ from commands import COMMAND, clean_environment, run_osmosis
 from osmosis_ai.testing import ScriptedEndpoint, by_turn, text, tool_call
 from repos import ADDING, write_repo
 
+# They share one listing of what a worker imports.
+pytestmark = pytest.mark.xdist_group("module names")
+
 HIDES = """
 import os
 with open({log!r}, "a") as log:

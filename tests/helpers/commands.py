@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from osmosis_ai.cli.app import run
+from osmosis_ai.models.engines import ENGINES
 from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.schemas import SCHEMAS
 from waiting import PATIENCE, eventually
@@ -177,7 +178,7 @@ class Command(ABC):
 def run_here(
     arguments: Sequence[str | Path], cwd: Path, environ: dict[str, str], stdout: TextIO, stderr: TextIO, typed: str = ""
 ) -> int:
-    forkserver.start()
+    forkserver.start([ENGINES["openai_compatible"].preload])
     with (
         _descriptor(1, stdout),
         _descriptor(2, stderr),
