@@ -403,6 +403,7 @@ import json
 import os
 
 from fastmcp import Context, FastMCP
+from mcp.types import SamplingMessage, TextContent
 from osmosis_ai import current_rollout, osmosis_setup
 
 mcp = FastMCP("knowing")
@@ -425,9 +426,8 @@ async def look() -> str:
 @mcp.tool
 async def ask(ctx: Context) -> str:
     \"\"\"Ask the model.\"\"\"
-    if not hasattr(ctx, "sample"):
-        return "said"
-    return (await ctx.sample("Say it.")).text
+    message = SamplingMessage(role="user", content=TextContent(type="text", text="Say it."))
+    return (await ctx.session.create_message([message], max_tokens=33)).content.text
 
 
 @mcp.tool

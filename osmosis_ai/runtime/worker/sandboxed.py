@@ -146,8 +146,11 @@ async def _host_tools(loaded: LoadedRepository, reader: asyncio.StreamReader, se
     async def sample(messages: list[Message], params: JsonObject) -> Message:
         number = next(numbers)
         replies[number] = asyncio.get_running_loop().create_future()
-        send(Sample(number, messages, params))
-        reply = await replies.pop(number)
+        try:
+            send(Sample(number, messages, params))
+            reply = await replies[number]
+        finally:
+            del replies[number]
         if reply.error is not None:
             raise RuntimeError(reply.error)
         return reply.message
