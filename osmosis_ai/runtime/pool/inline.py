@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -98,18 +99,33 @@ class _InlineChannel:
 
 
 class _MaskedStream:
-    """Stderr for user code: each text is masked as it is written."""
+    """Stderr for user code: each thread's text is masked line by line, or up to where it is flushed."""
 
     def __init__(self, stream: TextIO, masker: Masker) -> None:
         self._stream = stream
         self._masker = masker
+        self._begun: dict[int, str] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        self._stream.write(self._masker.text(text))
+        thread = threading.get_ident()
+        lines, end, rest = (self._begun.pop(thread, "") + text).rpartition("\n")
+        if rest:
+            self._begun[thread] = rest
+        if end:
+            self._stream.write(self._masker.text(f"{lines}\n"))
         return len(text)
+
+    def flush(self) -> None:
+        self._stream.write(self._masker.text(self._begun.pop(threading.get_ident(), "")))
+        self._stream.flush()
+
+    def finish(self) -> None:
+        """Write what no thread has ended with a line break."""
+        for thread in list(self._begun):
+            self._stream.write(self._masker.text(self._begun.pop(thread)))
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -123,10 +139,11 @@ def _output_to_stderr(masker: Masker) -> Iterator[None]:
     # The descriptor too, for C code and child processes.
     stdout, stderr, saved = sys.stdout, sys.stderr, os.dup(1)
     os.dup2(2, 1)
-    sys.stdout = sys.stderr = _MaskedStream(stderr, masker)
+    sys.stdout = sys.stderr = masked = _MaskedStream(stderr, masker)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = stdout, stderr
+        masked.finish()
         os.dup2(saved, 1)
         os.close(saved)
