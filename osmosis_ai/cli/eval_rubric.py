@@ -22,7 +22,6 @@ from osmosis_ai.urls import show_url
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
-    from osmosis_ai.masking import Masker
     from osmosis_ai.reward_rubric.configs import Rubric
     from osmosis_ai.reward_rubric.data import RubricRecord
     from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRun, LabelAgreement, RecordResult, RubricResults
@@ -132,7 +131,7 @@ def eval_rubric(given: Given) -> None:
         if judged is None:
             session.output.warn("interrupted; nothing was written")
             raise typer.Exit(ExitCode.INTERRUPTED)
-        raise typer.Exit(_finish(plan, judged, session.output, session.masker, config.output.json))
+        raise typer.Exit(_finish(plan, judged, session.output, config.output.json))
 
 
 class _JudgeFacts(NamedTuple):
@@ -356,11 +355,11 @@ async def _judge(plan: _Plan) -> AsyncIterator[Judge]:
 # After
 
 
-def _finish(plan: _Plan, judged: list[RecordResult], view: Output, masker: Masker, as_json: bool) -> int:
+def _finish(plan: _Plan, judged: list[RecordResult], view: Output, as_json: bool) -> int:
     import msgspec
 
     results = _results(plan, judged)
-    data = masker.encoded(msgspec.json.encode(results))
+    data = view.masker.encoded(msgspec.json.encode(results))
     problem = _save(data, plan.output)
     if as_json:
         view.json(data)

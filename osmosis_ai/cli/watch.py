@@ -25,7 +25,6 @@ from osmosis_ai.cli.status import STATUS
 from osmosis_ai.cli.watch_screen import BrokenSave, Display, Screen
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
-from osmosis_ai.masking import Masker
 from osmosis_ai.records import Record
 from osmosis_ai.reward_rubric.resolve import rubric_files
 from osmosis_ai.runtime.run.prepare import find_agent, find_dataset, find_store, prepare
@@ -228,7 +227,7 @@ class _Watcher:
 
     def _display(self) -> AbstractContextManager[Display]:
         if self._options.json or not sys.stdout.isatty():
-            return nullcontext(_JsonLines(self._output, self._masker))
+            return nullcontext(_JsonLines(self._output))
         STATUS.turn_off()
         return Screen(self._output, self._shown)
 
@@ -264,9 +263,8 @@ class _Watcher:
 class _JsonLines(Display):
     """A display that prints one JSON object per iteration on a line of stdout."""
 
-    def __init__(self, output: Output, masker: Masker) -> None:
+    def __init__(self, output: Output) -> None:
         self._output = output
-        self._masker = masker
 
     def show(self, iteration: Iteration, results: bytes) -> None:
         self._output.json(results)

@@ -9,6 +9,7 @@ import msgspec
 
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.discovery.scan import Component, Problem, resolve_function, scan_functions
+from osmosis_ai.discovery.source import relative_to_root
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.folders import given_path
 from osmosis_ai.imports import content_hash
@@ -130,7 +131,7 @@ def _entries(path: Path, root: Path) -> list[FunctionRef]:
 
 
 def _ref(rubric: Rubric, path: Path, root: Path) -> FunctionRef:
-    file = (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+    file = relative_to_root(path, root)
     # The hash covers what changes scores: neither the entry's line nor the key.
     model_info = {name: value for name, value in rubric.model_info.items() if name != "api_key"}
     said = msgspec.structs.replace(rubric, line=0, model_info=model_info)

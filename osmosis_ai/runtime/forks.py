@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 from collections import deque
 from contextlib import suppress
@@ -14,7 +15,7 @@ import msgspec
 from osmosis_ai.process_tree import end_processes
 from osmosis_ai.runtime.protocol import Forked, decode_report, read_frame
 
-__all__ = ["ChildProcess", "ForkLine"]
+__all__ = ["ChildProcess", "ForkLine", "how_it_ended"]
 
 
 class ChildProcess:
@@ -108,3 +109,12 @@ class ForkLine:
             answer.kill()
         else:
             asked.set_result(answer)
+
+
+def how_it_ended(code: int) -> str:
+    """Describe an exit code; a negative one is the signal that killed the process."""
+    if code >= 0:
+        return f"exited with code {code}"
+    # Real-time signals have no names.
+    names = {known.value: known.name for known in signal.Signals}
+    return f"killed by {names.get(-code, f'signal {-code}')}"

@@ -493,6 +493,8 @@ decode_report = msgspec.json.Decoder(ForkReport).decode
 
 
 HEADER = struct.Struct(">I")
+FREEZE_GRACE_SECONDS = 5.0
+"""How long after its time limit user code may hold up its process before that is ended."""
 MAX_FRAME = 512 * 1024 * 1024
 """Maximum size of a record from a worker, in bytes: several times the largest reply of a model."""
 

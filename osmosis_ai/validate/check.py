@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from osmosis_ai import tracebacks
 from osmosis_ai.discovery.scan import Component
+from osmosis_ai.discovery.source import relative_to_root
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.validate.findings import Finding, finding
@@ -36,7 +37,7 @@ class Subject:
 
     def shown(self, path: Path) -> str:
         """Return a path as findings show it: relative to the root if it is inside."""
-        return path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+        return relative_to_root(path, self.root)
 
 
 class Check(NamedTuple):

@@ -6,8 +6,10 @@ import functools
 import json
 import re
 import shutil
+import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,12 @@ def held_from(number: int, gate: Gate, script: Callable[[Request], Reply] = add_
         return reply.after(gate) if int(request.messages[1]["content"].split()[2]) >= number else reply
 
     return held
+
+
+def scores_in(store: Path) -> int:
+    """Count the scores that are durable."""
+    with closing(sqlite3.connect(store)) as db:
+        return int(db.execute("SELECT count(*) FROM scores").fetchone()[0])
 
 
 def kill_at(root: Path, endpoint: ScriptedEndpoint, done: int, in_flight: int, *options: str) -> None:
@@ -214,7 +222,7 @@ def test_a_run_whose_store_is_removed_stops_and_goes_on_from_a_copy(tmp_path: Pa
         options = ["--base-url", endpoint.url, "--model", "scripted", "--json"]
         results = root / "results.json"
         with running("eval", *options, "--batch-size", "2", "-o", results, cwd=root) as command:
-            command.until(lambda: len(asked(endpoint)) == 6)
+            command.until(lambda: len(asked(endpoint)) == 6 and scores_in(root / ".osmosis/runs.db") == 4)
             shutil.rmtree(root / ".osmosis")
             gate.open()
             done = command.wait()

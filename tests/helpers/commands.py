@@ -62,9 +62,7 @@ def run_osmosis(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = 
     if "--workers 0" in " ".join(map(str, arguments)):
         return run_installed(*arguments, cwd=cwd, env=env, typed=typed)
     with Capture() as stdout, Capture() as stderr:
-        code = run_here(
-            arguments, cwd, clean_environment(**{"OSMOSIS_WORKERS": "1", **(env or {})}), stdout, stderr, typed
-        )
+        code = run_here(arguments, cwd, environment_here(**(env or {})), stdout, stderr, typed)
         finished = Finished(code, stdout.text, stderr.text)
     eventually(lambda: not worker_processes(), lambda: f"left behind: {worker_processes()}\n{finished.stderr}")
     return finished
@@ -97,6 +95,11 @@ def clean_environment(**extra: str) -> dict[str, str]:
     """
     kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_MODEL", "COLUMNS"))}
     return {**kept, **extra}
+
+
+def environment_here(**extra: str) -> dict[str, str]:
+    """Return the clean environment for a command in this process, where one worker does unless the test says more."""
+    return clean_environment(**{"OSMOSIS_WORKERS": "1", **extra})
 
 
 def documented(name: str, data: str) -> dict[str, Any]:

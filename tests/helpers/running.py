@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import psutil
 
-from commands import COMMAND, Command, Finished, clean_environment
+from commands import COMMAND, Command, Finished, clean_environment, environment_here
 from stage import StagedCommand, current_stage
 
 MARK = "OSMOSIS_TEST_COMMAND"
@@ -74,8 +74,7 @@ def running(
     """
     command: Command
     if stage := current_stage():
-        environ = clean_environment(**{"OSMOSIS_WORKERS": "1", **(env or {})})
-        command = StagedCommand(stage, *arguments, cwd=cwd, environ=environ)
+        command = StagedCommand(stage, *arguments, cwd=cwd, environ=environment_here(**(env or {})))
     else:
         command = Running(*arguments, cwd=cwd, env=env, descriptors=descriptors)
     try:

@@ -7,7 +7,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -24,13 +23,14 @@ from osmosis_ai.process_tree import is_stopped, wake
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.bubblewrap import environment
 from osmosis_ai.runtime.code import LoadedCode
-from osmosis_ai.runtime.forks import ChildProcess, ForkLine
+from osmosis_ai.runtime.forks import ChildProcess, ForkLine, how_it_ended
 from osmosis_ai.runtime.logs import last_lines
 from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.runtime.pool.base import LOAD_SECONDS, PoolOptions
 from osmosis_ai.runtime.pool.group import WorkerGroup
 from osmosis_ai.runtime.pool.pool import WorkerPool, open_groups
 from osmosis_ai.runtime.protocol import (
+    FREEZE_GRACE_SECONDS,
     HEADER,
     Boot,
     Event,
@@ -47,8 +47,6 @@ from osmosis_ai.shortage import shortage_of
 from osmosis_ai.tasks import task_group
 
 __all__ = ["ForkServerSpawner", "LocalChannel", "TemplateSpawner", "open_local"]
-
-FREEZE_GRACE_SECONDS = 5.0
 
 DRAIN_SECONDS = 0.5
 SPARE_DESCRIPTORS = 16
@@ -141,7 +139,7 @@ class LocalChannel:
     @property
     def ending(self) -> str:
         code = self._process.exit_code
-        return "lost with its parent process" if code is None else _how_it_ended(code)
+        return "lost with its parent process" if code is None else how_it_ended(code)
 
     def last_words(self) -> list[str]:
         return _last_words(self._process.pid, self._places)
@@ -291,7 +289,7 @@ class _Template:
                 with anyio.move_on_after(DRAIN_SECONDS):
                     await self.process.exited.wait()
                 code = self.process.exit_code
-                how = str(error) if code is None else f"{error}: {_how_it_ended(code)}"
+                how = str(error) if code is None else f"{error}: {how_it_ended(code)}"
                 raise OSError("\n    ".join([how, *_last_words(self.process.pid, self._boot.places)])) from error
             self.loaded = True
             return channel
@@ -350,11 +348,3 @@ def _send_line(jobs: socket.socket, record: bytes) -> bytes:
 
 def _fork_server() -> ForkLine:
     return ForkLine(*forkserver.open_line(), "the fork server was lost")
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    # Real-time signals have no names.
-    names = {known.value: known.name for known in signal.Signals}
-    return f"killed by {names.get(-code, f'signal {-code}')}"

@@ -22,6 +22,7 @@ from anyio.abc import TaskGroup
 from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import DatasetSummary, open_dataset
 from osmosis_ai.data.kept_rows import KeptRows, keep_rows
+from osmosis_ai.discovery.source import relative_to_root
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import DatasetError, FunctionError, StartError, StoreError
 from osmosis_ai.folders import OWN_FOLDER
@@ -456,7 +457,7 @@ class RunSession:
     async def _concluded(self, wall_ms: float, *, unfinished: bool) -> Report:
         changed = list(self.pool.changed)
         if await anyio.to_thread.run_sync(self._kept.outdated):
-            changed.append(_from_root(self.plan.dataset, self.plan.root))
+            changed.append(relative_to_root(Path(self.plan.dataset), Path(self.plan.root)))
         if changed and not (self._run and self._run.code_changed):
             results = "the results are those of the version loaded at the start"
             self._tell(events.Notice(f"changed during the run: {', '.join(changed)}; {results}", "warning"))
@@ -537,11 +538,6 @@ class RunSession:
             self._tell(events.TurnDone(event.job, event.turn, event.message))
         elif isinstance(event, CallDone):
             self._tell(events.ToolCallDone(event.job, event.call, event.message))
-
-
-def _from_root(file: str, root: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(root)) if path.is_relative_to(root) else file
 
 
 def _loaded(prepared: Prepared) -> str:

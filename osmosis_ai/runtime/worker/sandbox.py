@@ -10,7 +10,6 @@ import contextvars
 import itertools
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -30,8 +29,9 @@ from osmosis_ai.process_tree import descendants
 from osmosis_ai.records import Failure, FunctionRef, JsonObject, Score, ScoringInput, Tool
 from osmosis_ai.runtime.bubblewrap import environment, sandbox_command
 from osmosis_ai.runtime.code import LoadedCode
-from osmosis_ai.runtime.forks import ChildProcess, ForkLine
+from osmosis_ai.runtime.forks import ChildProcess, ForkLine, how_it_ended
 from osmosis_ai.runtime.protocol import (
+    FREEZE_GRACE_SECONDS,
     HEADER,
     Event,
     Imported,
@@ -64,7 +64,6 @@ from osmosis_ai.tracebacks import describe
 
 __all__ = ["Forks", "SandboxedScorers", "SandboxedSession", "SandboxedTools"]
 
-FREEZE_GRACE_SECONDS = 5.0
 LOAD_SECONDS = 120.0
 LOOK_SECONDS = 0.25
 END_SECONDS = 5.0
@@ -232,12 +231,8 @@ class Sandbox:
         code = self._process.exit_code
         if code is None:
             how = "it closed its connection"
-        elif code > SIGNALLED:
-            # Real-time signals have no names.
-            names = {known.value: known.name for known in signal.Signals}
-            how = f"killed by {names.get(code - SIGNALLED, f'signal {code - SIGNALLED}')}"
         else:
-            how = f"exited with code {code}"
+            how = how_it_ended(SIGNALLED - code if code > SIGNALLED else code)
         return Failure("worker", how, kind="died")
 
     async def _print(self, descriptor: int, stream: str) -> None:

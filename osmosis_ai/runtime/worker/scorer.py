@@ -22,6 +22,7 @@ import anyio
 from osmosis_ai import tracebacks
 from osmosis_ai.conversation import last_answer, message_text
 from osmosis_ai.decorators import annotation_members
+from osmosis_ai.discovery.source import relative_to_root
 from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import SourceLoader, import_hint
@@ -234,9 +235,7 @@ class Scorer:
         code = getattr(inspect.unwrap(_innermost(self._function)), "__code__", None)
         if code is None:
             return self.ref.file, self.ref.line
-        path = Path(code.co_filename)
-        file = path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else str(path)
-        return file, code.co_firstlineno
+        return relative_to_root(Path(code.co_filename), self._root), code.co_firstlineno
 
 
 class _Judged:
