@@ -21,6 +21,7 @@ from measuring import OSMOSIS, Measured, adopt_orphans, run
 from repository import EXACT, sums, write_repo
 
 from osmosis_ai.records import Rollout, Row, ToolCall, Turn, Usage
+from osmosis_ai.store.codec import decode_scoring_input
 from osmosis_ai.store.reading import ScoringReader
 from osmosis_ai.store.run_store import RunStore
 
@@ -69,7 +70,7 @@ def plain_loop(repo: Path) -> float:
     started = perf_counter()
     reader = ScoringReader(store)
     for start in range(0, len(keys), AT_ONCE):
-        for found in reader.read(keys[start : start + AT_ONCE]):
+        for found in map(decode_scoring_input, reader.read(keys[start : start + AT_ONCE])):
             space["exact"](found.messages[-1]["content"], found.ground_truth, {})
     return perf_counter() - started
 

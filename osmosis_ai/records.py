@@ -248,6 +248,14 @@ class ScoringInput(Record, frozen=True):
     extra: dict[str, Any]
 
 
+class StoredInput(Record, frozen=True):
+    """A ScoringInput as the run store keeps it: a row and a trajectory, each as JSON that may be compressed."""
+
+    row_index: int
+    row: bytes
+    trajectory: bytes
+
+
 class JudgeCall(Record, frozen=True):
     """One request to a judge and its result. Times are in milliseconds.
 

@@ -341,7 +341,7 @@ def rescore(
             raise UsageError(f"run {info.id} is still being written; rescore it when it has ended")
         refs, left_out = _functions(session, info, eval_fn or [], keep_going=keep_going)
         limits = LimitsConfig(reward_timeout=reward_timeout)
-        spec = scorer_spec(session.root, refs, limits, store=session.store.path, keep_going=keep_going)
+        spec = scorer_spec(session.root, refs, limits, keep_going=keep_going)
         made_with = info.config.get("options", {})
         if made_with.get("isolation") == "sandbox":
             # What a model wrote for that run is scored in a sandbox too.

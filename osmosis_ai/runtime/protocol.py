@@ -32,6 +32,7 @@ from osmosis_ai.records import (
     Record,
     Row,
     Score,
+    StoredInput,
     Tool,
     ToolCall,
     Turn,
@@ -43,11 +44,11 @@ class WorkerSpec(Record, frozen=True):
     """What to load into a worker: the repository's tools (`mcp`) or its agent loop, its functions, or both; and the
     models it may call.
 
-    Loading fails if a function can't be loaded; with `keep_going`, the function is left out. `store` is the run store's
-    file, from which scorers read rollouts; None if nothing is scored. `cache` is the file of stored model replies, None
-    for no cache. With `allow_rewrites`, an agent loop may change messages it has already sent. Its `log_event` writes
-    to `debug_dir`, None for nowhere. `scratch` is the parent of the rollouts' scratch folders, None for the system's
-    temporary folder. With a `sandbox`, the worker itself loads no code of the repository; processes in sandboxes do.
+    Loading fails if a function can't be loaded; with `keep_going`, the function is left out. `cache` is the file of
+    stored model replies, None for no cache. With `allow_rewrites`, an agent loop may change messages it has already
+    sent. Its `log_event` writes to `debug_dir`, None for nowhere. `scratch` is the parent of the rollouts' scratch
+    folders, None for the system's temporary folder. With a `sandbox`, the worker itself loads no code of the
+    repository; processes in sandboxes do.
     """
 
     root: str
@@ -57,7 +58,6 @@ class WorkerSpec(Record, frozen=True):
     functions: list[FunctionRef] = []
     keep_going: bool = False
     batch_size: int = 8
-    store: str | None = None
     cache: str | None = None
     agent: AgentSource | None = None
     allow_rewrites: bool = False
@@ -67,8 +67,8 @@ class WorkerSpec(Record, frozen=True):
 
 
 def agent_part(spec: WorkerSpec, batch_size: int) -> WorkerSpec:
-    """Return the spec of a worker that runs rollouts: no functions, and no store, because it holds ground truths."""
-    return msgspec.structs.replace(spec, functions=[], keep_going=False, store=None, batch_size=batch_size)
+    """Return the spec of a worker that runs rollouts: no functions."""
+    return msgspec.structs.replace(spec, functions=[], keep_going=False, batch_size=batch_size)
 
 
 def scorer_part(spec: WorkerSpec) -> WorkerSpec:
@@ -81,19 +81,18 @@ def scorer_part(spec: WorkerSpec) -> WorkerSpec:
 def sandboxed_part(spec: WorkerSpec) -> WorkerSpec:
     """Return the part of a spec that a process in its sandbox may know: no model, key or path but the repository's."""
     sandbox = spec.sandbox and msgspec.structs.replace(spec.sandbox, bwrap="", hidden=[])
-    known = msgspec.structs.replace(spec, policies={}, store=None, cache=None, debug_dir=None, scratch=None)
+    known = msgspec.structs.replace(spec, policies={}, cache=None, debug_dir=None, scratch=None)
     return msgspec.structs.replace(known, sandbox=sandbox)
 
 
 class Places(Record, frozen=True):
     """Paths on a worker's machine, set by the backend that starts the worker there. None means that there is no file.
 
-    `root` is the repository, `store` the run store's file, `cache` the file of stored model replies, `log` the run's
-    log, `debug_dir` the folder for an agent loop's `log_event`, `scratch` the parent of the rollouts' scratch folders.
+    `root` is the repository, `cache` the file of stored model replies, `log` the run's log, `debug_dir` the folder for
+    an agent loop's `log_event`, `scratch` the parent of the rollouts' scratch folders.
     """
 
     root: str
-    store: str | None = None
     cache: str | None = None
     log: str | None = None
     debug_dir: str | None = None
@@ -119,9 +118,9 @@ class Boot(Record, frozen=True):
 def detach(spec: WorkerSpec) -> tuple[WorkerSpec, Places]:
     """Split a spec into one with paths relative to the root, and this machine's places."""
     root = os.path.normpath(Path(spec.root).absolute())
-    places = Places(root, store=spec.store, cache=spec.cache, debug_dir=spec.debug_dir)
+    places = Places(root, cache=spec.cache, debug_dir=spec.debug_dir)
     named = _with_paths(spec, lambda path: os.path.relpath(path, root))
-    return msgspec.structs.replace(named, root="", store=None, cache=None, debug_dir=None), places
+    return msgspec.structs.replace(named, root="", cache=None, debug_dir=None), places
 
 
 def attach(spec: WorkerSpec, places: Places) -> WorkerSpec:
@@ -130,7 +129,6 @@ def attach(spec: WorkerSpec, places: Places) -> WorkerSpec:
     return msgspec.structs.replace(
         found,
         root=places.root,
-        store=places.store,
         cache=places.cache,
         debug_dir=places.debug_dir,
         scratch=places.scratch,
@@ -167,14 +165,10 @@ class RolloutJob(Record, frozen=True, tag=True):
 
 
 class ScoreJob(Record, frozen=True, tag=True):
-    """Score stored rollouts with the named functions, one after the other.
-
-    `keys` are the rollouts' keys in the run store; `rows` are their row indices, for the log.
-    """
+    """Score conversations with the named functions, one after the other."""
 
     id: str
-    keys: list[int]
-    rows: list[int]
+    inputs: list[StoredInput]
     functions: list[str]
 
 
@@ -413,7 +407,7 @@ class ScoringStarted(Record, frozen=True, tag=True):
 
 
 class ScoresDone(Record, frozen=True, tag=True):
-    """The scores of each rollout of a ScoreJob, in the order of its functions; `error` if the store can't be read."""
+    """The scores of each rollout of a ScoreJob, in the order of its functions; `error` if an input is damaged."""
 
     job: str
     scores: list[list[Score]] = []

@@ -23,7 +23,9 @@ from osmosis_ai.records import (
     Rollout,
     Row,
     Score,
+    ScoringInput,
     SolutionStep,
+    StoredInput,
     ToolCall,
     Turn,
     Usage,
@@ -39,6 +41,7 @@ __all__ = [
     "decode_rollout",
     "decode_row",
     "decode_score",
+    "decode_scoring_input",
     "unpack",
 ]
 
@@ -53,6 +56,12 @@ class _Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: list[ToolCall]
     samples: list[Turn]
     agent: AgentReport | None = None
+
+
+class _Conversation(msgspec.Struct):
+    """The part of a trajectory that is scored."""
+
+    messages: list[Message]
 
 
 class _RowContent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -74,6 +83,7 @@ class _Call(msgspec.Struct, array_like=True):
 
 _encoder = msgspec.json.Encoder()
 _trajectory = msgspec.json.Decoder(_Trajectory)
+_conversation = msgspec.json.Decoder(_Conversation)
 _row = msgspec.json.Decoder(_RowContent)
 _failure = msgspec.json.Decoder(Failure)
 _judge_calls = msgspec.json.Decoder(list[JudgeCall])
@@ -159,6 +169,10 @@ class Encoder:
         """Encode a row. The caller sets its run."""
         content = _RowContent(row.system_prompt, row.user_prompt, row.ground_truth, row.extra, row.solution)
         return RowColumns(run=0, row_id=row.id, row_index=row.index, data=_pack(self._json(content)))
+
+    def scoring_input(self, row: Row, messages: list[Message]) -> StoredInput:
+        """Encode a conversation that isn't stored, for scoring."""
+        return StoredInput(row.index, self.row(row).data, _pack(self._json(_Conversation(messages))))
 
     def score(self, score: Score, code_hash: str | None = None, rollout: int = 0) -> ScoreColumns:
         """Encode a score of the rollout with this key."""
@@ -248,6 +262,16 @@ def decode_row(row_index: int, row_id: str, data: bytes) -> Row:
     content = _row.decode(unpack(data))
     values = (content.system_prompt, content.user_prompt, content.ground_truth, content.extra, content.solution)
     return Row(row_index, row_id, *values)
+
+
+def decode_scoring_input(stored: StoredInput) -> ScoringInput:
+    """Decode what functions score; raise StoreError if it is damaged."""
+    try:
+        row = _row.decode(unpack(stored.row))
+        messages = _conversation.decode(unpack(stored.trajectory)).messages
+    except (zlib.error, msgspec.DecodeError) as error:
+        raise StoreError(f"the record of row {stored.row_index} is damaged: {error}") from error
+    return ScoringInput(messages, row.ground_truth, stored.row_index, row.extra)
 
 
 def decode_score(columns: ScoreColumns) -> Score:

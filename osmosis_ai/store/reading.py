@@ -1,5 +1,4 @@
-"""Read trajectories for scoring. A scoring worker reads the store itself, so trajectories never pass through the run's
-process."""
+"""Read stored conversations for scoring, as they are stored: only the workers that score them decode them."""
 
 from __future__ import annotations
 
@@ -10,11 +9,8 @@ from itertools import starmap
 from pathlib import Path
 from typing import ClassVar
 
-import msgspec
-
 from osmosis_ai.errors import StoreError
-from osmosis_ai.records import Message, ScoringInput
-from osmosis_ai.store.codec import decode_row, unpack
+from osmosis_ai.records import StoredInput
 from osmosis_ai.store.schema import connect_reader, database_errors
 from osmosis_ai.store.tables import Columns, select
 
@@ -26,7 +22,6 @@ class _Stored(Columns):
 
     pk: int
     row_index: int
-    row_id: str
     row_data: bytes
     trajectory: bytes
 
@@ -38,15 +33,6 @@ _SELECT = f"""
 """  # noqa: S608 - names of columns
 
 
-class _Conversation(msgspec.Struct):
-    """The part of a trajectory that is scored."""
-
-    messages: list[Message]
-
-
-_conversation = msgspec.json.Decoder(_Conversation)
-
-
 class ScoringReader:
     """Reads the input of scoring functions over one open connection, without a transaction between two reads."""
 
@@ -54,7 +40,7 @@ class ScoringReader:
         self._path = path
         self._db: sqlite3.Connection | None = None
 
-    def read(self, keys: Sequence[int]) -> list[ScoringInput]:
+    def read(self, keys: Sequence[int]) -> list[StoredInput]:
         """Read the scoring input of stored rollouts, in the order of their keys (`RunStore.save_rollout`,
         `RunStore.unscored`).
 
@@ -64,8 +50,8 @@ class ScoringReader:
             if self._db is None:
                 self._db = connect_reader(self._path)
             # One query for all rollouts costs half as much as one query each.
-            found = self._db.execute(_SELECT, (json.dumps(keys),)).fetchall()
-            inputs = {stored.pk: _scoring_input(stored) for stored in starmap(_Stored, found)}
+            found = starmap(_Stored, self._db.execute(_SELECT, (json.dumps(keys),)))
+            inputs = {stored.pk: StoredInput(stored.row_index, stored.row_data, stored.trajectory) for stored in found}
         if not inputs.keys() >= set(keys):
             raise StoreError(f"a rollout was removed from {self._path} in the meantime")
         return [inputs[key] for key in keys]
@@ -74,9 +60,3 @@ class ScoringReader:
         """Close the file."""
         if self._db is not None:
             self._db.close()
-
-
-def _scoring_input(stored: _Stored) -> ScoringInput:
-    row = decode_row(stored.row_index, stored.row_id, stored.row_data)
-    messages = _conversation.decode(unpack(stored.trajectory)).messages
-    return ScoringInput(messages, row.ground_truth, row.index, row.extra)

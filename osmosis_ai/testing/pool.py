@@ -96,7 +96,7 @@ class FakePool:
         """Do nothing: rollouts never pause here."""
 
     async def score(self, job: ScoreJob) -> list[list[Score]]:
-        return [[self._score_of(function, row_index) for function in job.functions] for row_index in job.rows]
+        return [[self._score_of(function, given.row_index) for function in job.functions] for given in job.inputs]
 
     async def serve(self, request: JsonObject) -> JsonObject:
         return {

@@ -8,6 +8,7 @@ from time import monotonic
 from typing import NamedTuple
 from uuid import uuid4
 
+from osmosis_ai.masking import Masker
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.models.offline import offline_names
 from osmosis_ai.records import ModelSpec, Rollout, Row, Score
@@ -15,7 +16,6 @@ from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.protocol import RolloutJob
 from osmosis_ai.runtime.run.plan import POLICY
 from osmosis_ai.runtime.run.scoring import score_conversations
-from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.text import counted, excerpt
 from osmosis_ai.validate.check import Subject
 from osmosis_ai.validate.findings import Finding, Place, finding
@@ -59,7 +59,7 @@ def player() -> ModelSpec:
     )
 
 
-async def play_solutions(rows: Sequence[Row], pool: Pool, scratch: ScratchStore) -> list[Played]:
+async def play_solutions(rows: Sequence[Row], pool: Pool, masker: Masker) -> list[Played]:
     """Play the rows' solutions and score the rollouts, up to a time limit."""
     deadline = monotonic() + PLAY_SECONDS
     functions = pool.loaded.functions
@@ -68,7 +68,7 @@ async def play_solutions(rows: Sequence[Row], pool: Pool, scratch: ScratchStore)
         if monotonic() > deadline:
             break
         rollout = await pool.rollout(RolloutJob(uuid4().hex, row, 0, POLICY))
-        scores = await score_conversations(pool, scratch, [(row, rollout.messages)], functions) if functions else [[]]
+        scores = await score_conversations(pool, masker, [(row, rollout.messages)], functions) if functions else [[]]
         played.append(Played(row, rollout, scores[0]))
     return played
 

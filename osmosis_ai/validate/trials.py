@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import islice
 from time import monotonic
 
+from osmosis_ai.masking import Masker
 from osmosis_ai.records import FunctionRef, Row, Score, Tool
 from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.run.scoring import score_conversations
-from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.validate.check import Subject
 from osmosis_ai.validate.controls import (
     ControlledFunction,
@@ -81,10 +81,10 @@ def _can_be_tried(row: Row) -> bool:
 class Trials:
     """A run of probes: every function scores each answer twice in one batch; conversations call `tool`."""
 
-    def __init__(self, pool: Pool, scratch: ScratchStore, refs: Sequence[FunctionRef], tool: str | None) -> None:
+    def __init__(self, pool: Pool, masker: Masker, refs: Sequence[FunctionRef], tool: str | None) -> None:
         self.refs = refs
         self._pool = pool
-        self._scratch = scratch
+        self._masker = masker
         self._tool = tool
         self._trials: dict[str, list[Trial]] = {ref.name: [] for ref in refs}
         self._seconds = dict.fromkeys(self._trials, 0.0)
@@ -107,7 +107,7 @@ class Trials:
         if not names or not varied:
             return {}
         said = [(one.row, one.messages) for one in varied]
-        scores = await score_conversations(self._pool, self._scratch, said, names)
+        scores = await score_conversations(self._pool, self._masker, said, names)
         found: dict[str, list[Trial]] = {name: [] for name in names}
         for one, its_scores in zip(varied, scores, strict=True):
             probe = Probe("trajectory", one.row, PLAIN.name, one.row.ground_truth or "", odd=one.what)
@@ -128,7 +128,7 @@ class Trials:
 
     async def _try(self, tried: Sequence[Probe], names: list[str]) -> None:
         said = [(probe.row, conversation(probe, self._tool)) for probe in tried]
-        scores = await score_conversations(self._pool, self._scratch, said, names, times=2)
+        scores = await score_conversations(self._pool, self._masker, said, names, times=2)
         for number, probe in enumerate(tried):
             again = {score.function: score for score in scores[2 * number + 1]}
             for first in scores[2 * number]:

@@ -22,7 +22,6 @@ from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.group import JobFailedError
 from osmosis_ai.runtime.protocol import LoopFinding, Ready, WorkerSpec
 from osmosis_ai.runtime.run.plan import POLICY
-from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.validate import Finding, Place, Severity, finding
 from osmosis_ai.validate.check import Subject, could_not_run, run_check
 from osmosis_ai.validate.controls import ControlReport
@@ -121,6 +120,7 @@ class _Validation:
     def __init__(self, root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> None:
         self._root = root
         self._options = options
+        self._masker = Masker.from_environment(environ)
         self._subject = Subject(root, environ, root / (options.dataset or "test_data.jsonl"))
         self._components = self._subject.components
         self._findings: list[Finding] = []
@@ -198,16 +198,13 @@ class _Validation:
 
     async def _with_functions(self, refs: Sequence[FunctionRef], tools: Sequence[Tool]) -> None:
         """Load functions and run their controls; raises StartError if loading doesn't finish."""
-        async with (
-            ScratchStore.open(Masker.from_environment(self._subject.environ)) as scratch,
-            self._pool(self._function_spec(refs, scratch)) as pool,
-        ):
+        async with self._pool(self._function_spec(refs)) as pool:
             self._findings += check_load_problems(pool.loaded.problems, self._findings)
             loaded = set(pool.loaded.functions)
             self._rewards = [ref for ref in refs if ref.name in loaded and ref.kind == "reward"]
             if self._rewards:
                 tool = str(tools[0]["function"]["name"]) if tools else None
-                trials = Trials(pool, scratch, self._rewards, tool)
+                trials = Trials(pool, self._masker, self._rewards, tool)
                 self._controls, findings = await run_controls(self._subject, trials, self._options.forms, tools)
                 self._findings += findings
 
@@ -215,16 +212,15 @@ class _Validation:
         rows = first_rows(self._subject.dataset, lambda row: row.solution is not None, MAX_SOLUTIONS)
         if not rows:
             return
-        async with ScratchStore.open(Masker.from_environment(self._subject.environ)) as scratch:
-            spec = msgspec.structs.replace(
-                self._function_spec(self._rewards, scratch),
-                limits=LimitsConfig(timeout=ROLLOUT_SECONDS, reward_timeout=CALL_SECONDS),
-                mcp=McpSource("directory", path=str(self._root / "mcp" / "main.py")),
-                policies={POLICY: player()},
-            )
-            async with self._pool(spec) as pool:
-                played = await play_solutions(rows, pool, scratch)
-        alone = msgspec.structs.replace(spec, functions=[], store=None)
+        spec = msgspec.structs.replace(
+            self._function_spec(self._rewards),
+            limits=LimitsConfig(timeout=ROLLOUT_SECONDS, reward_timeout=CALL_SECONDS),
+            mcp=McpSource("directory", path=str(self._root / "mcp" / "main.py")),
+            policies={POLICY: player()},
+        )
+        async with self._pool(spec) as pool:
+            played = await play_solutions(rows, pool, self._masker)
+        alone = msgspec.structs.replace(spec, functions=[])
         self._findings += await find_leaks(played, lambda: self._pool(alone), self._subject)
         best = {report.function: max(form.right or 0.0 for form in report.forms) for report in self._controls}
         full = {name: value for name, value in best.items() if value > 0}
@@ -248,7 +244,7 @@ class _Validation:
             self._findings.append(finding("OSM203", message, Place(of_module[0].file), _LOADING_HINT))
         return good
 
-    def _function_spec(self, refs: Sequence[FunctionRef], scratch: ScratchStore | None = None) -> WorkerSpec:
+    def _function_spec(self, refs: Sequence[FunctionRef]) -> WorkerSpec:
         return WorkerSpec(
             str(self._root),
             LimitsConfig(reward_timeout=CALL_SECONDS),
@@ -256,7 +252,6 @@ class _Validation:
             # The functions that can be loaded are checked all the same.
             keep_going=True,
             batch_size=1,
-            store=None if scratch is None else str(scratch.path),
         )
 
     def _pool(self, spec: WorkerSpec) -> AbstractAsyncContextManager[Pool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,27 +97,53 @@ def test_what_the_model_needs_is_imported_once_and_not_for_each_rollout(tmp_path
     assert set(forked) == {"True"}
 
 
-def test_tools_are_not_told_where_the_store_is(tmp_path: Path) -> None:
-    main = (
-        ADDING
-        + """
-import os
+SEARCHING = """
+import re
+from pathlib import Path
+
+PLACE = re.compile(b"kept-elsewher[e]/run[s][.]db")
 
 
-@mcp.tool
-def told() -> str:
-    \"\"\"Say what the environment says of the store.\"\"\"
-    return repr([value for value in os.environ.values() if "kept-elsewhere" in value])
+def look():
+    places = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    with open("/proc/self/maps") as maps, open("/proc/self/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            area, rights, *_ = line.split()
+            start, end = (int(part, 16) for part in area.split("-"))
+            if rights.startswith("rw"):
+                memory.seek(start)
+                places += map(bytes.decode, PLACE.findall(memory.read(end - start)))
+    return [place for place in places if "runs.db" in place]
 """
-    )
-    root = write_repo(tmp_path / "repo", main=main, rows=[{"system_prompt": "s", "user_prompt": "u"}])
+SEEING = f"""
+from __future__ import annotations
+
+from osmosis_ai import osmosis_reward
+
+{SEARCHING}
+
+@osmosis_reward
+def unseen(solution_str: str, ground_truth: str, extra_info: dict | None = None, **kwargs) -> float:
+    found = look()
+    assert not found, found
+    return float(solution_str == "[]")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads its memory in /proc")
+@pytest.mark.parametrize("isolation", ["session", "rollout"])
+def test_no_process_with_user_code_knows_the_stores_file(isolation: str, tmp_path: Path) -> None:
+    main = f'{ADDING}{SEARCHING}\n\n@mcp.tool\ndef seen() -> str:\n    """Look."""\n    return repr(look())\n'
+    rows = [{"system_prompt": "s", "user_prompt": "u", "ground_truth": "[]"}]
+    root = write_repo(tmp_path / "repo", main=main, rewards=SEEING, rows=rows)
 
     def script(request: Request) -> Reply:
-        return tool_call("told") if request.turn == 0 else text(request.messages[-1]["content"])
+        return tool_call("seen") if request.turn == 0 else text(request.messages[-1]["content"])
 
     with ScriptedEndpoint(script).run_in_thread() as endpoint:
-        model = ["--base-url", endpoint.url, "--model", "scripted", "--workers", "1"]
-        run_osmosis("test", *model, cwd=root, env={"OSMOSIS_STORE": str(tmp_path / "kept-elsewhere")})
-        assert (tmp_path / "kept-elsewhere" / "runs.db").is_file()
-        (end,) = [request.messages[-1]["content"] for request in endpoint.requests if request.turn == 1]
-    assert end == "[]"
+        model = ["--base-url", endpoint.url, "--model", "scripted", "--isolation", isolation]
+        env = {"OSMOSIS_STORE": str(tmp_path / "kept-elsewhere")}
+        done = run_osmosis("test", *model, "--json", cwd=root, env=env)
+    assert (tmp_path / "kept-elsewhere" / "runs.db").is_file()
+    (result,) = done.json["results"]
+    assert result["reward"] == 1.0, result

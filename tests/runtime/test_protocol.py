@@ -27,7 +27,6 @@ def make_spec(root: Path) -> WorkerSpec:
         LimitsConfig(),
         mcp=McpSource("directory", str(root / "mcp" / "main.py")),
         functions=[FunctionRef("reward_fn.a:b", "reward_fn.a", "b", str(root), file="reward_fn/a.py")],
-        store=str(root / ".osmosis" / "runs.db"),
         cache=str(root / ".osmosis" / "cache.db"),
         agent=AgentSource("agents", "loop", str(root), "agents.py"),
         debug_dir=str(root / "debug"),
@@ -36,9 +35,7 @@ def make_spec(root: Path) -> WorkerSpec:
 
 def places_in(root: Path) -> Places:
     private = root / ".osmosis"
-    return Places(
-        str(root), store=str(private / "runs.db"), cache=str(private / "cache.db"), debug_dir=str(root / "debug")
-    )
+    return Places(str(root), cache=str(private / "cache.db"), debug_dir=str(root / "debug"))
 
 
 def test_a_spec_has_no_path_of_the_machine_that_made_it(tmp_path: Path) -> None:
@@ -61,16 +58,15 @@ def test_what_is_given_back_on_the_same_machine_is_the_same(tmp_path: Path) -> N
         assert attach(*detach(one)) == one
 
 
-def test_a_worker_with_tools_has_no_store_and_one_with_functions_no_model(tmp_path: Path) -> None:
-    """Ground truths are in the store, keys in the models."""
+def test_a_worker_with_tools_has_no_functions_and_one_with_functions_no_model(tmp_path: Path) -> None:
     key = "sk-a-key-of-the-model"
     models = {"policy": ModelSpec("m", "endpoint", "m", base_url="http://127.0.0.1:9/v1", api_key=key)}
     spec = msgspec.structs.replace(make_spec(tmp_path), policies=models, keep_going=True)
     agents = agent_part(spec, 4)
-    assert (agents.functions, agents.keep_going, agents.store, agents.batch_size) == ([], False, None, 4)
+    assert (agents.functions, agents.keep_going, agents.batch_size) == ([], False, 4)
     assert (agents.mcp, agents.policies, agents.agent) == (spec.mcp, models, spec.agent)
     assert b"reward_fn" not in encode(agents)
     scorers = scorer_part(spec)
     assert (scorers.mcp, scorers.agent, scorers.policies, scorers.cache) == (None, None, {}, None)
-    assert (scorers.functions, scorers.store, scorers.keep_going) == (spec.functions, spec.store, True)
+    assert (scorers.functions, scorers.keep_going) == (spec.functions, True)
     assert key.encode() not in encode(scorers)

@@ -45,6 +45,7 @@ from osmosis_ai.records import (
     Turn,
     Usage,
 )
+from osmosis_ai.store.codec import decode_scoring_input
 from osmosis_ai.store.queries import PairedRow, RolloutFilter, RolloutKey
 from osmosis_ai.store.reading import ScoringReader
 from osmosis_ai.store.run_store import RunStore
@@ -227,7 +228,8 @@ def test_records_come_back_equal(shared_store: RunStore, row: Row, rollout: Roll
     (listed,) = shared_store.scored(run)
     assert listed.stored.rollout == msgspec.structs.replace(rollout, messages=[], turns=[], tool_calls=[], samples=[])
     with closing(ScoringReader(shared_store.path)) as reader:
-        assert reader.read([its_key]) == [ScoringInput(rollout.messages, row.ground_truth, row.index, row.extra)]
+        (stored,) = reader.read([its_key])
+    assert decode_scoring_input(stored) == ScoringInput(rollout.messages, row.ground_truth, row.index, row.extra)
     (outcome,) = shared_store.outcomes(run)
     assert outcome == Outcome(
         **{name: getattr(rollout, name) for name in Outcome.__struct_fields__ if name not in ("calls", "scores")},

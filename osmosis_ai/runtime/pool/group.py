@@ -194,7 +194,7 @@ class WorkerGroup:
                 stepping = isinstance(job, protocol.RolloutJob) and job.stepping
                 to_blame = to_blame or (stepping and job.id in lost.suspects)
                 # The pool scores the rollouts of a batch again one by one.
-                to_blame = to_blame or (isinstance(job, protocol.ScoreJob) and len(job.keys) > 1)
+                to_blame = to_blame or (isinstance(job, protocol.ScoreJob) and len(job.inputs) > 1)
                 if to_blame or (alone and losses >= MAX_LOSSES):
                     raise JobFailedError(lost.failure) from lost
                 # In a worker of its own, no other job can harm it again.

@@ -148,7 +148,7 @@ class WorkerPool:
 
     async def score(self, job: protocol.ScoreJob) -> list[list[Score]]:
         assert self.scorers is not None
-        if len(job.keys) == 1:
+        if len(job.inputs) == 1:
             return [await self._score_one(job)]
         try:
             return _scores(await self.scorers.run(job, protocol.ScoresDone))
@@ -156,10 +156,9 @@ class WorkerPool:
             raise
         except JobFailedError:
             # Scored one by one, only the function and the rollout that kill a worker lose their score.
-            parts = zip(job.keys, job.rows, strict=True)
             return [
-                await self._score_one(protocol.ScoreJob(f"{job.id}.{number}", [key], [row], job.functions))
-                for number, (key, row) in enumerate(parts)
+                await self._score_one(protocol.ScoreJob(f"{job.id}.{number}", [one], job.functions))
+                for number, one in enumerate(job.inputs)
             ]
 
     async def _score_one(self, job: protocol.ScoreJob) -> list[Score]:

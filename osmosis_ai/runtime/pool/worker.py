@@ -233,7 +233,7 @@ def _check_fit(job: Job, done: Done) -> None:
     if isinstance(job, protocol.ScoreJob) and isinstance(done, protocol.ScoresDone) and done.error is None:
         # A score exists only under the name of a function that the run asked for.
         named = [[score.function for score in scores] for scores in done.scores]
-        if named != [job.functions] * len(job.keys):
+        if named != [job.functions] * len(job.inputs):
             raise ValueError("scores of other functions or rollouts than those asked for")
 
 

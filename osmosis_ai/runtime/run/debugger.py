@@ -61,8 +61,7 @@ class Debugger:
         self.rows = run.rows
         self._row = run.row
         self._store = run.store
-        assert run.scratch is not None
-        self._scratch = run.scratch
+        self._masker = run.masker
         self._run_id = run.id
         self._started = 0
         self._judges_usd = 0.0
@@ -194,7 +193,7 @@ class Debugger:
 
     async def _score(self, row: Row, messages: list[Message]) -> list[Score]:
         functions = self.pool.loaded.functions
-        (scores,) = await score_conversations(self.pool, self._scratch, [(row, messages)], functions)
+        (scores,) = await score_conversations(self.pool, self._masker, [(row, messages)], functions)
         self._judges_usd += judges_usd(scores)
         return scores
 

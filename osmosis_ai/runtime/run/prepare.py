@@ -31,7 +31,6 @@ from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, cur
 from osmosis_ai.runtime.bubblewrap import SandboxSpec, find_bwrap, hidden_paths
 from osmosis_ai.runtime.protocol import WorkerSpec
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
-from osmosis_ai.store.schema import database_path
 
 __all__ = [
     "Prepared",
@@ -106,7 +105,6 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         policies=plan.policies,
         functions=functions,
         keep_going=config.scoring.keep_going,
-        store=str(database_path(store)),
         cache=_find_cache(store) if config.model.cache else None,
         sandbox=sandbox,
     )
@@ -114,13 +112,13 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
 
 
 def scorer_spec(
-    root: Path, functions: list[FunctionRef], limits: LimitsConfig, *, store: Path, keep_going: bool = False
+    root: Path, functions: list[FunctionRef], limits: LimitsConfig, *, keep_going: bool = False
 ) -> WorkerSpec:
-    """Make the spec of a worker that only scores, from the database `store`; `limits.reward_timeout` bounds each score.
+    """Make the spec of a worker that only scores; `limits.reward_timeout` bounds each score.
 
     Loading fails if any function can't be loaded; with `keep_going`, such functions are left out.
     """
-    return WorkerSpec(root=str(root), limits=limits, functions=functions, keep_going=keep_going, store=str(store))
+    return WorkerSpec(root=str(root), limits=limits, functions=functions, keep_going=keep_going)
 
 
 def find_root(mcp: str | None, module: str | None, cwd: Path) -> Path:

@@ -19,7 +19,6 @@ from osmosis_ai.runtime.pool.backends import open_pool
 from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.run.prepare import scorer_spec
 from osmosis_ai.runtime.run.scoring import score_conversations
-from osmosis_ai.store.scratch import ScratchStore
 
 __all__ = ["function_judge"]
 
@@ -30,14 +29,12 @@ _OWN = frozenset({"solution_str", "ground_truth", "rubric_id", "extra_info"})
 @asynccontextmanager
 async def function_judge(ref: FunctionRef, limits: LimitsConfig, options: PoolOptions) -> AsyncIterator[Judge]:
     """Load a rubric function into workers, and yield a judge that calls it; raise StartError if it can't be loaded."""
-    async with (
-        ScratchStore.open(Masker.from_environment(os.environ, options.keys)) as scratch,
-        open_pool(scorer_spec(Path(ref.root), [ref], limits, store=scratch.path), options) as pool,
-    ):
+    masker = Masker.from_environment(os.environ, options.keys)
+    async with open_pool(scorer_spec(Path(ref.root), [ref], limits), options) as pool:
 
         async def judge(record: RubricRecord) -> Answer:
             conversation = (_row(record), _conversation(record))
-            ((score,),) = await score_conversations(pool, scratch, [conversation], [ref.name])
+            ((score,),) = await score_conversations(pool, masker, [conversation], [ref.name])
             if score.value is None:
                 raise _failed(score.failure)
             calls = [msgspec.to_builtins(call) for call in score.judge_calls]

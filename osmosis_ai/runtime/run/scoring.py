@@ -1,10 +1,10 @@
-"""Score durable rollouts, by their keys in the store, and store the scores."""
+"""Score durable rollouts and store the scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import groupby, islice
 from pathlib import Path
 from time import monotonic
@@ -14,13 +14,15 @@ from uuid import uuid4
 import anyio
 
 from osmosis_ai.code_hashes import function_code
-from osmosis_ai.records import FunctionRef, Message, Rollout, Row, Score
+from osmosis_ai.masking import Masker
+from osmosis_ai.records import Failure, FunctionRef, Message, Rollout, Row, Score, StoredInput
 from osmosis_ai.runtime.pool.base import Pool
 from osmosis_ai.runtime.pool.group import CodeChangedError
-from osmosis_ai.runtime.protocol import ScoreJob
+from osmosis_ai.runtime.protocol import MAX_FRAME, ScoreJob
+from osmosis_ai.store.codec import Encoder
 from osmosis_ai.store.queries import RolloutKey, Unscored
+from osmosis_ai.store.reading import ScoringReader
 from osmosis_ai.store.run_store import RunStore
-from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.tasks import task_group
 
 __all__ = ["Scored", "Scoring", "ScoringListener", "judges_usd", "rescore", "score_conversations", "to_be_scored"]
@@ -33,6 +35,15 @@ GATHER_SECONDS = 0.03
 """How long a batch waits for more rollouts, if the functions are fast enough for several."""
 
 RESCORING_SLOTS = 4
+
+READ_AT_ONCE = 16
+"""Conversations read by one query; each can be megabytes."""
+
+JOB_BYTES = 32 * 1024 * 1024
+"""How much stored data a job may hold before it is sent."""
+
+MAX_INPUT = MAX_FRAME // 2
+"""The largest stored conversation that fits into a job, in bytes."""
 
 
 class Scored(NamedTuple):
@@ -52,10 +63,10 @@ class ScoringListener(Protocol):
 class Scoring:
     """Scores a run's rollouts, added and stored ones, in batches of about `BATCH_SECONDS`.
 
-    The pool's workers have loaded the functions, and read the store themselves; `root` is the repository, for the
-    hashes of the functions' code. If a lost worker can't be replaced, `halt` is called and the remaining rollouts stay
-    unscored. With `partial`, rollouts that ran out of time are scored too. `add` waits while more
-    than `room` added rollouts are pending. `spent_usd` is the judges' cost.
+    The pool's workers have loaded the functions; `root` is the repository, for the hashes of the functions'
+    code. If a lost worker can't be replaced, `halt` is called and the remaining rollouts stay unscored. With `partial`,
+    rollouts that ran out of time are scored too. `add` waits while more than `room` added rollouts are pending.
+    `spent_usd` is the judges' cost.
     """
 
     def __init__(
@@ -73,11 +84,13 @@ class Scoring:
     ) -> None:
         self.spent_usd = 0.0
         self._functions = pool.loaded.functions
+        self._kinds = {ref.name: ref.kind for ref in functions}
         code = function_code(functions, pool.loaded.function_sources, root)
         self._code = {name: code[name] for name in self._functions}
         self._run_id = run_id
         self._pool = pool
         self._store = store
+        self._reader = ScoringReader(store.path)
         self._listener = listener
         self._halt = halt
         self._partial = partial
@@ -103,7 +116,7 @@ class Scoring:
 
     async def run(self, stored: Iterator[Unscored], slots: int) -> None:
         """Score, `slots` batches at a time, until all stored rollouts are scored and `complete` was called."""
-        with self._receive:
+        with self._receive, closing(self._reader):
             async with task_group() as group:
                 for _ in range(slots):
                     group.start_soon(self._slot, stored)
@@ -142,18 +155,46 @@ class Scoring:
         return added
 
     async def _score(self, functions: list[str], batch: Sequence[Unscored]) -> None:
-        scores: list[list[Score]] = [[] for _ in batch]
-        if functions:
-            keys = [unscored.key for unscored in batch]
-            rows = [unscored.row_index for unscored in batch]
-            try:
-                scores = await self._pool.score(ScoreJob(uuid4().hex, keys, rows, functions))
-            except CodeChangedError as error:
-                self._halt(error)
-                return
-            self.spent_usd += sum(map(judges_usd, scores))
-            await self._store.save_scores(dict(zip(keys, scores, strict=True)), code=self._code)
-        self._listener.scores_done(list(map(Scored, batch, scores)))
+        if not functions:
+            self._listener.scores_done([Scored(unscored, []) for unscored in batch])
+            return
+        rollouts: list[Unscored] = []
+        inputs: list[StoredInput] = []
+        size = 0
+        for unscored, given in self._read(batch):
+            this = len(given.row) + len(given.trajectory)
+            if this > MAX_INPUT:
+                message = f"the conversation is too large to be scored: {this >> 20:,} MiB as stored"
+                scores = [Score(name, failure=Failure(self._kinds[name], message)) for name in functions]
+                await self._save([unscored], [scores])
+                continue
+            rollouts.append(unscored)
+            inputs.append(given)
+            size += this
+            if size > JOB_BYTES:
+                await self._score_inputs(functions, rollouts, inputs)
+                rollouts, inputs, size = [], [], 0
+        if rollouts:
+            await self._score_inputs(functions, rollouts, inputs)
+
+    def _read(self, batch: Sequence[Unscored]) -> Iterator[tuple[Unscored, StoredInput]]:
+        for start in range(0, len(batch), READ_AT_ONCE):
+            part = batch[start : start + READ_AT_ONCE]
+            yield from zip(part, self._reader.read([unscored.key for unscored in part]), strict=True)
+
+    async def _score_inputs(self, functions: list[str], rollouts: list[Unscored], inputs: list[StoredInput]) -> None:
+        try:
+            scores = await self._pool.score(ScoreJob(uuid4().hex, inputs, functions))
+        except CodeChangedError as error:
+            self._halt(error)
+            return
+        self.spent_usd += sum(map(judges_usd, scores))
+        await self._save(rollouts, scores)
+
+    async def _save(self, rollouts: list[Unscored], scores: list[list[Score]]) -> None:
+        keys = [unscored.key for unscored in rollouts]
+        await self._store.save_scores(dict(zip(keys, scores, strict=True)), code=self._code)
+        self._listener.scores_done(list(map(Scored, rollouts, scores)))
 
 
 async def rescore(
@@ -174,7 +215,7 @@ async def rescore(
 
 async def score_conversations(
     pool: Pool,
-    scratch: ScratchStore,
+    masker: Masker,
     conversations: Sequence[tuple[Row, list[Message]]],
     functions: list[str],
     *,
@@ -182,11 +223,11 @@ async def score_conversations(
 ) -> list[list[Score]]:
     """Score conversations outside a run, each with its row; return each one's scores in the functions' order.
 
-    The pool's workers read from the scratch store. Each conversation is scored `times` times, and has as many lists.
+    Known keys in a conversation are masked, as in a run. Each is scored `times` times, and has as many lists.
     """
-    keys = [key for key in await scratch.save(conversations) for _ in range(times)]
-    rows = [row.index for row, _ in conversations for _ in range(times)]
-    return await pool.score(ScoreJob(uuid4().hex, keys, rows, functions))
+    encoder = Encoder(masker)
+    inputs = [encoder.scoring_input(row, messages) for row, messages in conversations]
+    return await pool.score(ScoreJob(uuid4().hex, [given for given in inputs for _ in range(times)], functions))
 
 
 def to_be_scored(rollout: Rollout, *, partial: bool) -> bool:

@@ -46,7 +46,6 @@ from osmosis_ai.runtime.run.run import Run
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store.queries import Completed
 from osmosis_ai.store.run_store import RunStore, new_run_id
-from osmosis_ai.store.scratch import ScratchStore
 from osmosis_ai.tasks import task_group
 from osmosis_ai.urls import show_url
 
@@ -155,7 +154,7 @@ class RunSession:
         plan: The resolved config.
         pool: The workers.
         store: The run store, with the run's records.
-        scratch: The temporary store for scoring unrecorded conversations, in an interactive run only.
+        interactive: True if the user steps through the run.
         masker: Masks the run's keys.
         id: The run's id in the store; empty before `begin`.
         interrupted: True after `stop` or `cancel`.
@@ -165,16 +164,17 @@ class RunSession:
         self,
         prepared: Prepared,
         store: RunStore,
-        scratch: ScratchStore | None,
         masker: Masker,
         environ: Mapping[str, str],
         group: TaskGroup,
         listener: Listener | None,
+        *,
+        interactive: bool,
     ) -> None:
         self.plan: RunPlan = prepared.plan
         self.pool: Pool
         self.store = store
-        self.scratch = scratch
+        self.interactive = interactive
         self.masker = masker
         self.id = ""
         self.interrupted = False
@@ -213,8 +213,7 @@ class RunSession:
     ) -> AsyncIterator[RunSession]:
         """Load a config's repository and check that its models answer, without recording anything; raise StartError.
 
-        `interactive` means that the user steps through the run: unfinished conversations are scored from `scratch`, the
-        user picks the rows, and the run can't be resumed.
+        `interactive` means that the user steps through the run, picks the rows, and can't resume it.
         """
         # Absolute, because an inline worker changes this process's working directory.
         cwd = Path.cwd() / cwd
@@ -223,13 +222,8 @@ class RunSession:
         masker = Masker.from_environment(variables, secret_values(config))
         with open_store(prepared.plan.root, prepared.plan.store, masker) as store:
             async with AsyncExitStack() as stack:
-                scratch = None
-                if interactive:
-                    scratch = await stack.enter_async_context(ScratchStore.open(masker))
-                    worker = msgspec.structs.replace(prepared.worker, store=str(scratch.path))
-                    prepared = msgspec.structs.replace(prepared, worker=worker)
                 group = await stack.enter_async_context(task_group())
-                session = cls(prepared, store, scratch, masker, variables, group, listener)
+                session = cls(prepared, store, masker, variables, group, listener, interactive=interactive)
                 try:
                     await session._load(stack)
                     yield session
@@ -250,7 +244,7 @@ class RunSession:
             self._recorded = self.store.completed_keys(self.id)
         else:
             known = run_config(plan, self.pool.loaded)
-            if self.scratch is not None:
+            if self.interactive:
                 # The user decides on the way how many rows run.
                 del known["planned"]
                 identity, known = {**identity, "interactive": True}, {**known, "interactive": True}
@@ -471,7 +465,7 @@ class RunSession:
             wall_ms=wall_ms,
             not_scored=self._not_scored,
             changed_files=changed,
-            interactive=self.scratch is not None,
+            interactive=self.interactive,
         )
         await self.store.mark(self.id, "interrupted" if unfinished else "finished", run_summary(report))
         return report

@@ -38,6 +38,7 @@ from osmosis_ai.records import (
     Message,
     Score,
     ScoringInput,
+    StoredInput,
     Tool,
     ToolCall,
     Turn,
@@ -48,7 +49,7 @@ from osmosis_ai.runtime.worker.deadlines import Deadline, Deadlines, elapsed_ms
 from osmosis_ai.runtime.worker.scorer import Scorer, load_scorer
 from osmosis_ai.runtime.worker.stepping import Stepper
 from osmosis_ai.shortage import NO_THREAD
-from osmosis_ai.store.reading import ScoringReader
+from osmosis_ai.store.codec import decode_scoring_input
 from osmosis_ai.tasks import task_group
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ __all__ = [
 ]
 
 SCORE_GRACE_SECONDS = 1.0
-READ_AT_ONCE = 16
-"""Trajectories to read before yielding to other tasks on the event loop; each can be megabytes."""
+DECODED_AT_ONCE = 16
+"""Conversations to decode before yielding to other tasks on the event loop; each can be megabytes."""
 
 THREAD_SECONDS = 0.25
 LOOK_SECONDS = 30.0
@@ -95,7 +96,7 @@ def label_of(job: protocol.Job) -> str:
     if isinstance(job, protocol.RolloutJob):
         return f"row {job.row.index} run {job.run_index}"
     if isinstance(job, protocol.ScoreJob):
-        return _scoring_label(job.rows[0]) if len(job.rows) == 1 else "scores"
+        return labels_of(job)[0] if len(job.inputs) == 1 else "scores"
     if isinstance(job, (protocol.ServeJob, protocol.ToolsJob)):
         return f"rollout {job.request.get('rollout_id')}"
     return "probe"
@@ -103,7 +104,9 @@ def label_of(job: protocol.Job) -> str:
 
 def labels_of(job: protocol.Job) -> list[str]:
     """Return every label under which a job's code may have printed."""
-    return [_scoring_label(row) for row in job.rows] if isinstance(job, protocol.ScoreJob) else [label_of(job)]
+    if isinstance(job, protocol.ScoreJob):
+        return [_scoring_label(given.row_index) for given in job.inputs]
+    return [label_of(job)]
 
 
 def _scoring_label(row_index: int) -> str:
@@ -172,7 +175,6 @@ class Worker:
         self._trainer_pool: TrainerPool | None = None
         self._models: dict[str, ModelHost] = {}
         self._scorers = loaded.scorers
-        self._reader: ScoringReader | None = None
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._steppers: dict[str, Stepper] = {}
         self._modules = len(sys.modules)
@@ -198,7 +200,6 @@ class Worker:
                 tools = host.tools
             sandboxed = await worker._start_sandboxes(stack, forks)
             stack.push_async_callback(worker._close_trainers)
-            stack.callback(worker._close_reader)
             cache = _open_cache(worker.spec)
             if cache is not None:
                 stack.push_async_callback(cache.aclose)
@@ -298,7 +299,7 @@ class Worker:
 
     async def _score(self, job: protocol.ScoreJob) -> None:
         try:
-            trajectories = await self._read(job.keys)
+            trajectories = await _decode(job.inputs)
         except StoreError as error:
             self._emit(protocol.ScoresDone(job.id, error=str(error)))
             return
@@ -318,16 +319,6 @@ class Worker:
         # From scores by function to scores by rollout.
         self._emit(protocol.ScoresDone(job.id, [list(scores) for scores in zip(*by_function, strict=True)]))
         self._retire_if_blocked(score for score in chain.from_iterable(by_function) if score.function in self._scorers)
-
-    async def _read(self, keys: list[int]) -> list[ScoringInput]:
-        if self._reader is None:
-            assert self.spec.store is not None
-            self._reader = ScoringReader(Path(self.spec.store))
-        trajectories: list[ScoringInput] = []
-        for start in range(0, len(keys), READ_AT_ONCE):
-            trajectories += self._reader.read(keys[start : start + READ_AT_ONCE])
-            await anyio.lowlevel.checkpoint()
-        return trajectories
 
     async def _call_function(self, name: str, trajectories: list[ScoringInput], owner: str) -> list[Score]:
         scorer, seconds = self._scorers[name], self.spec.limits.reward_timeout
@@ -493,10 +484,6 @@ class Worker:
     async def _close_trainers(self) -> None:
         if self._trainer_pool is not None:
             await self._trainer_pool.aclose()
-
-    def _close_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
 
     def _served(self, request: RolloutRequest, session: ToolSession) -> Callable[..., McpContext]:
         """Return a maker of the built-in loop's context for a trainer's rollout."""
@@ -767,6 +754,14 @@ async def _no_call_by_hand(name: str, arguments: str) -> tuple[ToolCall, str]:
 def _call_meta(job: protocol.RolloutJob) -> JsonObject:
     """Return the metadata that tools may see of their rollout: never the ground truth."""
     return {"rollout_id": job.id, "row_index": job.row.index, "metadata": job.row.extra}
+
+
+async def _decode(inputs: list[StoredInput]) -> list[ScoringInput]:
+    trajectories: list[ScoringInput] = []
+    for start in range(0, len(inputs), DECODED_AT_ONCE):
+        trajectories += map(decode_scoring_input, inputs[start : start + DECODED_AT_ONCE])
+        await anyio.lowlevel.checkpoint()
+    return trajectories
 
 
 def _timed_out(seconds: float) -> Failure:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from fuzz import CASES, generator, mutated
-from osmosis_ai.records import Failure, Rollout, Row, Score, ToolCall, Turn, Usage
+from osmosis_ai.records import Failure, Rollout, Row, Score, StoredInput, ToolCall, Turn, Usage
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
 from osmosis_ai.runtime.pool.worker import WorkerHandle, WorkerLostError
@@ -21,7 +21,7 @@ from osmosis_ai.runtime.protocol import MAX_FRAME, Event, decode_event, encode, 
 pytestmark = pytest.mark.anyio
 
 JOB = protocol.RolloutJob("job", Row(0, "r", "s", "u"), 0, "policy")
-SCORING = protocol.ScoreJob("job", [1, 2], [0, 1], ["f", "g"])
+SCORING = protocol.ScoreJob("job", [StoredInput(0, b"", b""), StoredInput(1, b"", b"")], ["f", "g"])
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 ROLLOUT_EVENTS: list[Event] = [
     protocol.Ready(tools=[{"type": "function", "function": {"name": "add"}}], functions=["f"], agent="a"),

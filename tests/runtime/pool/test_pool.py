@@ -213,7 +213,7 @@ async def test_a_model_that_cannot_be_used_is_a_start_error(tmp_path: Path) -> N
 def scorers(root: Path, source: str = "") -> WorkerSpec:
     (root / "scores.py").write_text(f"def zero(solution_str): return 0.0\n{source}", encoding="utf-8")
     ref = FunctionRef("zero", "scores", "zero", str(root), file="scores.py")
-    return scorer_spec(root, [ref], LimitsConfig(), store=root / "runs.db")
+    return scorer_spec(root, [ref], LimitsConfig())
 
 
 async def gone() -> None:

@@ -64,7 +64,7 @@ def test_a_repository_is_found_by_convention(repo: Path) -> None:
     assert list(found.plan.policies) == [POLICY]
     assert found.worker.mcp == McpSource("directory", str(repo / "mcp" / "main.py"))
     assert (found.worker.agent, found.worker.cache, found.worker.debug_dir) == (None, None, None)
-    assert found.worker.store == str(repo / ".osmosis" / "runs.db")
+    assert found.plan.store == str(repo / ".osmosis")
 
 
 def test_preparing_imports_no_user_code_and_reads_no_row(repo: Path) -> None:
@@ -96,7 +96,7 @@ def test_replies_are_cached_and_traces_written_where_asked(repo: Path) -> None:
 
 
 def test_a_scorer_loads_no_tools(repo: Path) -> None:
-    spec = scorer_spec(repo, prepared(repo).plan.functions, LimitsConfig(), store=repo / "runs.db")
+    spec = scorer_spec(repo, prepared(repo).plan.functions, LimitsConfig())
     assert (spec.mcp, spec.agent, spec.policies, spec.keep_going) == (None, None, {}, False)
     assert [ref.name for ref in spec.functions] == [EXACT_NAME]
 

@@ -15,7 +15,7 @@ from fastmcp import Context, FastMCP
 
 from osmosis_ai.config import LimitsConfig
 from osmosis_ai.models.choice import choose_model
-from osmosis_ai.records import Row, SolutionCall, SolutionStep
+from osmosis_ai.records import Row, SolutionCall, SolutionStep, StoredInput
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.protocol import RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.worker.worker import LoadedRepository, Worker, follow_orders, label_of, labels_of
@@ -58,7 +58,7 @@ async def working(
     root: Path, *, policy: Any = None, tools: FastMCP | None = None, **limits: Any
 ) -> AsyncIterator[tuple[Worker, list[protocol.Event]]]:
     policies = {"policy": policy or model()}
-    spec = WorkerSpec(str(root), LimitsConfig(**limits), policies=policies, store=str(root / "runs.db"))
+    spec = WorkerSpec(str(root), LimitsConfig(**limits), policies=policies)
     loaded = LoadedRepository(spec, tools, [], None, {}, [], {}, {}, {})
     events: list[protocol.Event] = []
     with anyio.fail_after(PATIENCE):
@@ -71,6 +71,10 @@ def job(*calls: tuple[str, dict[str, Any]]) -> RolloutJob:
     steps: list[SolutionStep] = [[SolutionCall(tool, arguments)] for tool, arguments in calls]
     row = Row(7, "row", "s", "u", "the truth", {"level": 1}, [*steps, "done"])
     return RolloutJob("job", row, 2, "policy")
+
+
+def given(row_index: int) -> StoredInput:
+    return StoredInput(row_index, b"", b"")
 
 
 def results(events: list[protocol.Event]) -> list[str]:
@@ -173,9 +177,9 @@ async def test_a_probe_says_why_a_model_cannot_be_used(tmp_path: Path) -> None:
     assert done.error.startswith("no price is known for served")
 
 
-async def test_rollouts_that_cannot_be_read_are_an_error_of_the_scores(tmp_path: Path) -> None:
+async def test_damaged_records_are_an_error_of_the_scores(tmp_path: Path) -> None:
     async with working(tmp_path) as (worker, events):
-        await worker.run(ScoreJob("scores", [1], [0], ["f"]))
+        await worker.run(ScoreJob("scores", [given(0)], ["f"]))
     (done,) = events[1:]
     assert isinstance(done, protocol.ScoresDone)
     assert done.error is not None
@@ -186,8 +190,8 @@ async def test_rollouts_that_cannot_be_read_are_an_error_of_the_scores(tmp_path:
     ("job", "label", "labels"),
     [
         (job(), "row 7 run 2", ["row 7 run 2"]),
-        (ScoreJob("s", [1], [4], ["f"]), "row 4 scores", ["row 4 scores"]),
-        (ScoreJob("s", [1, 2], [4, 5], ["f"]), "scores", ["row 4 scores", "row 5 scores"]),
+        (ScoreJob("s", [given(4)], ["f"]), "row 4 scores", ["row 4 scores"]),
+        (ScoreJob("s", [given(4), given(5)], ["f"]), "scores", ["row 4 scores", "row 5 scores"]),
         (protocol.ServeJob("s", {"rollout_id": "r"}), "rollout r", ["rollout r"]),
         (protocol.ToolsJob("t", {"rollout_id": "r"}), "rollout r", ["rollout r"]),
         (protocol.ProbeJob("p", "policy", False), "probe", ["probe"]),
