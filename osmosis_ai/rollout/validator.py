@@ -1,40 +1,68 @@
-"""Check that an agent loop can be served (`validate_agent_loop`), with a stable code for each problem."""
+"""Check that an agent loop (`validate_agent_loop`) or a workflow and its grader (`validate_backend`) can be served.
+
+Each problem has a stable code.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from osmosis_ai.errors import AgentLoopError
 from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.rollout.agent_workflow import AgentWorkflow
 from osmosis_ai.rollout.core.base import RolloutAgentLoop
+from osmosis_ai.rollout.grader import Grader
 from osmosis_ai.tracebacks import describe
 
-__all__ = ["ValidationIssue", "ValidationResult", "validate_agent_loop"]
+if TYPE_CHECKING:
+    from osmosis_ai.rollout.types import AgentWorkflowConfig, GraderConfig
+
+__all__ = [
+    "ValidationError",
+    "ValidationIssue",
+    "ValidationResult",
+    "resolved_agent_name",
+    "validate_agent_loop",
+    "validate_backend",
+]
+
+MAX_NAME = 256
+"""Characters of a workflow's name."""
 
 # The function names that OpenAI accepts; a model call with any other fails.
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class ValidationIssue(Record, frozen=True):
-    """One problem of an agent loop.
+    """One problem of an agent loop, a workflow or a grader.
 
-    `code` is stable across versions; `subject` is the tool or attribute concerned.
+    `code` is stable across versions; `subject` is the tool, attribute or argument concerned.
     """
 
     code: str
     message: str
     subject: str | None = None
 
+    @property
+    def field(self) -> str | None:
+        """`subject`, as code for SDK 0.2 calls it."""
+        return self.subject
+
     def __str__(self) -> str:
         return f"{self.code}: {self.message}"
 
 
+ValidationError = ValidationIssue
+"""The name in SDK 0.2."""
+
+
 class ValidationResult(Record, frozen=True):
-    """The problems of an agent loop, which is valid if there are no errors."""
+    """The problems of an agent loop or a workflow, which is valid if there are no errors."""
 
     errors: list[ValidationIssue] = []
     warnings: list[ValidationIssue] = []
@@ -43,14 +71,14 @@ class ValidationResult(Record, frozen=True):
 
     @property
     def valid(self) -> bool:
-        """True if the loop can be served."""
+        """True if it can be served."""
         return not self.errors
 
     def raise_if_invalid(self) -> None:
-        """Raise if the loop isn't valid.
+        """Raise if there are errors.
 
         Raises:
-            AgentLoopError: The loop has errors; the message lists them all.
+            AgentLoopError: The message lists all errors.
         """
         if self.errors:
             listed = "\n".join(f"  {error}" for error in self.errors)
@@ -164,3 +192,52 @@ def _check_function(function: JsonObject, place: str, names: set[str]) -> Iterat
         found = parameters.get("type") if isinstance(parameters, dict) else type(parameters).__name__
         message = f'the parameters of {place} have the type {found!r}; it must be "object"'
         yield ValidationIssue("PARAMETERS_TYPE_NOT_OBJECT", message, place)
+
+
+def validate_backend(
+    workflow_cls: object,
+    workflow_config: AgentWorkflowConfig | None,
+    grader_cls: object = None,
+    grader_config: GraderConfig | None = None,
+) -> ValidationResult:
+    """Check a workflow, its grader and its name, and that both can be created. Neither is run.
+
+    Args:
+        workflow_cls: The AgentWorkflow class.
+        workflow_config: Its configuration.
+        grader_cls: The Grader class.
+        grader_config: Its configuration.
+    """
+    errors = list(_check_class(workflow_cls, workflow_config, AgentWorkflow, "workflow", "run"))
+    name = resolved_agent_name(workflow_cls, workflow_config) if isinstance(workflow_cls, type) else None
+    if name is not None and not 1 <= len(name) <= MAX_NAME:
+        message = f"the workflow's name has {len(name)} characters; at most {MAX_NAME} are allowed"
+        errors.append(ValidationIssue("INVALID_AGENT_NAME", message, "name"))
+    if grader_cls is None:
+        errors.append(
+            ValidationIssue("MISSING_GRADER", "there is no grader, so nothing rewards the workflow", "grader_cls")
+        )
+    else:
+        errors.extend(_check_class(grader_cls, grader_config, Grader, "grader", "grade"))
+    return ValidationResult(errors, agent_name=name)
+
+
+def resolved_agent_name(workflow_cls: type, workflow_config: AgentWorkflowConfig | None) -> str:
+    """Return a workflow's name: the configuration's, else that of its class."""
+    return (workflow_config.name.strip() if workflow_config else "") or workflow_cls.__name__
+
+
+def _check_class(kind: object, config: object, base: type, what: str, method: str) -> Iterator[ValidationIssue]:
+    subject = f"{what}_cls"
+    if not (isinstance(kind, type) and issubclass(kind, base)) or kind is base:
+        message = f"the {what} must be a subclass of {base.__name__}, not {kind!r}"
+        yield ValidationIssue(f"INVALID_{what.upper()}_CLASS", message, subject)
+        return
+    if not inspect.iscoroutinefunction(getattr(kind, method)):
+        message = f"{kind.__name__}.{method} isn't async: write `async def {method}(self, ctx)`"
+        yield ValidationIssue(f"{what.upper()}_{method.upper()}_NOT_ASYNC", message, f"{subject}.{method}")
+    try:
+        kind(config)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the user's code may raise anything
+        message = f"{kind.__name__}(config) raised {describe(error)}"
+        yield ValidationIssue(f"{what.upper()}_INIT_FAILED", message, subject)

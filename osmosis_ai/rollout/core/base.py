@@ -8,10 +8,10 @@ import json
 import logging
 import re
 import time
-from abc import ABC, abstractmethod
+from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -20,6 +20,7 @@ from osmosis_ai.errors import MessagesRewrittenError, OsmosisRolloutError
 from osmosis_ai.folders import private_file
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import JsonObject, JsonValue, Message
+from osmosis_ai.rollout import context
 from osmosis_ai.rollout.core.schemas import OpenAIFunctionToolSchema, RolloutMetrics, RolloutRequest
 
 __all__ = [
@@ -98,7 +99,26 @@ class RolloutResult:
     reward: float | None = None
 
 
-class RolloutContext:
+if TYPE_CHECKING:
+    _EitherKind = type
+else:
+
+    class _EitherKind(ABCMeta):
+        """Lets `osmosis_ai.rollout.RolloutContext` mean a workflow's context, too: the arguments tell which."""
+
+        def __call__(cls, *args, **kwargs):
+            if cls is RolloutContext:
+                fields = {field.name for field in dataclasses.fields(context.RolloutContext)}
+                if isinstance(args[0], str) if args else kwargs.keys() <= fields:
+                    return context.RolloutContext(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
+
+        def __instancecheck__(cls, instance):
+            is_workflows = cls is RolloutContext and isinstance(instance, context.RolloutContext)
+            return is_workflows or super().__instancecheck__(instance)
+
+
+class RolloutContext(metaclass=_EitherKind):
     """One rollout, as its loop sees it.
 
     Args:

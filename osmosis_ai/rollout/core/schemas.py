@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from osmosis_ai.records import JsonObject, Message
+from osmosis_ai.rollout.vocabulary import RolloutStatus
 from osmosis_ai.urls import UrlError, http_url
 
 __all__ = [
@@ -29,13 +29,6 @@ __all__ = [
 ]
 
 MAX_METADATA_BYTES = 1024 * 1024
-
-
-class RolloutStatus(str, Enum):
-    """The outcome of a rollout."""
-
-    COMPLETED = "COMPLETED"
-    ERROR = "ERROR"
 
 
 class _Schema(BaseModel):
@@ -182,7 +175,7 @@ class RolloutResponse(BaseModel):
     """A finished rollout, as sent to the trainer."""
 
     rollout_id: str
-    status: RolloutStatus
+    status: Literal[RolloutStatus.COMPLETED, RolloutStatus.ERROR]
     final_messages: list[Message] = Field(default_factory=list)
     finish_reason: str | None = None
     error_message: str | None = None

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import anyio
 import msgspec
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -24,32 +20,26 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.rollout.core.base import RolloutAgentLoop
 from osmosis_ai.rollout.core.schemas import RolloutRequest
 from osmosis_ai.rollout.runner import InProcessRunner, RolloutRunner
+from osmosis_ai.rollout.server.requests import (
+    RefusedError,
+    authorize,
+    check_sender,
+    json_response,
+    parse,
+    read_body,
+    refused,
+)
 from osmosis_ai.rollout.server.rollouts import Rollouts, UnavailableError
+from osmosis_ai.rollout.server.workflows import create_rollout_server
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
-from osmosis_ai.urls import is_loopback
 
-__all__ = ["API_KEY_VARIABLE", "DEBUG_DIR_VARIABLE", "MAX_BODY_BYTES", "build_app", "create_app", "debug_folder"]
+__all__ = ["API_KEY_VARIABLE", "DEBUG_DIR_VARIABLE", "build_app", "create_app", "create_rollout_server", "debug_folder"]
 
 logger = logging.getLogger(__name__)
 
 API_KEY_VARIABLE = "OSMOSIS_ROLLOUT_API_KEY"
 TRAINER_KEY_VARIABLE = "OSMOSIS_ROLLOUT_TRAINER_API_KEY"
-ALLOWED_HOSTS_VARIABLE = "OSMOSIS_ROLLOUT_SERVER_ALLOWED_HOSTS"
 DEBUG_DIR_VARIABLE = "ROLLOUT_DEBUG_DIR"
-MAX_BODY_BYTES = 8 * 1024 * 1024
-MAX_DRAINED_BYTES = 32 * 1024 * 1024
-BODY_TIMEOUT = 60.0
-"""Seconds that a client has to send a request's body."""
-
-
-class _RefusedError(Exception):
-    """A refused request, with the status and detail of its answer."""
-
-    def __init__(self, status_code: int, detail: object, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(detail)
-        self.status_code = status_code
-        self.detail = detail
-        self.headers = headers
 
 
 def create_app(
@@ -155,26 +145,26 @@ def build_app(
             yield
 
     async def init(http: Request) -> Response:
-        _check_sender(http, allowed, key)
+        check_sender(http, allowed, key)
         # Check the key first: without it, not even the body is read.
-        _authorize(http, key)
-        request = _parse(await _body(http))
+        authorize(http, key)
+        request = parse(RolloutRequest, await read_body(http))
         try:
             return Response(await rollouts.accept(request), 202, media_type="application/json")
         except UnavailableError as error:
-            raise _RefusedError(503, str(error)) from error
+            raise RefusedError(503, str(error)) from error
         except OsmosisError as error:
-            raise _RefusedError(500, str(error)) from error
+            raise RefusedError(500, str(error)) from error
 
     async def health(http: Request) -> Response:
-        _check_sender(http, allowed, key)
+        check_sender(http, allowed, key)
         return _health(rollouts, runner.name)
 
     async def platform_health(http: Request) -> Response:
-        _check_sender(http, allowed, key)
+        check_sender(http, allowed, key)
         if key is None:
-            raise _RefusedError(404, "this server has no key to check")
-        _authorize(http, key)
+            raise RefusedError(404, "this server has no key to check")
+        authorize(http, key)
         return _health(rollouts, runner.name)
 
     return Starlette(
@@ -183,7 +173,7 @@ def build_app(
             Route("/health", health),
             Route("/platform/health", platform_health),
         ],
-        exception_handlers={HTTPException: _refused, _RefusedError: _refused},
+        exception_handlers={HTTPException: refused, RefusedError: refused},
         lifespan=lifespan,
     )
 
@@ -194,88 +184,6 @@ def debug_folder(debug_dir: str | Path | None) -> Path | None:
     return Path(above).absolute() / time.strftime("%Y%m%d_%H%M%S") if above else None
 
 
-def _check_sender(http: Request, allowed: Container[str], key: bytes | None) -> None:
-    """Refuse requests of web pages, which the user's browser sends to this server without being asked."""
-    host = http.headers.get("host", "")
-    name = _host_name(host)
-    server, _ = http.scope.get("server") or ("", None)
-    # A page can give its own name this machine's address (DNS rebinding); it has no key, though.
-    if (allowed or (key is None and is_loopback(server))) and not (name in allowed or is_loopback(name)):
-        message = f"this server isn't called {name[:100]!r}; if it is, add that to {ALLOWED_HOSTS_VARIABLE}"
-        raise _RefusedError(421, message)
-    if (origin := http.headers.get("origin")) is not None and origin.partition("://")[2] != host:
-        raise _RefusedError(403, "requests of web pages are refused: the header Origin names another host")
-    sent = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    # A page may send a few other types to any server.
-    if http.method == "POST" and sent != "application/json":
-        raise _RefusedError(415, "the body must be JSON: send it with the header Content-Type: application/json")
-
-
-def _host_name(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _authorize(http: Request, key: bytes | None) -> None:
-    if key is None:
-        return
-    scheme, _, sent = http.headers.get("authorization", "").partition(" ")
-    # Compare even if the scheme is wrong, so that timing reveals nothing. Header bytes arrive as latin-1.
-    is_right = hmac.compare_digest(sent.strip().encode("latin-1"), key)
-    if scheme.lower() != "bearer" or not is_right:
-        message = "the API key is missing or wrong: send it as `Authorization: Bearer <key>`"
-        raise _RefusedError(401, message, headers={"WWW-Authenticate": "Bearer"})
-
-
-async def _body(http: Request) -> bytes:
-    announced = http.headers.get("content-length", "")
-    size = int(announced) if announced.isascii() and announced.isdigit() else 0
-    chunks: list[bytes] = []
-    received = 0
-    try:
-        with anyio.fail_after(BODY_TIMEOUT):
-            async for chunk in http.stream():
-                received += len(chunk)
-                size = max(size, received)
-                if size <= MAX_BODY_BYTES:
-                    chunks.append(chunk)
-                # Keep reading for a while, because most clients read the answer only after sending everything.
-                elif received > MAX_DRAINED_BYTES:
-                    break
-    except TimeoutError as error:
-        raise _RefusedError(408, f"the body didn't arrive within {BODY_TIMEOUT:g} s") from error
-    except ClientDisconnect as error:
-        # Nobody reads this answer, but raising keeps the rollout from starting.
-        raise _RefusedError(400, "the client disconnected before it had sent the whole body") from error
-    if size > MAX_BODY_BYTES:
-        raise _RefusedError(413, f"the body is over {MAX_BODY_BYTES} bytes", headers={"Connection": "close"})
-    return b"".join(chunks)
-
-
-def _parse(body: bytes) -> RolloutRequest:
-    try:
-        return RolloutRequest.model_validate_json(body)
-    except ValidationError as error:
-        # Without the input, which may contain the trainer's key.
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        if found[0]["type"] == "json_invalid":
-            raise _RefusedError(400, f"the body isn't JSON: {found[0]['msg']}") from error
-        # Drop the prefix that pydantic adds to a validator's message.
-        raise _RefusedError(422, [{**one, "msg": one["msg"].removeprefix("Value error, ")} for one in found]) from error
-
-
 def _health(rollouts: Rollouts, name: str) -> Response:
     status = {"status": "stopping" if rollouts.is_stopping else "healthy", "agent_loop": name}
-    return _json({**status, **msgspec.to_builtins(rollouts.figures)})
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    # Registered for two kinds: our own, and Starlette's for unknown paths and methods.
-    assert isinstance(error, (_RefusedError, HTTPException))
-    return _json({"detail": error.detail}, error.status_code, error.headers)
-
-
-def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+    return json_response({**status, **msgspec.to_builtins(rollouts.figures)})

@@ -1,0 +1,82 @@
+"""Run user code with a deadline that it can't outlive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from osmosis_ai.errors import OsmosisRolloutError
+from osmosis_ai.tracebacks import describe
+
+__all__ = ["CANCEL_GRACE", "DeadlineError", "within"]
+
+logger = logging.getLogger(__name__)
+
+CANCEL_GRACE = 5.0
+"""Seconds that cancelled code has to clean up. Then it is left behind, and its rollout ends without it."""
+
+ResultT = TypeVar("ResultT")
+
+
+class DeadlineError(OsmosisRolloutError):
+    """User code exceeded its deadline."""
+
+
+async def within(seconds: float | None, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    """Run user code in a task of its own, and return its result.
+
+    Code that is cancelled, by the deadline or with its caller, has `CANCEL_GRACE` seconds to end.
+
+    Args:
+        seconds: The deadline from now; None for none. Zero or less has already passed: nothing runs.
+        work: The code.
+
+    Raises:
+        DeadlineError: It didn't end in time, or blocked the event loop until after its deadline.
+        Exception: Whatever it raised. SystemExit and cancellation from inside become a RuntimeError.
+    """
+    if seconds is not None and seconds <= 0:
+        raise DeadlineError
+    started = time.monotonic()
+    task = asyncio.ensure_future(_guarded(work))
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await _stop(task)
+        raise
+    if not task.done():
+        await _stop(task)
+        raise DeadlineError
+    if task.cancelled():
+        raise RuntimeError("it was cancelled from inside")
+    error = task.exception()
+    if error is None and seconds is not None and time.monotonic() - started > seconds:
+        raise DeadlineError
+    if error is not None and not isinstance(error, Exception):
+        raise RuntimeError(describe(error)) from error
+    return task.result()
+
+
+async def _guarded(work: Callable[[], Awaitable[ResultT]]) -> ResultT:
+    try:
+        return await work()
+    except SystemExit as error:
+        # Outside a task's coroutine it would end the server.
+        raise RuntimeError(f"it called sys.exit({error.code!r})") from error
+
+
+async def _stop(task: asyncio.Future[Any]) -> None:
+    task.add_done_callback(_consume)
+    task.cancel()
+    _, running = await asyncio.wait({task}, timeout=CANCEL_GRACE)
+    if running:
+        logger.warning("a workflow or grader ignores its cancellation and was left behind: %s", task)
+
+
+def _consume(task: asyncio.Future[Any]) -> None:
+    # Otherwise asyncio would report an exception that nobody retrieved.
+    if not task.cancelled():
+        task.exception()

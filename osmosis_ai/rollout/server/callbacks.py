@@ -1,0 +1,54 @@
+"""Deliver results to controllers that are called back."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from osmosis_ai.errors import OsmosisRolloutError, OsmosisServerError, OsmosisTransportError, OsmosisValidationError
+from osmosis_ai.http import Answer, HttpClient, HttpError
+from osmosis_ai.masking import mask
+from osmosis_ai.retry import RetryPolicy, with_retries
+
+__all__ = ["CallbackClient"]
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT = 10.0
+POLICY = RetryPolicy(max_attempts=5, max_seconds=math.inf, base_delay=0.5, max_delay=8.0)
+RETRIED = (429, 500, 502, 503, 504)
+
+
+class CallbackClient:
+    """Posts bodies to controllers, and tries again if one can't take it now."""
+
+    def __init__(self) -> None:
+        self._http = HttpClient(TIMEOUT)
+
+    async def post(self, url: str, body: bytes, key: str | None) -> Answer | None:
+        """Post a body and return the answer; None, with a line in the log, if it isn't accepted."""
+
+        async def attempt(_: int) -> Answer:
+            try:
+                answer = await self._http.post(url, body, key=key)
+            except HttpError as error:
+                text = mask(str(error), key)
+                kind = OsmosisValidationError if error.problem in ("unsendable", "too_long") else OsmosisTransportError
+                raise kind(text) from error
+            if 200 <= answer.status < 300:
+                return answer
+            text, _code = answer.describe(key)
+            refused = OsmosisServerError if answer.status in RETRIED else OsmosisValidationError
+            raise refused(text, answer.status)
+
+        def announce(error: OsmosisRolloutError, seconds: float) -> None:
+            logger.warning("%s; trying again in %.1f s", error, seconds)
+
+        try:
+            return await with_retries(attempt, OsmosisRolloutError, POLICY, on_wait=announce)
+        except OsmosisRolloutError as error:
+            logger.error("a result isn't delivered: %s", error)
+            return None
+
+    async def aclose(self) -> None:
+        await self._http.aclose()

@@ -1,0 +1,406 @@
+"""`create_rollout_server`: workflows and graders behind the rollout protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from osmosis_ai.records import JsonObject
+from osmosis_ai.rollout.backend.base import ExecutionBackend
+from osmosis_ai.rollout.context import RolloutContext
+from osmosis_ai.rollout.server.bodies import completion_body, grader_body, result_body
+from osmosis_ai.rollout.server.callbacks import CallbackClient
+from osmosis_ai.rollout.server.registry import Registry, ServedRollout
+from osmosis_ai.rollout.server.requests import (
+    RefusedError,
+    authorize,
+    check_origin,
+    json_response,
+    parse,
+    read_body,
+    refused,
+)
+from osmosis_ai.rollout.trajectory.report import TrajectoryReport, report_from_response
+from osmosis_ai.rollout.trajectory.save import save_trajectory
+from osmosis_ai.rollout.types import (
+    POLLING_LEASE_HEADER,
+    CancelRolloutsRequest,
+    ExecutionRequest,
+    ExecutionResult,
+    RolloutInitRequest,
+    RolloutInitResponse,
+    RolloutStatus,
+)
+from osmosis_ai.rollout.vocabulary import category_of
+
+__all__ = ["DEFAULT_AGENT_TIMEOUT_SEC", "DEFAULT_GRADER_TIMEOUT_SEC", "create_rollout_server"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_AGENT_TIMEOUT_SEC = 450.0
+DEFAULT_GRADER_TIMEOUT_SEC = 150.0
+INSTANCE_VARIABLE = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
+INSTANCE_HEADER = "x-osmosis-rollout-instance-id"
+MAX_BODY_BYTES = 64 * 1024 * 1024
+RETRY_AFTER = "5"
+"""Seconds after which a controller may ask again while the backend is full."""
+
+DRAIN_SECONDS = 10.0
+"""Seconds that running rollouts have to finish when the server stops; then they are cancelled."""
+
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[Any]]
+
+
+def create_rollout_server(
+    *,
+    backend: ExecutionBackend,
+    lifespan: Lifespan | None = None,
+    configure_logging: bool = True,
+    result_wait_timeout_sec: float = 30.0,
+    polling_lease_timeout_sec: float = 120.0,
+    result_retention_sec: float = 900.0,
+    api_key: str | None = None,
+) -> Starlette:
+    """Create an ASGI application that runs rollouts for a controller: an evaluation or a trainer.
+
+    A rollout without time limits of its own gets 450 s for its workflow and 150 s for its grader.
+
+    Example:
+        app = create_rollout_server(backend=LocalBackend(workflow=MyWorkflow, grader=MyGrader))
+        uvicorn.run(app, port=int(os.environ.get("_OSMOSIS_ROLLOUT_PORT", "8000")))
+
+    Args:
+        backend: Runs the rollouts.
+        lifespan: The application's own start and end; its resources outlive all rollouts.
+        configure_logging: Log at level INFO if the process has no logging handlers.
+        result_wait_timeout_sec: Seconds after which a poll is answered with the status as it is.
+        polling_lease_timeout_sec: Seconds without a poll after which a rollout is cancelled; more than
+            `result_wait_timeout_sec`.
+        result_retention_sec: Seconds for which a result is kept.
+        api_key: The bearer key that controllers must send; None for none.
+
+    Raises:
+        ValueError: A time isn't usable, or the key is empty.
+    """
+    if api_key is not None and not api_key.strip():
+        raise ValueError("the API key is empty: pass a key, or None for a server without one")
+    if not 0 < result_wait_timeout_sec < polling_lease_timeout_sec < math.inf:
+        raise ValueError("result_wait_timeout_sec must be positive, and polling_lease_timeout_sec finite and longer")
+    if not 0 <= result_retention_sec < math.inf:
+        raise ValueError("result_retention_sec must be finite and not negative")
+    if configure_logging and not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    registry = Registry(lease=polling_lease_timeout_sec, retention=result_retention_sec)
+    served = _Server(backend, registry, result_wait_timeout_sec, polling_lease_timeout_sec)
+    key = None if api_key is None else api_key.encode()
+
+    @asynccontextmanager
+    async def whole_life(app: Starlette) -> AsyncIterator[None]:
+        async with lifespan(app) if lifespan is not None else _nothing():
+            try:
+                yield
+            finally:
+                await served.aclose()
+
+    def route(path: str, answer: Callable[[Request], Any], method: str) -> Route:
+        async def checked(http: Request) -> Response:
+            check_origin(http)
+            authorize(http, key)
+            response: Response = await answer(http)
+            return response
+
+        return Route(path, checked, methods=[method])
+
+    return Starlette(
+        routes=[
+            route("/health", served.health, "GET"),
+            route("/rollout", served.accept, "POST"),
+            route("/rollout/{rollout_id}/result", served.result, "GET"),
+            route("/rollout/{rollout_id}/status", served.status, "GET"),
+            route("/rollout/cancel", served.cancel, "POST"),
+            route("/drain", served.drain, "POST"),
+        ],
+        exception_handlers={HTTPException: refused, RefusedError: refused},
+        lifespan=whole_life,
+    )
+
+
+@asynccontextmanager
+async def _nothing() -> AsyncIterator[None]:
+    yield
+
+
+class _Server:
+    """Answers requests, and runs the rollouts."""
+
+    def __init__(self, backend: ExecutionBackend, registry: Registry, wait: float, lease: float) -> None:
+        self._backend = backend
+        self._registry = registry
+        self._wait = wait
+        self._lease = lease
+        self._callbacks = CallbackClient()
+        self._process_id = secrets.token_hex(16)
+        self._instance_id = os.environ.get(INSTANCE_VARIABLE)
+        self._is_accepting = True
+        self._is_closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def health(self, http: Request) -> Response:
+        figures = {
+            **self._backend.health(),
+            "instance_id": self._instance_id or self._process_id,
+            "process_id": self._process_id,
+            "lifecycle": self._lifecycle(),
+        }
+        return json_response(figures, headers={INSTANCE_HEADER: self._instance_id} if self._instance_id else None)
+
+    async def accept(self, http: Request) -> Response:
+        request = parse(RolloutInitRequest, await read_body(http, MAX_BODY_BYTES), malformed=422)
+        if not self._is_accepting:
+            raise RefusedError(503, "the rollout server takes no more rollouts: it is stopping")
+        if not self._backend.has_capacity():
+            raise RefusedError(429, "the rollout queue is full; retry later", {"Retry-After": RETRY_AFTER})
+        rollout = ServedRollout(request)
+        if not self._registry.add(rollout):
+            raise RefusedError(409, f"there is a rollout {rollout.id!r} already")
+        rollout.task = asyncio.create_task(self._run(rollout))
+        self._tasks.add(rollout.task)
+        rollout.task.add_done_callback(self._tasks.discard)
+        response = RolloutInitResponse(
+            rollout_id=rollout.id,
+            status=rollout.status,
+            polling_lease_token=rollout.token,
+            result_wait_timeout_sec=self._wait,
+            polling_lease_timeout_sec=self._lease,
+        )
+        return json_response(response.model_dump(), 202)
+
+    async def result(self, http: Request) -> Response:
+        token = http.headers.get(POLLING_LEASE_HEADER)
+        if not token:
+            raise RefusedError(422, f"the header {POLLING_LEASE_HEADER} is missing: send the rollout's lease token")
+        rollout = self._registry.get(http.path_params["rollout_id"])
+        if rollout is None:
+            raise RefusedError(404, "unknown rollout_id")
+        if not self._registry.check(rollout, token):
+            raise RefusedError(403, "invalid polling lease")
+        rollout.is_polled = True
+        if rollout.result is None:
+            self._registry.renew(rollout)
+            await rollout.change(self._wait)
+        if rollout.result is None:
+            status = {"rollout_id": rollout.id, "status": rollout.status, "sample": None}
+            return json_response({**status, "err_message": None, "err_category": None})
+        self._registry.keep(rollout, delivered=True)
+        return Response(result_body(rollout.id, rollout.result), media_type="application/json")
+
+    async def status(self, http: Request) -> Response:
+        rollout_id = http.path_params["rollout_id"]
+        known = {"rollout_id": rollout_id, "status": RolloutStatus.UNKNOWN, "reward": None, "err_message": None}
+        if (state := self._backend.rollout_status(rollout_id)) is not None:
+            return json_response({**known, **state})
+        rollout = self._registry.get(rollout_id)
+        if rollout is not None:
+            known["status"] = rollout.status
+            if rollout.result is not None:
+                sent = msgspec.json.decode(result_body(rollout_id, rollout.result))
+                known |= {"reward": (sent["sample"] or {}).get("reward"), "err_message": sent["err_message"]}
+        return json_response(known)
+
+    async def cancel(self, http: Request) -> Response:
+        request = parse(CancelRolloutsRequest, await read_body(http), malformed=422)
+        chosen = self._registry.selected(request.ids, request.prefix)
+        return json_response({"dispositions": {rollout_id: self._cancel(rollout_id) for rollout_id in chosen}})
+
+    async def drain(self, http: Request) -> Response:
+        self._is_accepting = False
+        return json_response(self._lifecycle())
+
+    async def aclose(self) -> None:
+        """Stop taking rollouts, give those that run a bounded time, then cancel them."""
+        self._is_accepting = False
+        if self._tasks:
+            logger.info("waiting for %d rollouts", len(self._tasks))
+            await asyncio.wait(self._tasks, timeout=DRAIN_SECONDS)
+        self._is_closing = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DRAIN_SECONDS)
+        self._registry.close()
+        await self._callbacks.aclose()
+        await self._backend.shutdown()
+
+    def _lifecycle(self) -> JsonObject:
+        return {"accepting_rollouts": self._is_accepting, "active_rollouts": len(self._tasks)}
+
+    def _cancel(self, rollout_id: str) -> str:
+        rollout = self._registry.get(rollout_id)
+        if rollout is None or rollout.result is not None or rollout.task is None:
+            return "not_found"
+        if rollout.disposition is None:
+            is_queued = rollout.status is RolloutStatus.QUEUED
+            rollout.disposition = "cancelled_queued" if is_queued else "cancelled_running"
+            theirs = self._backend.cancel_rollouts(ids=[rollout_id]).get(rollout_id, "")
+            if theirs.startswith("cancelled"):
+                # The backend ends `execute`; cancelling it as well would disturb its cleanup.
+                rollout.disposition = theirs
+            else:
+                rollout.task.cancel()
+        return rollout.disposition
+
+    async def _run(self, rollout: ServedRollout) -> None:
+        request = rollout.request
+        reports = _Reports(rollout, self._callbacks)
+        context = RolloutContext(
+            chat_completions_url=request.chat_completions_url,
+            api_key=request.llm_api_key or request.controller_api_key,
+            rollout_id=rollout.id,
+            on_status=rollout.set_status,
+        )
+        rollout.set_status(RolloutStatus.RUNNING)
+        try:
+            with context:
+                await _execute(self._backend, _execution_request(rollout), reports)
+        except asyncio.CancelledError:
+            reports.fail(ExecutionResult(status=RolloutStatus.CANCELLED, err_message="cancelled"))
+        except Exception as error:
+            logger.exception("rollout %s crashed", rollout.id)
+            message = str(error) or "Internal server error"
+            category = category_of(error)
+            crash = ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
+            reports.fail(crash)
+        result = reports.result
+        rollout.finish(result)
+        self._registry.keep(rollout)
+        if not self._is_closing:
+            await reports.send_missing()
+        await self._save(rollout, result, reports)
+        if not rollout.is_leased:
+            self._registry.keep(rollout, delivered=True)
+        logger.info("rollout %s: %s", rollout.id, result.status)
+
+    async def _save(self, rollout: ServedRollout, result: ExecutionResult, reports: _Reports) -> None:
+        request = rollout.request
+        await save_trajectory(
+            rollout_id=rollout.id,
+            result=result,
+            request_label=request.label,
+            request_metadata=request.metadata,
+            request_extra_fields=request.extra_fields,
+            report=reports.trajectory,
+            diagnostics=result.extra_fields,
+        )
+
+
+def _execution_request(rollout: ServedRollout) -> ExecutionRequest:
+    request = rollout.request
+    agent, grader = request.agent_timeout_sec, request.grader_timeout_sec
+    return ExecutionRequest(
+        id=rollout.id,
+        prompt=request.initial_messages,
+        label=request.label,
+        metadata=request.metadata,
+        agent_timeout_sec=DEFAULT_AGENT_TIMEOUT_SEC if agent is None else agent,
+        grader_timeout_sec=DEFAULT_GRADER_TIMEOUT_SEC if grader is None else grader,
+        grade=request.wants_grade,
+    )
+
+
+async def _execute(backend: ExecutionBackend, request: ExecutionRequest, reports: _Reports) -> None:
+    """Run a rollout on a backend of either generation."""
+    execute: Callable[..., Any] = backend.execute
+    if len(inspect.signature(execute).parameters) > 1:
+        wants_grader = request.grade or backend.capture_final_result
+        await execute(
+            request,
+            on_workflow_complete=reports.workflow_completed,
+            on_grader_complete=reports.grader_completed if wants_grader else None,
+        )
+        return
+    outcome = await execute(request)
+    await reports.workflow_completed(outcome.workflow)
+    if outcome.grader is not None:
+        await reports.grader_completed(outcome.grader)
+
+
+class _Reports:
+    """The results of a rollout as they come in, and their callbacks: each once, completion first.
+
+    Attributes:
+        trajectory: What the controller answered about the model calls, for the trajectory file.
+    """
+
+    def __init__(self, rollout: ServedRollout, callbacks: CallbackClient) -> None:
+        self._rollout = rollout
+        self._callbacks = callbacks
+        self._workflow: ExecutionResult | None = None
+        self._grader: ExecutionResult | None = None
+        self._completion_sent = False
+        self._grading_sent = False
+        self.trajectory: TrajectoryReport | None = None
+
+    @property
+    def result(self) -> ExecutionResult:
+        """The rollout's result: the workflow's if that failed, else the grader's if there is one."""
+        workflow, grader = self._workflow, self._grader
+        if workflow is None:
+            return ExecutionResult(status=RolloutStatus.FAILURE, err_message="the backend reported no result")
+        return grader if grader is not None and workflow.status is RolloutStatus.SUCCESS else workflow
+
+    async def workflow_completed(self, result: ExecutionResult) -> None:
+        self._workflow = result
+        await self._send_completion(result)
+
+    async def grader_completed(self, result: ExecutionResult) -> None:
+        self._grader = result
+        await self._send_grading(result)
+
+    def fail(self, result: ExecutionResult) -> None:
+        """Take a failure for the part that hasn't been reported."""
+        if self._workflow is None:
+            self._workflow = result
+        elif self._grader is None and self._workflow.status is RolloutStatus.SUCCESS:
+            # Keep the ungraded sample.
+            kept = {"sample": self._workflow.sample, "samples": self._workflow.samples}
+            self._grader = result.model_copy(update=kept)
+
+    async def send_missing(self) -> None:
+        """Send the callbacks that haven't been sent."""
+        await self._send_completion(self._workflow or self.result)
+        if self._rollout.request.wants_grade:
+            await self._send_grading(self._grader or self.result)
+
+    async def _send_completion(self, result: ExecutionResult) -> None:
+        request = self._rollout.request
+        if not self._completion_sent:
+            self._completion_sent = True
+            await self._post(request.completion_callback_url, completion_body(self._rollout.id, request, result))
+
+    async def _send_grading(self, result: ExecutionResult) -> None:
+        request = self._rollout.request
+        if not self._grading_sent and request.grader_callback_url:
+            self._grading_sent = True
+            await self._post(request.grader_callback_url, grader_body(self._rollout.id, request, result))
+
+    async def _post(self, url: str | None, body: bytes) -> None:
+        # Who polls has the result already.
+        if url is None or self._rollout.is_polled:
+            return
+        answer = await self._callbacks.post(url, body, self._rollout.request.controller_api_key)
+        if answer is not None:
+            self.trajectory = report_from_response(answer) or self.trajectory

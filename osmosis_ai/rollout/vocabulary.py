@@ -1,0 +1,72 @@
+"""The words of rollouts on the wire: statuses and error categories, of agent loops and of workflows."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["GraderStatus", "MultiTurnMode", "RolloutErrorCategory", "RolloutStatus", "category_of"]
+
+
+class _Word(str, Enum):
+    """A word that equals its text and prints as it, like the standard library's StrEnum, which Python 3.10 lacks."""
+
+    __str__ = str.__str__
+    __format__ = str.__format__
+
+
+class RolloutStatus(_Word):
+    """The state or outcome of a rollout: COMPLETED and ERROR of agent loops, the others of workflows."""
+
+    COMPLETED = "COMPLETED"
+    ERROR = "ERROR"
+    PENDING = "pending"
+    QUEUED = "queued"
+    RUNNING = "running"
+    GRADING = "grading"
+    SUCCESS = "success"
+    FAILURE = "failure"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_terminal(self) -> bool:
+        """True if a rollout of this status has ended."""
+        return self not in (self.PENDING, self.QUEUED, self.RUNNING, self.GRADING, self.UNKNOWN)
+
+
+class GraderStatus(_Word):
+    """The outcome of grading."""
+
+    PENDING = "pending"
+    SUCCESS = "success"
+    FAILURE = "failure"
+
+
+class RolloutErrorCategory(_Word):
+    """The cause of a failed rollout."""
+
+    TIMEOUT = "timeout"
+    LEASE_EXPIRED = "lease_expired"
+    VALIDATION_ERROR = "validation_error"
+    HTTP_ERROR = "http_error"
+    AGENT_ERROR = "agent_error"
+    INTERNAL_ERROR = "internal_error"
+
+
+class MultiTurnMode(_Word):
+    """How a conversation of several turns becomes samples; for workflows written for SDK 0.2."""
+
+    MULTI_SAMPLE = "multi_sample"
+    SINGLE_SAMPLE = "single_sample"
+
+
+def category_of(error: BaseException) -> RolloutErrorCategory:
+    """Return the category of an exception that a workflow or a grader raised."""
+    # On Python 3.10 asyncio's is a class of its own.
+    import asyncio
+
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+        return RolloutErrorCategory.TIMEOUT
+    if isinstance(error, (ValueError, TypeError, AssertionError)):
+        return RolloutErrorCategory.VALIDATION_ERROR
+    return RolloutErrorCategory.AGENT_ERROR
