@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -227,8 +227,9 @@ def resolved_agent_name(workflow_cls: type, workflow_config: AgentWorkflowConfig
     return (workflow_config.name.strip() if workflow_config else "") or workflow_cls.__name__
 
 
-def _check_class(kind: object, config: object, base: type, what: str, method: str) -> Iterator[ValidationIssue]:
+def _check_class(kind: Any, config: object, base: type, what: str, method: str) -> Iterator[ValidationIssue]:
     subject = f"{what}_cls"
+    create = kind
     if not (isinstance(kind, type) and issubclass(kind, base)) or kind is base:
         message = f"the {what} must be a subclass of {base.__name__}, not {kind!r}"
         yield ValidationIssue(f"INVALID_{what.upper()}_CLASS", message, subject)
@@ -237,7 +238,7 @@ def _check_class(kind: object, config: object, base: type, what: str, method: st
         message = f"{kind.__name__}.{method} isn't async: write `async def {method}(self, ctx)`"
         yield ValidationIssue(f"{what.upper()}_{method.upper()}_NOT_ASYNC", message, f"{subject}.{method}")
     try:
-        kind(config)
+        create(config)
     except (Exception, SystemExit) as error:  # noqa: BLE001  the user's code may raise anything
         message = f"{kind.__name__}(config) raised {describe(error)}"
         yield ValidationIssue(f"{what.upper()}_INIT_FAILED", message, subject)

@@ -10,8 +10,11 @@ __all__ = ["GraderStatus", "MultiTurnMode", "RolloutErrorCategory", "RolloutStat
 class _Word(str, Enum):
     """A word that equals its text and prints as it, like the standard library's StrEnum, which Python 3.10 lacks."""
 
-    __str__ = str.__str__
-    __format__ = str.__format__
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
 
 
 class RolloutStatus(_Word):

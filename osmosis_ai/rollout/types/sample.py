@@ -125,10 +125,12 @@ def _fitted(value: object, dropped: set[str]) -> Any:
 
 def _fitted_items(value: Mapping[Any, object], dropped: set[str]) -> Iterator[tuple[str, Any]]:
     for name, each in value.items():
-        key = _fitted(name, dropped) if isinstance(name, (str, Real)) and not isinstance(name, bool) else None
-        if key is None:
+        key = _UNFIT
+        if isinstance(name, (str, Real)):
+            key = _fitted(name, dropped)
+        else:
             dropped.add(f"a key of type {type(name).__name__}")
-        elif key is not _UNFIT and (item := _fitted(each, dropped)) is not _UNFIT:
+        if key is not _UNFIT and (item := _fitted(each, dropped)) is not _UNFIT:
             yield str(key), item
 
 

@@ -1,0 +1,1 @@
+"""Agent frameworks: `strands` and `openai_agents`."""
