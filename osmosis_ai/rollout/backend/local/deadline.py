@@ -25,14 +25,17 @@ class DeadlineError(OsmosisRolloutError):
     """User code exceeded its deadline."""
 
 
-async def within(seconds: float | None, work: Callable[[], Awaitable[ResultT]]) -> ResultT:
+async def within(
+    seconds: float | None, work: Callable[[], Awaitable[ResultT]], *, grace: float = CANCEL_GRACE
+) -> ResultT:
     """Run user code in a task of its own, and return its result.
 
-    Code that is cancelled, by the deadline or with its caller, has `CANCEL_GRACE` seconds to end.
+    Code that is cancelled, by the deadline or with its caller, has some time to clean up.
 
     Args:
         seconds: The deadline from now; None for none. Zero or less has already passed: nothing runs.
         work: The code.
+        grace: Seconds that cancelled code has to end.
 
     Raises:
         DeadlineError: It didn't end in time, or blocked the event loop until after its deadline.
@@ -45,10 +48,10 @@ async def within(seconds: float | None, work: Callable[[], Awaitable[ResultT]]) 
     try:
         await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
-        await _stop(task)
+        await _stop(task, grace)
         raise
     if not task.done():
-        await _stop(task)
+        await _stop(task, grace)
         raise DeadlineError
     if task.cancelled():
         raise RuntimeError("it was cancelled from inside")
@@ -68,10 +71,10 @@ async def _guarded(work: Callable[[], Awaitable[ResultT]]) -> ResultT:
         raise RuntimeError(f"it called sys.exit({error.code!r})") from error
 
 
-async def _stop(task: asyncio.Future[Any]) -> None:
+async def _stop(task: asyncio.Future[Any], grace: float) -> None:
     task.add_done_callback(_consume)
     task.cancel()
-    _, running = await asyncio.wait({task}, timeout=CANCEL_GRACE)
+    _, running = await asyncio.wait({task}, timeout=grace)
     if running:
         logger.warning("a workflow or grader ignores its cancellation and was left behind: %s", task)
 
