@@ -14,10 +14,8 @@ from workflows import (
     ANSWER,
     CONTROLLER_KEY,
     MODEL_KEY,
-    PROMPT,
     Controller,
     Named,
-    execution,
     finished,
     local,
     poll,
@@ -37,7 +35,7 @@ from osmosis_ai.rollout import (
     create_rollout_server,
     get_rollout_context,
 )
-from osmosis_ai.rollout.testing import Gate, status
+from osmosis_ai.rollout.testing import status
 from osmosis_ai.rollout.types import RolloutInitRequest
 from waiting import eventually
 
@@ -219,7 +217,7 @@ def test_a_key_is_asked_for_everywhere(controller: Controller) -> None:
     ],
 )
 def test_settings_that_cant_work_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be|is empty"):
+    with pytest.raises(ValueError, match=r"must be|is empty"):
         create_rollout_server(backend=local(), **options)
 
 
@@ -469,7 +467,7 @@ def test_who_is_called_back_needs_no_lease(controller: Controller) -> None:
         client.post("/rollout", json=request)
         with serving(local(forever), result_wait_timeout_sec=0.01, polling_lease_timeout_sec=0.02) as other:
             # A lease of the same length has expired by then.
-            assert finished(other, other.post("/rollout", json=controller.request()).json())["status"] in {"failure"}
+            assert finished(other, other.post("/rollout", json=controller.request()).json())["status"] == "failure"
         gate.set()
         assert [body["status"] for body in controller.wait_for_callbacks(2)] == ["success", "success"]
 
@@ -580,12 +578,9 @@ def test_a_request_is_the_older_sdks_if_its_callback_url_lacks_the_id(controller
     kinds = [controller.called_back(), controller.called_back_by_id(), controller.called_back("a b")]
     kinds[2]["completion_callback_url"] = f"{controller.root}/v1/rollouts/a%20b/completion"
     assert [RolloutInitRequest(**each).is_routed_by_body for each in kinds] == [False, True, False]
-    assert execution(prompt=PROMPT).grade
 
 
 def test_a_hundred_rollouts_at_once_all_end(controller: Controller) -> None:
-    gate = Gate()
-    gate.open()
     with serving(local()) as client:
         admissions = [client.post("/rollout", json=controller.request(f"r{n}")).json() for n in range(100)]
         results = [finished(client, admission) for admission in admissions]
