@@ -106,7 +106,7 @@ def test_a_name_resolves_where_workspaces_look_for_it(path: str, name: str) -> N
     [
         (
             "from osmosis_ai.rollout import AgentWorkflow, Grader, SampleSource, get_rollout_context",
-            {"pydantic", "aiohttp", "starlette", "msgspec", "anyio"},
+            {"pydantic", "aiohttp", "starlette", "anyio"},
         ),
         (
             "from osmosis_ai.rollout import LocalBackend, RolloutSample",
@@ -116,7 +116,6 @@ def test_a_name_resolves_where_workspaces_look_for_it(path: str, name: str) -> N
             "from osmosis_ai.rollout import create_rollout_server",
             {"fastapi", "uvicorn", "litellm", "fastmcp", "mcp", "strands", "agents"},
         ),
-        ("import osmosis_ai.rollout.backend.harbor", {"pydantic", "aiohttp", "starlette"}),
     ],
 )
 def test_a_name_loads_only_what_it_needs(statement: str, absent: set[str]) -> None:
