@@ -11,34 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workflows import PROMPT, Controller, local, run, serving
+from workflows import PROMPT, Streaming, local, run, serving
 
 from osmosis_ai.rollout import OsmosisRolloutError, RolloutContext
 from osmosis_ai.rollout.integrations.extras import needs_extra
 from osmosis_ai.rollout.utils.messages import map_initial_messages_to_content_blocks
-from osmosis_ai.testing.endpoint import Reply, Request, by_turn, text, tool_call
+from osmosis_ai.testing.endpoint import by_turn, text, tool_call
 
 STRANDS = "osmosis_ai.rollout.integrations.agents.strands"
 AGENTS = "osmosis_ai.rollout.integrations.agents.openai_agents"
 with_strands = pytest.mark.skipif(find_spec("strands") is None, reason="needs the extra strands")
 with_agents = pytest.mark.skipif(find_spec("agents") is None, reason="needs the extra openai-agents")
-
-
-class Streaming(Controller):
-    """A controller whose model streams, as one chunk."""
-
-    def reply_to(self, request: Request) -> Reply:
-        reply = super().reply_to(request)
-        if not (request.path.endswith("/chat/completions") and request.body.get("stream")):
-            return reply
-        whole = json.loads(reply.body)
-        choice = whole["choices"][0]
-        calls = [{**call, "index": n} for n, call in enumerate(choice["message"].get("tool_calls") or ())]
-        delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
-        choices = [{"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}]
-        chunk = {**whole, "object": "chat.completion.chunk", "choices": choices}
-        body = f": ping\n\ndata: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
-        return Reply(body=body, content_type="text/event-stream")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -148,6 +149,23 @@ class Controller(ScriptedEndpoint):
         """Wait for so many callbacks and return their bodies."""
         eventually(lambda: len(self.callbacks) >= count, lambda: f"{len(self.callbacks)} of {count} callbacks")
         return [request.body for request in self.callbacks]
+
+
+class Streaming(Controller):
+    """A controller whose model streams, as one chunk."""
+
+    def reply_to(self, request: Request) -> Reply:
+        reply = super().reply_to(request)
+        if not (request.path.endswith("/chat/completions") and request.body.get("stream")):
+            return reply
+        whole = json.loads(reply.body)
+        choice = whole["choices"][0]
+        calls = [{**call, "index": n} for n, call in enumerate(choice["message"].get("tool_calls") or ())]
+        delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
+        choices = [{"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}]
+        chunk = {**whole, "object": "chat.completion.chunk", "choices": choices}
+        body = f": ping\n\ndata: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
+        return Reply(body=body, content_type="text/event-stream")
 
 
 @contextmanager
