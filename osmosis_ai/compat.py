@@ -11,7 +11,7 @@ New code doesn't need them. Everything kept for compatibility alone is defined o
 - `FLAGS` and `COMMANDS`: options and commands released under a second name. `osmosis preview --path FILE` is the second
   form of `osmosis preview FILE`.
 - `NOT_OFFERED`: commands of the platform, which tell the user what works locally instead.
-- `EXTRAS` of `pip install osmosis-ai[…]`: the base install holds everything; two of them used to add the MCP packages.
+- `EXTRAS` of `pip install osmosis-ai[…]`: the base install holds all of them; two used to add the MCP packages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 __all__ = ["COMMANDS", "EXTRAS", "FLAGS", "NOT_OFFERED"]
 
 EXTRAS = {"mcp": True, "server": False, "full": True}
-"""The extras, all empty now; True for those that used to add the MCP packages."""
+"""The extras that are empty now; True for those that used to add the MCP packages."""
 
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "--dataset": ("--data",),
