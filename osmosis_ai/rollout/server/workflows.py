@@ -62,6 +62,8 @@ RETRY_AFTER = "5"
 DRAIN_SECONDS = 10.0
 """Seconds that running rollouts have to finish when the server stops; then they are cancelled."""
 
+_CANCELLED = ExecutionResult(status=RolloutStatus.CANCELLED, err_message="cancelled")
+
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[Any]]
 
 
@@ -179,7 +181,7 @@ class _Server:
             raise RefusedError(409, f"there is a rollout {rollout.id!r} already")
         rollout.task = asyncio.create_task(self._run(rollout))
         self._tasks.add(rollout.task)
-        rollout.task.add_done_callback(self._tasks.discard)
+        rollout.task.add_done_callback(lambda task: self._ended(rollout, task))
         response = RolloutInitResponse(
             rollout_id=rollout.id,
             status=rollout.status,
@@ -263,6 +265,14 @@ class _Server:
                 rollout.task.cancel()
         return rollout.disposition
 
+    def _ended(self, rollout: ServedRollout, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        # A task that is cancelled before it starts runs nothing.
+        if rollout.finish(_CANCELLED):
+            self._registry.keep(rollout)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("rollout %s ended with an error", rollout.id, exc_info=error)
+
     async def _run(self, rollout: ServedRollout) -> None:
         request = rollout.request
         reports = _Reports(rollout, self._callbacks)
@@ -277,7 +287,7 @@ class _Server:
             with context:
                 await _execute(self._backend, _execution_request(rollout), reports)
         except asyncio.CancelledError:
-            reports.fail(ExecutionResult(status=RolloutStatus.CANCELLED, err_message="cancelled"))
+            reports.fail(_CANCELLED)
         except Exception as error:
             logger.exception("rollout %s crashed", rollout.id)
             message = str(error) or "Internal server error"

@@ -96,6 +96,9 @@ def test_a_strands_agent_for_the_rollouts_model_needs_a_rollout() -> None:
 
     with pytest.raises(RuntimeError, match=r"create it in a workflow's run\(\)"):
         OsmosisStrandsAgent(model=OsmosisRolloutModel())
+    from osmosis_ai import rollout
+
+    assert rollout.OsmosisStrandsAgent is OsmosisStrandsAgent  # type: ignore[attr-defined]
     placeholder = OsmosisRolloutModel()
     for method in ("stream", "structured_output", "get_config", "update_config"):
         with pytest.raises(NotImplementedError, match="placeholder"):
@@ -183,11 +186,17 @@ async def test_a_session_outside_a_rollout_is_a_plain_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "package", "extra"), [(STRANDS, "strands", "strands"), (AGENTS, "agents", "openai-agents")]
+    ("statement", "package", "extra"),
+    [
+        (f"import {STRANDS}", "strands", "strands"),
+        (f"import {AGENTS}", "agents", "openai-agents"),
+        # Where SDK 0.2 had it.
+        ("from osmosis_ai.rollout import OsmosisStrandsAgent", "strands", "strands"),
+    ],
 )
-def test_a_missing_extra_is_named(module: str, package: str, extra: str) -> None:
+def test_a_missing_extra_is_named(statement: str, package: str, extra: str) -> None:
     # None in sys.modules makes Python treat a package as missing.
-    code = f"import sys; sys.modules[{package!r}] = None\nimport {module}"
+    code = f"import sys; sys.modules[{package!r}] = None\n{statement}"
     failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert failed.stderr.splitlines()[-1].endswith(f"isn't installed: pip install 'osmosis-ai[{extra}]'")
     assert "ModuleNotFoundError" in failed.stderr.splitlines()[-1]

@@ -79,6 +79,12 @@ async def test_an_outputs_metrics_and_the_label_are_the_samples() -> None:
     assert (sample.metrics, sample.label) == ({"turns": 2.0}, "4")
 
 
+def changed_output(ctx: Any) -> AgentWorkflowOutput:
+    output = AgentWorkflowOutput(messages=[])
+    output.metrics["loss"] = float("nan")
+    return output
+
+
 class NoKey(Exception):  # noqa: N818  as users name them
     """An exception without a text."""
 
@@ -88,6 +94,7 @@ class NoKey(Exception):  # noqa: N818  as users name them
     [
         (lambda ctx: 42, "run() must return", "validation_error"),
         (lambda ctx: [1], "messages.0", "validation_error"),
+        (changed_output, "metrics.loss", "validation_error"),
         (raising(ValueError("bad row")), "bad row", "validation_error"),
         (raising(AssertionError("no")), "no", "validation_error"),
         (raising(TimeoutError("the client gave up")), "the client gave up", "timeout"),

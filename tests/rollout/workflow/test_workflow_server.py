@@ -49,9 +49,12 @@ async def forever(_: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[httpx.Client]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A server for rollouts that end by themselves."""
-    with serving(local()) as client:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("_OSMOSIS_ROLLOUT_ARTIFACT_ROOT", str(tmp_path_factory.mktemp("artifacts")))
+        backend = local()
+    with serving(backend) as client:
         yield client
 
 
