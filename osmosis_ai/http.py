@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import io
-import json
 import time
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -23,7 +22,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.masking import mask
 from osmosis_ai.records import JsonValue
 
-__all__ = ["Answer", "HttpClient", "HttpError", "describe_error", "encode_json", "retry_after"]
+__all__ = ["Answer", "HttpClient", "HttpError", "describe_error", "retry_after"]
 
 CONNECT_TIMEOUT = 30.0
 LARGE_BODY = 1024 * 1024
@@ -114,7 +113,7 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, url: URL | str, body: bytes, *, key: str | None = None) -> Answer:
-        """Send a body from `encode_json`; raise HttpError if no answer arrives."""
+        """Send a body from `json_encoding.encode_json`; raise HttpError if no answer arrives."""
         # aiohttp writes bytes in one go, and warns if they are large.
         data = body if len(body) < LARGE_BODY else io.BytesIO(body)
         headers = _bearer(key) if key else None
@@ -162,18 +161,6 @@ class HttpClient:
                 message = f"{url} answered with more than {self._max_reply_bytes} bytes"
                 raise HttpError("too_long", message, response.status)
         return b"".join(chunks)
-
-
-def encode_json(value: object) -> bytes:
-    """Encode a value as JSON; raise ValueError if JSON can't hold it. NaN and infinities become null."""
-    try:
-        try:
-            return msgspec.json.encode(value)
-        except UnicodeEncodeError:
-            # A lone surrogate, from a tool that read bytes: endpoints refuse it, even escaped.
-            return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(str(error)) from error
 
 
 def describe_error(body: bytes, *keys: str | None) -> tuple[str, str | None]:

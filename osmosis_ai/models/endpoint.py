@@ -6,7 +6,8 @@ from yarl import URL
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
-from osmosis_ai.http import MAX_REPLY_BYTES, Answer, HttpClient, HttpError, HttpProblem, encode_json, retry_after
+from osmosis_ai.http import MAX_REPLY_BYTES, Answer, HttpClient, HttpError, HttpProblem, retry_after
+from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.models.base import error_kind, parse_reply
 from osmosis_ai.models.host import RemoteEngine
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool

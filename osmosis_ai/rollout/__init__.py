@@ -155,17 +155,17 @@ __all__ = [
 
 _HOMES = (
     "errors",
-    "rollout.tools",
     "rollout.vocabulary",
     "rollout.agent_workflow",
     "rollout.grader",
     "rollout.context",
-    "rollout.server.auth",
+    "rollout.tools",
     "rollout.core.schemas",
     "rollout.core.base",
     "rollout.types",
     "rollout.validator",
     "rollout.backend",
+    "rollout.server.auth",
     "rollout.server",
 )
 """The modules that define the names. Names are looked up in this order, so modules that load little come first."""

@@ -13,7 +13,8 @@ from osmosis_ai.errors import (
     OsmosisTransportError,
     OsmosisValidationError,
 )
-from osmosis_ai.http import Answer, HttpClient, HttpError, encode_json
+from osmosis_ai.http import Answer, HttpClient, HttpError
+from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.masking import mask
 from osmosis_ai.records import JsonValue, Message
 from osmosis_ai.retry import RetryPolicy, with_retries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from osmosis_ai.http import encode_json
+from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.records import JsonObject
 from osmosis_ai.rollout.types import (
     ExecutionResult,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisRolloutError, OsmosisServerError, OsmosisTransportError, OsmosisValidationError
-from osmosis_ai.http import Answer, HttpClient, HttpError
 from osmosis_ai.masking import mask
 from osmosis_ai.retry import RetryPolicy, with_retries
+
+if TYPE_CHECKING:
+    from osmosis_ai.http import Answer, HttpClient
 
 __all__ = ["CallbackClient"]
 
@@ -23,14 +26,18 @@ class CallbackClient:
     """Posts bodies to controllers, and tries again if one can't take it now."""
 
     def __init__(self) -> None:
-        self._http = HttpClient(TIMEOUT)
+        self._http: HttpClient | None = None
 
     async def post(self, url: str, body: bytes, key: str | None) -> Answer | None:
         """Post a body and return the answer; None, with a line in the log, if it isn't accepted."""
+        # Imported late: aiohttp would take a third of a server's start, and most servers are polled.
+        from osmosis_ai.http import HttpClient, HttpError
+
+        client = self._http = self._http or HttpClient(TIMEOUT)
 
         async def attempt(_: int) -> Answer:
             try:
-                answer = await self._http.post(url, body, key=key)
+                answer = await client.post(url, body, key=key)
             except HttpError as error:
                 text = mask(str(error), key)
                 kind = OsmosisValidationError if error.problem in ("unsendable", "too_long") else OsmosisTransportError
@@ -51,4 +58,6 @@ class CallbackClient:
             return None
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.aclose()

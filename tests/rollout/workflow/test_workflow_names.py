@@ -114,7 +114,7 @@ def test_a_name_resolves_where_workspaces_look_for_it(path: str, name: str) -> N
         ),
         (
             "from osmosis_ai.rollout import create_rollout_server",
-            {"fastapi", "uvicorn", "litellm", "fastmcp", "mcp", "strands", "agents"},
+            {"fastapi", "uvicorn", "aiohttp", "litellm", "fastmcp", "mcp", "strands", "agents"},
         ),
     ],
 )
