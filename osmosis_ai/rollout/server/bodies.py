@@ -14,10 +14,10 @@ from osmosis_ai.rollout.types import (
     RolloutStatus,
 )
 
-__all__ = ["completion_body", "grader_body", "result_body", "samples_of"]
+__all__ = ["completion_body", "grader_body", "result_body", "reward_of"]
 
 
-def samples_of(result: ExecutionResult, rollout_id: str) -> dict[str, RolloutSample]:
+def _samples_of(result: ExecutionResult, rollout_id: str) -> dict[str, RolloutSample]:
     """Return the samples of a result by id; the rollout's id stands for that of an only sample without one."""
     if result.samples or result.sample is None:
         return result.samples
@@ -46,6 +46,14 @@ def grader_body(rollout_id: str, request: RolloutInitRequest, result: ExecutionR
     return _with_samples(body, result, rollout_id, by_id=request.is_routed_by_body)
 
 
+def reward_of(result: ExecutionResult) -> float | None:
+    """Return the reward of a result as it is sent; None if it has none."""
+    succeeded = result.status is RolloutStatus.SUCCESS
+    samples = _samples_of(result, "").items()
+    sent = _one({name: _plain(sample, succeeded, {"id", "reward", "remove_sample"}) for name, sample in samples})
+    return sent["reward"] if sent else None
+
+
 def _error(result: ExecutionResult) -> JsonObject:
     message = result.err_message
     error: JsonObject = {"err_message": message, "err_category": result.err_category}
@@ -58,7 +66,7 @@ def _error(result: ExecutionResult) -> JsonObject:
 
 def _with_samples(body: JsonObject, result: ExecutionResult, rollout_id: str, *, by_id: bool) -> bytes:
     """Encode a body with a result's samples; if JSON can't hold their messages, with the rewards alone."""
-    samples = samples_of(result, rollout_id)
+    samples = _samples_of(result, rollout_id)
     succeeded = result.status is RolloutStatus.SUCCESS
     for fields in (None, {"id", "label", "reward", "remove_sample"}):
         try:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,9 +20,10 @@ from starlette.routing import Route
 from osmosis_ai.records import JsonObject
 from osmosis_ai.rollout.backend.base import ExecutionBackend
 from osmosis_ai.rollout.context import RolloutContext
-from osmosis_ai.rollout.server.bodies import completion_body, grader_body, result_body
+from osmosis_ai.rollout.server.bodies import result_body, reward_of
 from osmosis_ai.rollout.server.callbacks import CallbackClient
 from osmosis_ai.rollout.server.registry import Registry, ServedRollout
+from osmosis_ai.rollout.server.reports import Reports, execute
 from osmosis_ai.rollout.server.requests import (
     RefusedError,
     authorize,
@@ -34,7 +33,6 @@ from osmosis_ai.rollout.server.requests import (
     read_body,
     refused,
 )
-from osmosis_ai.rollout.trajectory.report import TrajectoryReport, report_from_response
 from osmosis_ai.rollout.trajectory.save import save_trajectory
 from osmosis_ai.rollout.types import (
     POLLING_LEASE_HEADER,
@@ -112,7 +110,7 @@ def create_rollout_server(
 
     @asynccontextmanager
     async def whole_life(app: Starlette) -> AsyncIterator[None]:
-        async with lifespan(app) if lifespan is not None else _nothing():
+        async with lifespan(app) if lifespan is not None else nullcontext():
             try:
                 yield
             finally:
@@ -139,11 +137,6 @@ def create_rollout_server(
         exception_handlers={HTTPException: refused, RefusedError: refused},
         lifespan=whole_life,
     )
-
-
-@asynccontextmanager
-async def _nothing() -> AsyncIterator[None]:
-    yield
 
 
 class _Server:
@@ -219,8 +212,7 @@ class _Server:
         if rollout is not None:
             known["status"] = rollout.status
             if rollout.result is not None:
-                sent = msgspec.json.decode(result_body(rollout_id, rollout.result))
-                known |= {"reward": (sent["sample"] or {}).get("reward"), "err_message": sent["err_message"]}
+                known |= {"reward": reward_of(rollout.result), "err_message": rollout.result.err_message}
         return json_response(known)
 
     async def cancel(self, http: Request) -> Response:
@@ -275,7 +267,7 @@ class _Server:
 
     async def _run(self, rollout: ServedRollout) -> None:
         request = rollout.request
-        reports = _Reports(rollout, self._callbacks)
+        reports = Reports(rollout, self._callbacks)
         context = RolloutContext(
             chat_completions_url=request.chat_completions_url,
             api_key=request.llm_api_key or request.controller_api_key,
@@ -285,7 +277,7 @@ class _Server:
         rollout.set_status(RolloutStatus.RUNNING)
         try:
             with context:
-                await _execute(self._backend, _execution_request(rollout), reports)
+                await execute(self._backend, _execution_request(rollout), reports)
         except asyncio.CancelledError:
             reports.fail(_CANCELLED)
         except Exception as error:
@@ -304,7 +296,7 @@ class _Server:
             self._registry.keep(rollout, delivered=True)
         logger.info("rollout %s: %s", rollout.id, result.status)
 
-    async def _save(self, rollout: ServedRollout, result: ExecutionResult, reports: _Reports) -> None:
+    async def _save(self, rollout: ServedRollout, result: ExecutionResult, reports: Reports) -> None:
         request = rollout.request
         await save_trajectory(
             rollout_id=rollout.id,
@@ -329,88 +321,3 @@ def _execution_request(rollout: ServedRollout) -> ExecutionRequest:
         grader_timeout_sec=DEFAULT_GRADER_TIMEOUT_SEC if grader is None else grader,
         grade=request.wants_grade,
     )
-
-
-async def _execute(backend: ExecutionBackend, request: ExecutionRequest, reports: _Reports) -> None:
-    """Run a rollout on a backend of either generation."""
-    execute: Callable[..., Any] = backend.execute
-    if len(inspect.signature(execute).parameters) > 1:
-        wants_grader = request.grade or backend.capture_final_result
-        await execute(
-            request,
-            on_workflow_complete=reports.workflow_completed,
-            on_grader_complete=reports.grader_completed if wants_grader else None,
-        )
-        return
-    outcome = await execute(request)
-    await reports.workflow_completed(outcome.workflow)
-    if outcome.grader is not None:
-        await reports.grader_completed(outcome.grader)
-
-
-class _Reports:
-    """The results of a rollout as they come in, and their callbacks: each once, completion first.
-
-    Attributes:
-        trajectory: What the controller answered about the model calls, for the trajectory file.
-    """
-
-    def __init__(self, rollout: ServedRollout, callbacks: CallbackClient) -> None:
-        self._rollout = rollout
-        self._callbacks = callbacks
-        self._workflow: ExecutionResult | None = None
-        self._grader: ExecutionResult | None = None
-        self._completion_sent = False
-        self._grading_sent = False
-        self.trajectory: TrajectoryReport | None = None
-
-    @property
-    def result(self) -> ExecutionResult:
-        """The rollout's result: the workflow's if that failed, else the grader's if there is one."""
-        workflow, grader = self._workflow, self._grader
-        if workflow is None:
-            return ExecutionResult(status=RolloutStatus.FAILURE, err_message="the backend reported no result")
-        return grader if grader is not None and workflow.status is RolloutStatus.SUCCESS else workflow
-
-    async def workflow_completed(self, result: ExecutionResult) -> None:
-        self._workflow = result
-        await self._send_completion(result)
-
-    async def grader_completed(self, result: ExecutionResult) -> None:
-        self._grader = result
-        await self._send_grading(result)
-
-    def fail(self, result: ExecutionResult) -> None:
-        """Take a failure for the part that hasn't been reported."""
-        if self._workflow is None:
-            self._workflow = result
-        elif self._grader is None and self._workflow.status is RolloutStatus.SUCCESS:
-            # Keep the ungraded sample.
-            kept = {"sample": self._workflow.sample, "samples": self._workflow.samples}
-            self._grader = result.model_copy(update=kept)
-
-    async def send_missing(self) -> None:
-        """Send the callbacks that haven't been sent."""
-        await self._send_completion(self._workflow or self.result)
-        if self._rollout.request.wants_grade:
-            await self._send_grading(self._grader or self.result)
-
-    async def _send_completion(self, result: ExecutionResult) -> None:
-        request = self._rollout.request
-        if not self._completion_sent:
-            self._completion_sent = True
-            await self._post(request.completion_callback_url, completion_body(self._rollout.id, request, result))
-
-    async def _send_grading(self, result: ExecutionResult) -> None:
-        request = self._rollout.request
-        if not self._grading_sent and request.grader_callback_url:
-            self._grading_sent = True
-            await self._post(request.grader_callback_url, grader_body(self._rollout.id, request, result))
-
-    async def _post(self, url: str | None, body: bytes) -> None:
-        # Who polls has the result already.
-        if url is None or self._rollout.is_polled:
-            return
-        answer = await self._callbacks.post(url, body, self._rollout.request.controller_api_key)
-        if answer is not None:
-            self.trajectory = report_from_response(answer) or self.trajectory

@@ -553,6 +553,21 @@ def test_a_users_own_backend_of_either_generation(controller: Controller, backen
         assert controller.wait_for_callbacks(2)[1]["sample"]["reward"] == 0.5
 
 
+class Ungrading(ExecutionBackend):
+    """A backend that never grades."""
+
+    async def execute(self, request: Any) -> ExecutionOutcome:  # type: ignore[override]
+        return ExecutionOutcome(workflow=ExecutionResult(status=RolloutStatus.SUCCESS))
+
+
+def test_a_backend_that_doesnt_grade_fails_the_grading(controller: Controller) -> None:
+    with serving(Ungrading()) as client:
+        client.post("/rollout", json=controller.called_back())
+        completed, graded = controller.wait_for_callbacks(2)
+    assert (completed["status"], graded["status"]) == ("success", "failure")
+    assert graded["err_message"] == "the backend reported no grading"
+
+
 def test_a_full_backend_asks_to_come_again(controller: Controller) -> None:
     backend = NewerBackend()
     with serving(backend) as client:
