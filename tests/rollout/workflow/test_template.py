@@ -1,4 +1,4 @@
-"""A rollout as workspaces write it, in a process of its own: raw HTTP to a streaming model, an exact-match grader."""
+"""Rollouts as workspaces write them: raw HTTP to a streaming model, an exact-match grader; for SDK 0.3 and for 0.2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from workflows import MODEL_KEY, Streaming, finished, run
+from workflows import CONTROLLER_KEY, MODEL_KEY, Streaming, finished, run, serving
 
 from osmosis_ai.testing.endpoint import Request, text
 from waiting import eventually
@@ -86,6 +86,56 @@ app = create_rollout_server(backend=backend)
 
 if __name__ == "__main__":
     uvicorn.run(app, host="0.0.0.0", port=int(os.environ.get("_OSMOSIS_ROLLOUT_PORT", "8000")), log_level="warning")
+"""
+
+OLDER = """
+import httpx
+
+from osmosis_ai.rollout import (
+    AgentWorkflow,
+    AgentWorkflowConfig,
+    Grader,
+    LocalBackend,
+    RolloutSample,
+    create_rollout_server,
+    get_rollout_context,
+)
+from osmosis_ai.rollout.context import SampleSource
+
+
+class Conversation(SampleSource):
+    def __init__(self, messages):
+        self.messages = messages
+
+    async def get_sample(self, name):
+        return RolloutSample(id=name, messages=self.messages)
+
+
+class TwoTries(AgentWorkflow):
+    async def run(self, ctx):
+        rollout = get_rollout_context()
+        for name in ("first", "second"):
+            messages = list(ctx.prompt)
+            rollout.register_sample_source(name, Conversation(messages))
+            headers = {
+                "Authorization": f"Bearer {rollout.api_key}",
+                "x-rollout-id": rollout.rollout_id,
+                "x-sample-id": name,
+            }
+            url = f"{rollout.chat_completions_url}/chat/completions"
+            async with httpx.AsyncClient() as client:
+                reply = await client.post(url, json={"model": "any", "messages": messages}, headers=headers)
+            messages.append(reply.json()["choices"][0]["message"])
+        return "done"
+
+
+class ExactMatch(Grader):
+    async def grade(self, ctx):
+        for name, sample in ctx.get_samples().items():
+            ctx.set_sample_reward(name, float(sample.messages[-1]["content"] == ctx.label))
+
+
+backend = LocalBackend(workflow=TwoTries, workflow_config=AgentWorkflowConfig(name="two"), grader=ExactMatch)
 """
 
 
@@ -178,3 +228,24 @@ def test_a_row_is_cancelled_while_others_go_on(server: tuple[httpx.Client, Path]
     assert run(client, row(model, 2, 2, 4))["sample"]["reward"] == 1.0
     client.post("/rollout/cancel", json={"ids": [request["rollout_id"]]})
     assert finished(client, admission)["status"] == "cancelled"
+
+
+def test_a_rollout_for_the_older_sdk(model: Streaming) -> None:
+    names: dict[str, Any] = {}
+    exec(OLDER, names)
+    sent = len(model.requests)
+    with serving(names["backend"]) as client:
+        request = row(model, 3, 4, 12)
+        for key in ("llm_api_key", "chat_completions_url"):
+            del request[key]
+        base = {"chat_completions_url": model.root, "controller_api_key": CONTROLLER_KEY}
+        urls = {f"{what}_callback_url": f"{model.root}/v1/{what}" for what in ("completion", "grader")}
+        client.post("/rollout", json={**request, **base, **urls})
+        completed, graded = model.wait_for_callbacks(2)
+    assert (completed["status"], graded["status"]) == ("success", "success")
+    assert {name: sample["reward"] for name, sample in graded["samples"].items()} == {"first": 1.0, "second": 1.0}
+    calls = model.requests[sent:]
+    assert [call.path for call in calls] == ["/chat/completions"] * 2
+    assert [call.headers["x-sample-id"] for call in calls] == ["first", "second"]
+    # That generation has one key for callbacks and the model.
+    assert {call.headers["authorization"] for call in (*calls, *model.callbacks)} == {f"Bearer {CONTROLLER_KEY}"}
