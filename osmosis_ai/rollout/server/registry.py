@@ -48,19 +48,23 @@ class ServedRollout:
         return self.is_polled or self.request.completion_callback_url is None
 
     def set_status(self, status: RolloutStatus) -> None:
-        """Change the status, unless it is terminal."""
-        if status is not self.status and self.result is None:
-            self.status = status
-            self._changed.set()
-            self._changed = asyncio.Event()
+        """Change the status of a rollout that hasn't ended. Terminal statuses come with the result alone."""
+        if self.result is None and status is not self.status and not status.is_terminal:
+            self._change(status)
 
     def finish(self, result: ExecutionResult) -> bool:
         """Set the result; return False if there is one already."""
         if self.result is not None:
             return False
-        self.set_status(result.status)
         self.result = result
+        self._change(result.status)
         return True
+
+    def _change(self, status: RolloutStatus) -> None:
+        self.status = status
+        # Wake those who wait now; the next ones wait for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def change(self, seconds: float) -> None:
         """Wait until the status changes, at most for a time in seconds."""

@@ -554,14 +554,32 @@ def test_a_users_own_backend_of_either_generation(controller: Controller, backen
 
 
 class Ungrading(ExecutionBackend):
-    """A backend that never grades."""
+    """A backend that never grades, and reports its success before its result."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
 
     async def execute(self, request: Any) -> ExecutionOutcome:  # type: ignore[override]
+        rollout = get_rollout_context()
+        assert rollout is not None
+        await rollout.set_status(RolloutStatus.SUCCESS)
+        await asyncio.to_thread(self.gate.wait)
         return ExecutionOutcome(workflow=ExecutionResult(status=RolloutStatus.SUCCESS))
 
 
+def test_a_status_is_terminal_only_with_the_result(controller: Controller) -> None:
+    backend = Ungrading()
+    with serving(backend, result_wait_timeout_sec=0.05) as client:
+        admission = client.post("/rollout", json=controller.request()).json()
+        assert poll(client, admission)["status"] == "running"
+        backend.gate.set()
+        assert finished(client, admission)["status"] == "success"
+
+
 def test_a_backend_that_doesnt_grade_fails_the_grading(controller: Controller) -> None:
-    with serving(Ungrading()) as client:
+    backend = Ungrading()
+    backend.gate.set()
+    with serving(backend) as client:
         client.post("/rollout", json=controller.called_back())
         completed, graded = controller.wait_for_callbacks(2)
     assert (completed["status"], graded["status"]) == ("success", "failure")
