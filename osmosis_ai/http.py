@@ -120,9 +120,10 @@ class HttpClient:
         sent = self._open().post(url, data=data, headers=headers, allow_redirects=False)
         return await self._answer(url, sent, self._seconds)
 
-    async def get(self, url: URL | str, *, seconds: float) -> Answer:
+    async def get(self, url: URL | str, *, seconds: float, headers: Mapping[str, str] | None = None) -> Answer:
         """Get a resource; raise HttpError if no answer arrives within `seconds`."""
-        sent = self._open().get(url, timeout=aiohttp.ClientTimeout(total=seconds), allow_redirects=False)
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        sent = self._open().get(url, headers=headers, timeout=timeout, allow_redirects=False)
         return await self._answer(url, sent, seconds)
 
     async def _answer(

@@ -1,0 +1,176 @@
+"""What a rollout server reports about one rollout: the end of its workflow, and its grading.
+
+Released servers report in two forms: `sample` holds the one sample of a rollout, `samples` holds several by their ids.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import anyio
+import msgspec
+
+from osmosis_ai.bounds import MAX_DEPTH, too_deep
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.records import Record
+
+__all__ = ["Callbacks", "Category", "Ending", "RefusedReportError", "Sample", "Trouble", "graded", "read_report"]
+
+Trouble: TypeAlias = Literal[
+    "workflow_failed",
+    "grader_failed",
+    "not_graded",
+    "callback_timeout",
+    "missing_grader_callback",
+    "rollout_protocol_error",
+]
+"""Why a rollout failed, in the words of rollout servers; `not_graded` is ours: the server did not call a grader."""
+
+Category: TypeAlias = str
+"""The class of an error as a server names it: `timeout`, `validation_error`, `agent_error`, …"""
+
+TERMINAL = ("success", "failure", "cancelled")
+ONLY = ""
+"""The key of a sample without an id."""
+
+
+class Sample(Record, frozen=True):
+    """One graded conversation of a rollout. `remove_sample` excludes it from every count."""
+
+    id: str | None = None
+    messages: list[dict[str, Any]] = []
+    label: str | None = None
+    reward: float | None = None
+    remove_sample: bool = False
+    metrics: dict[str, Any] = {}
+    extra_fields: dict[str, Any] = {}
+
+
+class Ending(Record, frozen=True):
+    """How a rollout ended: its samples by their ids, and what went wrong, with the server's own words if it has any."""
+
+    samples: dict[str, Sample] = {}
+    trouble: Trouble | None = None
+    message: str = ""
+    category: Category | None = None
+
+
+class Report(Record, frozen=True):
+    """A callback's body, or a polled result. Unknown fields are ignored."""
+
+    status: str
+    rollout_id: str | None = None
+    sample: Sample | None = None
+    samples: dict[str, Sample] | None = None
+    err_message: str | None = None
+    err_category: Category | None = None
+
+    @property
+    def all_samples(self) -> dict[str, Sample]:
+        if self.samples is not None:
+            return self.samples
+        return {} if self.sample is None else {ONLY: self.sample}
+
+
+class RefusedReportError(OsmosisError):
+    """A report can't be used; the message says why."""
+
+
+def read_report(body: bytes, rollout_id: str) -> Report:
+    """Read a report about a rollout; raise RefusedReportError if it isn't one."""
+    try:
+        # Not msgspec's decoder: a server may send NaN as a reward, which the grading has to be told of.
+        decoded = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RefusedReportError(f"not JSON: {error}") from error
+    if too_deep(decoded):
+        raise RefusedReportError(f"nested more than {MAX_DEPTH} levels deep")
+    try:
+        report = msgspec.convert(decoded, Report)
+    except msgspec.ValidationError as error:
+        raise RefusedReportError(str(error)) from error
+    if report.rollout_id is not None and report.rollout_id != rollout_id:
+        raise RefusedReportError(f"it is about rollout {report.rollout_id!r}, not {rollout_id!r}")
+    return report
+
+
+def graded(report: Report) -> Ending:
+    """Judge a finished grading: every sample that is kept needs a finite reward."""
+    samples, message, category = report.all_samples, report.err_message or "", report.err_category
+    if report.status != "success":
+        if not (samples or message or category):
+            return Ending(
+                trouble="not_graded",
+                message="the server called no grader: it has none, or the row has neither a ground truth nor metadata",
+            )
+        # The reward of a grading that failed means nothing.
+        kept = {name: msgspec.structs.replace(sample, reward=None) for name, sample in samples.items()}
+        return Ending(kept, "grader_failed", message or "grading failed without a message", category)
+    if not samples:
+        return Ending(trouble="grader_failed", message="grading ended without a sample", category="validation_error")
+    for name, sample in samples.items():
+        where = f" for sample {name!r}" if name != ONLY else ""
+        if sample.remove_sample:
+            continue
+        if sample.reward is None:
+            problem = f"the grader set no reward{where}"
+        elif not math.isfinite(sample.reward):
+            problem = f"the grader set {sample.reward} as the reward{where}"
+        else:
+            continue
+        return Ending(samples, "grader_failed", problem, "validation_error")
+    return Ending(samples)
+
+
+class Callbacks:
+    """The callbacks of one rollout, in whatever order and number they arrive; the first of each kind counts.
+
+    Attributes:
+        completion, grading: The reports, None before they arrive.
+        refused: Why the latest unusable callback was refused.
+    """
+
+    def __init__(self, rollout_id: str) -> None:
+        self.rollout_id = rollout_id
+        self.completion: Report | None = None
+        self.grading: Report | None = None
+        self.refused: str | None = None
+        self._changed = anyio.Event()
+
+    def completed(self, body: bytes) -> None:
+        """Take the report that the workflow has ended; raise RefusedReportError."""
+        report = self._read(body)
+        if self.completion is None:
+            self.completion = report
+            self._notify()
+
+    def graded(self, body: bytes) -> None:
+        """Take the report that grading has ended; raise RefusedReportError."""
+        report = self._read(body)
+        if self.grading is None:
+            self.grading = report
+            self._notify()
+
+    async def until(self, arrived: Callable[[], bool], seconds: float) -> bool:
+        """Wait until `arrived` is true of these callbacks; return False if that takes longer than `seconds`."""
+        with anyio.move_on_after(seconds):
+            while not arrived():
+                await self._changed.wait()
+        return arrived()
+
+    def _read(self, body: bytes) -> Report:
+        try:
+            report = read_report(body, self.rollout_id)
+            if report.status not in TERMINAL:
+                raise RefusedReportError(f"the status {report.status!r} isn't final")
+        except RefusedReportError as error:
+            self.refused = str(error)
+            raise
+        return report
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -1,0 +1,281 @@
+"""The client of a rollout server. It speaks every released form of the protocol.
+
+All of them take one `POST /rollout`, and ignore fields that they don't know. Its answer shows how the result comes: an
+answer with a lease means that the result is polled (since 0.3.3); without one, the server calls back at the addresses
+in the request, with one sample (0.3.0 to 0.3.2) or several (0.2.23 to 0.2.31).
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import anyio
+import msgspec
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.http import Answer, HttpClient, HttpError, retry_after
+from osmosis_ai.json_encoding import encode_json
+from osmosis_ai.records import JsonObject, Message, Record
+from osmosis_ai.runtime.worker.workflows.callbacks import (
+    Callbacks,
+    Ending,
+    RefusedReportError,
+    Report,
+    graded,
+    read_report,
+)
+
+__all__ = ["Asked", "RolloutServer", "RolloutServerError"]
+
+REQUEST_SECONDS = 30.0
+CANCEL_SECONDS = 5.0
+DELIVERY_SECONDS = 5.0
+ADMISSION_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+SHORTEST_PAUSE = 0.05
+POLL_PAUSES = (0.1, 0.5, 1.0, 2.0, 4.0)
+LEASE_HEADER = "X-Osmosis-Rollout-Lease"
+BUSY = (429, 503)
+GATEWAY = (500, 502, 503, 504)
+MAX_BYTES = 64 * 1024 * 1024
+
+
+class RolloutServerError(OsmosisError):
+    """The server itself is at fault, whatever the rollout: it can't be reached, or its answer makes no sense.
+
+    Attributes:
+        lost: True if the server has probably ended or been replaced, so that the rollout may run again elsewhere.
+    """
+
+    def __init__(self, message: str, *, lost: bool = False) -> None:
+        super().__init__(message)
+        self.lost = lost
+
+
+class Asked(Record, frozen=True):
+    """A rollout to ask a server for. Times are in seconds.
+
+    `url` is where the rollout reaches its model and reports to, `key` the bearer for both. With `grade`, it ends with
+    its grading.
+    """
+
+    id: str
+    messages: list[Message]
+    url: str
+    key: str
+    agent_timeout: float
+    grader_timeout: float
+    label: str | None = None
+    metadata: JsonObject | None = None
+    grade: bool = True
+
+    def body(self) -> JsonObject:
+        """Return the request's body, which has every form's fields."""
+        body: JsonObject = {
+            "rollout_id": self.id,
+            "initial_messages": self.messages,
+            "label": self.label,
+            "metadata": self.metadata,
+            "chat_completions_url": self.url,
+            "completion_callback_url": f"{self.url}/completion",
+            # The oldest form authenticates model calls with the controller's key, and knows no other.
+            "controller_api_key": self.key,
+            "llm_api_key": self.key,
+            "agent_timeout_sec": self.agent_timeout,
+            "grader_timeout_sec": self.grader_timeout,
+            "grade": self.grade,
+        }
+        if self.grade:
+            body["grader_callback_url"] = f"{self.url}/grader"
+        return body
+
+
+class Lease(Record, frozen=True):
+    """A server's promise to keep a rollout running while its result is polled. Times are in seconds."""
+
+    polling_lease_token: str
+    result_wait_timeout_sec: float = 30.0
+    polling_lease_timeout_sec: float = 120.0
+
+
+class RolloutServer:
+    """A rollout server at an address. A report may arrive up to `delivery` seconds after its deadline."""
+
+    def __init__(self, url: str, *, delivery: float = DELIVERY_SECONDS) -> None:
+        self.url = url.rstrip("/")
+        self._delivery = delivery
+        # No other limit: the number of rollouts in flight is the caller's matter.
+        self._http = HttpClient(REQUEST_SECONDS, max_reply_bytes=MAX_BYTES)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def health(self, seconds: float) -> tuple[JsonObject, dict[str, str]]:
+        """Return the server's health and the answer's headers, with names in lower case; raise RolloutServerError."""
+        try:
+            answer = await self._http.get(f"{self.url}/health", seconds=seconds)
+            if answer.status != 200:
+                raise RolloutServerError(answer.describe(None)[0])
+            body = answer.json()
+        except HttpError as error:
+            raise RolloutServerError(str(error), lost=True) from error
+        if not isinstance(body, dict):
+            raise RolloutServerError(f"{self.url}/health answered with something else than a JSON object")
+        return body, {name.lower(): value for name, value in answer.headers.items()}
+
+    async def run(self, asked: Asked, callbacks: Callbacks) -> Ending:
+        """Run a rollout to its end, which the deadlines bound whatever the server does about them.
+
+        If the caller is cancelled, the server is told to cancel the rollout.
+
+        Raises:
+            RolloutServerError: The server is at fault.
+        """
+        ended = False
+        try:
+            lease = await self._admit(asked)
+            if lease is None:
+                ending = await self._called_back(asked, callbacks)
+            else:
+                ending = await self._polled(asked, lease)
+            ended = ending.trouble not in ("callback_timeout", "missing_grader_callback")
+            return ending
+        finally:
+            if not ended:
+                with anyio.CancelScope(shield=True):
+                    await self.cancel(asked.id)
+
+    async def cancel(self, rollout_id: str) -> None:
+        """Ask the server to stop a rollout. Older servers can't; they lose the rollout's model instead."""
+        with anyio.move_on_after(CANCEL_SECONDS):
+            try:
+                await self._http.post(f"{self.url}/rollout/cancel", encode_json({"ids": [rollout_id]}))
+            except HttpError:
+                # Nothing depends on it: whatever the rollout still does is refused.
+                return
+
+    async def _admit(self, asked: Asked) -> Lease | None:
+        """Hand the rollout over; wait while the server's queue is full. Return the lease, if the result is polled."""
+        url, body = f"{self.url}/rollout", encode_json(asked.body())
+        deadline = monotonic() + asked.agent_timeout
+        while True:
+            try:
+                answer = await self._http.post(url, body)
+            except HttpError as error:
+                # Not sent again: the server may have started it.
+                raise RolloutServerError(str(error), lost=True) from error
+            if answer.status not in BUSY:
+                break
+            pause = retry_after(answer.headers)
+            pause = min(max(ADMISSION_PAUSE if pause is None else pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            if monotonic() + pause > deadline:
+                said = answer.describe(None)[0]
+                raise RolloutServerError(f"the server took no rollout for {asked.agent_timeout:g} s: {said}")
+            await anyio.sleep(pause)
+        if answer.status not in (200, 202):
+            raise RolloutServerError(answer.describe(None)[0], lost=answer.status >= 500)
+        reply = _json_of(answer)
+        if not isinstance(reply, dict):
+            raise RolloutServerError(f"{url} answered with something else than a JSON object")
+        if "polling_lease_token" not in reply:
+            return None
+        try:
+            return msgspec.convert(reply, Lease)
+        except msgspec.ValidationError as error:
+            raise RolloutServerError(f"{url} answered with a lease that can't be read: {error}") from error
+
+    async def _called_back(self, asked: Asked, callbacks: Callbacks) -> Ending:
+        """Wait for the callbacks. The grading may arrive first; what arrives twice, or late, was ignored."""
+        if not await callbacks.until(
+            lambda: callbacks.completion is not None or callbacks.grading is not None,
+            asked.agent_timeout + self._delivery,
+        ):
+            return _late(asked, grading=False, refused=callbacks.refused)
+        if callbacks.completion is None and callbacks.grading is not None and callbacks.grading.status != "success":
+            # The other callback may say why.
+            await callbacks.until(lambda: callbacks.completion is not None, self._delivery)
+        completion = callbacks.completion
+        if completion is not None and completion.status != "success":
+            return _failed(completion)
+        if not asked.grade:
+            return Ending()
+        if not await callbacks.until(lambda: callbacks.grading is not None, asked.grader_timeout + self._delivery):
+            return _late(asked, grading=True, refused=callbacks.refused)
+        assert callbacks.grading is not None
+        return graded(callbacks.grading)
+
+    async def _polled(self, asked: Asked, lease: Lease) -> Ending:
+        """Poll until the result is final. An answer also comes whenever the rollout's status changes."""
+        deadline = monotonic() + asked.agent_timeout + self._delivery
+        grading = False
+        while True:
+            report: Report | None = None
+            with anyio.move_on_after(deadline - monotonic()):
+                report = await self._poll(asked.id, lease)
+            if report is None:
+                return _late(asked, grading=grading)
+            if report.status == "grading" and not grading:
+                grading, deadline = True, monotonic() + asked.grader_timeout + self._delivery
+            if report.status in ("success", "failure", "cancelled"):
+                return _result(report, asked, grading=grading)
+
+    async def _poll(self, rollout_id: str, lease: Lease) -> Report:
+        url = f"{self.url}/rollout/{rollout_id}/result"
+        renewed = monotonic()
+        pauses = iter(POLL_PAUSES)
+        while True:
+            try:
+                answer = await self._http.get(
+                    url,
+                    seconds=lease.result_wait_timeout_sec + self._delivery,
+                    headers={LEASE_HEADER: lease.polling_lease_token},
+                )
+                problem = None if answer.status == 200 else answer.describe(None)[0]
+                if problem is not None and answer.status not in GATEWAY:
+                    # An unknown rollout or lease: this is another server than the one that took the rollout.
+                    raise RolloutServerError(problem, lost=answer.status in (403, 404))
+            except HttpError as error:
+                problem = str(error)
+            if problem is None:
+                try:
+                    return read_report(answer.body, rollout_id)
+                except RefusedReportError as error:
+                    raise RolloutServerError(f"{url} answered with a result that can't be read: {error}") from error
+            pause = next(pauses, None)
+            if pause is None or monotonic() + pause - renewed > lease.polling_lease_timeout_sec:
+                raise RolloutServerError(problem, lost=True)
+            await anyio.sleep(pause)
+
+
+def _result(report: Report, asked: Asked, *, grading: bool) -> Ending:
+    """Judge a polled result, which doesn't say whether the workflow failed or its grading."""
+    if report.status == "success":
+        return graded(report) if asked.grade else Ending(report.all_samples)
+    bare = not (report.sample or report.err_message or report.err_category)
+    if report.status == "failure" and asked.grade and (grading or bare or report.sample is not None):
+        return graded(report)
+    return _failed(report)
+
+
+def _failed(report: Report) -> Ending:
+    message = report.err_message or (
+        "the server cancelled the rollout" if report.status == "cancelled" else "the workflow failed without a message"
+    )
+    return Ending(trouble="workflow_failed", message=message, category=report.err_category)
+
+
+def _late(asked: Asked, *, grading: bool, refused: str | None = None) -> Ending:
+    if refused is not None:
+        return Ending(trouble="rollout_protocol_error", message=f"the server's callback can't be used: {refused}")
+    if grading:
+        message = f"grading took longer than {asked.grader_timeout:g} s"
+        return Ending(trouble="missing_grader_callback", message=message, category="timeout")
+    message = f"the workflow took longer than {asked.agent_timeout:g} s"
+    return Ending(trouble="callback_timeout", message=message, category="timeout")
+
+
+def _json_of(answer: Answer) -> object:
+    try:
+        return answer.json()
+    except HttpError as error:
+        raise RolloutServerError(str(error)) from error
