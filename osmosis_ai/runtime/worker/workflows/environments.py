@@ -1,0 +1,163 @@
+"""The Python environment that a rollout's own pyproject.toml declares, made by uv.
+
+Environments are kept in the user's cache folder by the hash of what declares them, and shared between runs. Nothing is
+written into the user's tree: the rollout's folder is on the path, but isn't installed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from osmosis_ai.errors import RepositoryError
+from osmosis_ai.folders import UnreadableError, read_bounded
+from osmosis_ai.toml_files import parse_toml, read_toml_text
+
+__all__ = ["environments_folder", "prepare_environment"]
+
+UV_SECONDS = 900.0
+SHOWN_LINES = 12
+MAX_LOCK_BYTES = 16 * 1024 * 1024
+COMPLETE = "osmosis-complete"
+"""A file in an environment whose installation has ended well."""
+
+
+def environments_folder() -> Path:
+    """Return the folder of all environments."""
+    return user_cache_path("osmosis", appauthor=False) / "environments"
+
+
+def prepare_environment(rollout: Path, *, folder: Path | None = None, environ: Mapping[str, str] | None = None) -> Path:
+    """Return the interpreter of a rollout's environment, and make the environment first if there is none.
+
+    Without a pyproject.toml in the rollout's folder, that is the current interpreter. If several processes ask for the
+    same environment, one makes it and the others wait.
+
+    Args:
+        rollout: The rollout's folder.
+        folder: Where environments are kept; `environments_folder()` by default.
+        environ: The environment variables for uv; this process's by default.
+
+    Raises:
+        RepositoryError: The environment can't be made; the message has uv's own last lines.
+    """
+    declaration, lock = rollout / "pyproject.toml", rollout / "uv.lock"
+    if not declaration.is_file():
+        return Path(sys.executable)
+    try:
+        text = read_toml_text(declaration, rollout)
+        project = parse_toml(text)
+        locked = read_bounded(lock, MAX_LOCK_BYTES, "larger than 16 MiB") if lock.is_file() else None
+        uv = _Uv(rollout, project, environ)
+        name = f"{rollout.resolve().name}-{_key(rollout, text.encode(), locked, local=uv.has_local_sources)}"
+    except UnreadableError as error:
+        raise RepositoryError(f"{declaration}: {error.message}") from error
+    home = environments_folder() if folder is None else folder
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / f"{name}.lock"):
+            target = home / name
+            python = target / "bin" / "python"
+            if not (python.exists() and (target / COMPLETE).exists()):
+                # What an interrupted installation left behind.
+                shutil.rmtree(target, ignore_errors=True)
+                uv.run("venv", "--quiet", str(target))
+                uv.install(target, python, locked=locked is not None)
+                (target / COMPLETE).touch()
+            elif uv.has_local_sources:
+                # They may have changed, unlike packages of an index.
+                uv.install(target, python, locked=locked is not None)
+    except OSError as error:
+        raise RepositoryError(
+            f"can't make the environment of {rollout} in {home}: {error.strerror or error}"
+        ) from error
+    return python
+
+
+class _Uv:
+    """Runs uv for one rollout."""
+
+    def __init__(self, rollout: Path, project: Mapping[str, object], environ: Mapping[str, str] | None) -> None:
+        self._rollout = rollout
+        given = dict(os.environ if environ is None else environ)
+        for name in ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT_ENVIRONMENT"):
+            given.pop(name, None)
+        # uv looks for interpreters on the PATH, where pyenv has only the chosen ones.
+        given["PATH"] = os.pathsep.join([given.get("PATH", os.defpath), *_pyenv_folders(given)])
+        self._environ = given
+        tool = project.get("tool")
+        own = tool.get("uv") if isinstance(tool, dict) else None
+        self.has_local_sources = bool(own.get("sources")) if isinstance(own, dict) else False
+
+    def install(self, target: Path, python: Path, *, locked: bool) -> None:
+        """Install what the rollout declares: exactly what its lock file says, if it has one."""
+        if locked:
+            self._environ["UV_PROJECT_ENVIRONMENT"] = str(target)
+            self.run(
+                "sync", "--quiet", "--frozen", "--no-install-project", "--compile-bytecode", "--python", str(python)
+            )
+        else:
+            declaration = str(self._rollout / "pyproject.toml")
+            self.run("pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), "-r", declaration)
+
+    def run(self, *arguments: str) -> None:
+        """Run a command of uv; raise RepositoryError if it fails."""
+        try:
+            done = subprocess.run(  # noqa: S603 - our own interpreter, and arguments without a shell
+                [sys.executable, "-m", "uv", *arguments],
+                cwd=self._rollout,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=UV_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RepositoryError(f"{self._what}: uv took longer than {UV_SECONDS:g} s") from error
+        if done.returncode != 0:
+            lines = [line.rstrip() for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+            said = "\n".join(f"  {line}" for line in lines[-SHOWN_LINES:]) or "  (no output)"
+            raise RepositoryError(f"{self._what}; `uv {' '.join(arguments[:2])}` said:\n{said}")
+
+    @property
+    def _what(self) -> str:
+        return f"can't make the environment that {self._rollout / 'pyproject.toml'} declares"
+
+
+def _pyenv_folders(environ: Mapping[str, str]) -> list[str]:
+    """Return the folders of pyenv's interpreters that uv can use, the latest first."""
+    versions = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    found = []
+    for folder in versions.glob("3.*/bin"):
+        numbers = folder.parent.name.split(".")
+        if all(number.isdecimal() for number in numbers):
+            found.append(([int(number) for number in numbers], str(folder)))
+    return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def _key(rollout: Path, declared: bytes, locked: bytes | None, *, local: bool) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    place = os.fsencode(rollout.resolve()) if local else b""
+    pinned = rollout / ".python-version"
+    python = read_bounded(pinned, MAX_LOCK_BYTES, "too large") if pinned.is_file() else b""
+    for part in (declared, locked or b"", python, place, f"{sys.platform} {platform.machine()}".encode()):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
