@@ -1,0 +1,252 @@
+"""A rollout server as a child process: started, identified, watched, and ended with this process at the latest."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from time import monotonic
+
+import anyio
+import psutil
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from osmosis_ai.errors import RepositoryError, UsageError
+from osmosis_ai.process_tree import end_processes
+from osmosis_ai.records import Record
+from osmosis_ai.runtime.worker.workflows import keeper
+from osmosis_ai.runtime.worker.workflows.wire import RolloutServer, RolloutServerError
+from osmosis_ai.tasks import task_group
+
+__all__ = ["RESERVED", "ServerCommand", "ServerProcess", "check_variables"]
+
+HEALTHY_SECONDS = 90.0
+GRACE_SECONDS = 10.0
+POLL_SECONDS = 0.1
+TAIL_LINES = 15
+MAX_LINE = 64 * 1024
+STARTS = 2
+RESERVED_PREFIX = "_OSMOSIS_"
+RESERVED = frozenset({"ROLLOUT_PORT", "PYTHONUNBUFFERED"})
+"""Variables that the server gets from us and from nobody else, beside those with the prefix."""
+
+
+class ServerCommand(Record, frozen=True):
+    """How to start a rollout server. `variables` are the user's own, on top of this process's environment.
+
+    `artifacts` is the folder below which the server may write a folder for each rollout.
+    """
+
+    python: str
+    entrypoint: str
+    artifacts: str
+    variables: dict[str, str] = {}
+
+    @property
+    def folder(self) -> Path:
+        """The rollout's folder, in which the server runs."""
+        return Path(self.entrypoint).parent
+
+    def environment(self, port: int, instance: str, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the server's environment variables."""
+        inherited = {name: value for name, value in environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+        # Its price map is fetched from the network otherwise, which takes seconds at every start.
+        inherited.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        own = {
+            "_OSMOSIS_ROLLOUT_PORT": str(port),
+            "ROLLOUT_PORT": str(port),
+            "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT": self.artifacts,
+            "_OSMOSIS_ROLLOUT_INSTANCE_ID": instance,
+            "_OSMOSIS_ROLLOUT_NAME": self.folder.name,
+            "_OSMOSIS_REPOSITORY_PATH": str(self.folder),
+            "_OSMOSIS_ENTRYPOINT_SCRIPT": self.entrypoint,
+            "PYTHONUNBUFFERED": "1",
+        }
+        if (self.folder / "src").is_dir():
+            # The rollout isn't installed in its environment, so this layout needs the path.
+            own["PYTHONPATH"] = str(self.folder / "src")
+        return {**inherited, **self.variables, **own}
+
+
+def check_variables(names: Mapping[str, str]) -> None:
+    """Raise UsageError if a config sets a variable that is ours to set."""
+    for name in sorted(names):
+        if name in RESERVED or name.startswith(RESERVED_PREFIX):
+            raise UsageError(f"the variable {name} is set by osmosis itself; remove it from [env] or the secrets")
+
+
+class ServerProcess:
+    """A running rollout server that is healthy, and whose address is `server`'s. Made by `ServerProcess.open`."""
+
+    def __init__(self, process: Process, port: int, log: Callable[[str], None]) -> None:
+        self.port = port
+        self.server = RolloutServer(f"http://127.0.0.1:{port}")
+        self._process = process
+        self._log = log
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._drained = anyio.Event()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        command: ServerCommand,
+        log: Callable[[str], None],
+        *,
+        seconds: float = HEALTHY_SECONDS,
+        grace: float = GRACE_SECONDS,
+        port: int | None = None,
+    ) -> AsyncIterator[ServerProcess]:
+        """Start a server, wait until it is healthy, and end it after the block: SIGTERM, then SIGKILL after `grace`.
+
+        Args:
+            command: How to start it.
+            log: Takes each line of its output.
+            seconds: How long it may take to become healthy.
+            grace: How long it may take to end, in seconds.
+            port: A fixed port; a free one by default.
+
+        Raises:
+            RepositoryError: It ended early, or didn't become healthy; the message has the end of its output.
+        """
+        async with task_group() as group:
+            for start in range(STARTS):
+                chosen = _free_port() if port is None else port
+                instance = secrets.token_hex(16)
+                arguments = [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    keeper.__file__,
+                    str(grace),
+                    command.python,
+                    command.entrypoint,
+                ]
+                process = await anyio.open_process(
+                    arguments,
+                    stderr=-2,  # subprocess.STDOUT: one order for both
+                    cwd=command.folder,
+                    env=command.environment(chosen, instance, os.environ),
+                    start_new_session=True,
+                )
+                running = cls(process, chosen, log)
+                group.start_soon(running._drain)
+                try:
+                    problem = await running._become_healthy(instance, seconds)
+                    if problem is None:
+                        yield running
+                        break
+                    # Somebody else may have taken the port in between.
+                    if not (start + 1 < STARTS and port is None and running._lost_port):
+                        await running._stop(grace)
+                        raise RepositoryError(f"{command.entrypoint}: {problem}{running.tail()}")
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await running._stop(grace)
+
+    @property
+    def ended(self) -> int | None:
+        """The server's exit code, with a signal's number above 128; None while it runs."""
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        """Wait until the server has ended, and return its exit code."""
+        return await self._process.wait()
+
+    def tail(self) -> str:
+        """Return the end of the server's output, to be appended to a message."""
+        return "".join(f"\n  {line}" for line in self._tail)
+
+    def kill(self) -> None:
+        """End the server and everything it has started, at once."""
+        end_processes(self._process.pid)
+
+    async def _become_healthy(self, instance: str, seconds: float) -> str | None:
+        """Wait until the server is healthy; return why it isn't, else None."""
+        self._lost_port = False
+        deadline = monotonic() + seconds
+        problem = "it didn't answer"
+        while monotonic() < deadline:
+            if self.ended is not None:
+                await self._settle()
+                self._lost_port = "address already in use" in "".join(self._tail).lower()
+                return f"the rollout server ended with code {self.ended} before it was healthy"
+            try:
+                health, _ = await self.server.health(max(0.1, min(5.0, deadline - monotonic())))
+            except RolloutServerError as error:
+                problem = str(error)
+            else:
+                named = health.get("instance_id")
+                if named == instance or (named is None and await self._owns_port()):
+                    return None
+                problem = f"another process answers on port {self.port}"
+                self._lost_port = True
+            await anyio.sleep(POLL_SECONDS)
+        return f"the rollout server was not healthy within {seconds:g} s: {problem}"
+
+    async def _owns_port(self) -> bool:
+        """Return True if a process of the server listens on the port, as far as the system tells."""
+        return await anyio.to_thread.run_sync(_listens, self._process.pid, self.port)
+
+    async def _drain(self) -> None:
+        assert self._process.stdout is not None
+        lines = BufferedByteReceiveStream(self._process.stdout)
+        with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            while True:
+                try:
+                    line = await lines.receive_until(b"\n", MAX_LINE)
+                except anyio.DelimiterNotFound:
+                    line = await lines.receive(MAX_LINE)
+                self._take(line)
+        if lines.buffer:
+            self._take(lines.buffer)
+        self._drained.set()
+
+    def _take(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace").rstrip()
+        self._tail.append(text)
+        self._log(text)
+
+    async def _settle(self) -> None:
+        """Wait for the rest of the output, unless a process that outlives the server holds it open."""
+        with anyio.move_on_after(1.0):
+            await self._drained.wait()
+
+    async def _stop(self, grace: float) -> None:
+        if self._process.stdin is not None:
+            await self._process.stdin.aclose()
+        with anyio.move_on_after(grace + 2.0):
+            await self._process.wait()
+        if self.ended is None:
+            self.kill()
+            await self._process.wait()
+        await self._settle()
+        if self._process.stdout is not None:
+            await self._process.stdout.aclose()
+        await self.server.aclose()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(pid: int, port: int) -> bool:
+    try:
+        family = {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
+        connections = psutil.net_connections("tcp")
+    except psutil.AccessDenied:
+        # Elsewhere than on Linux, only the administrator may look.
+        return True
+    except psutil.Error:
+        return False
+    listening = [each for each in connections if each.status == psutil.CONN_LISTEN]
+    owners = {each.pid for each in listening if getattr(each.laddr, "port", None) == port}
+    return bool(owners & family)
