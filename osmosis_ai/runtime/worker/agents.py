@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import NamedTuple, cast, get_args
 
 import msgspec
@@ -21,7 +20,6 @@ from osmosis_ai import errors, tracebacks
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import import_from
-from osmosis_ai.mcp_tools.conversion import error_result
 from osmosis_ai.mcp_tools.loading import import_failure
 from osmosis_ai.records import (
     AgentReport,
@@ -33,7 +31,6 @@ from osmosis_ai.records import (
     Message,
     Score,
     Tool,
-    ToolCall,
     opening_messages,
 )
 from osmosis_ai.rollout.client import encode
@@ -43,7 +40,7 @@ from osmosis_ai.rollout.outcome import LoopOutcome, describe_raised, outcome_of,
 from osmosis_ai.rollout.validator import validate_agent_loop
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.worker.agent_loop import SteppedContext, result_of, row_request
-from osmosis_ai.runtime.worker.deadlines import elapsed_ms
+from osmosis_ai.runtime.worker.observed import ObservedRollout
 from osmosis_ai.runtime.worker.stepping import Stepper
 
 __all__ = [
@@ -177,14 +174,6 @@ def _raised(error: BaseException, root: Path, function: Callable[..., object]) -
     )
 
 
-class LimitReachedError(errors.OsmosisRolloutError):
-    """The rollout has reached a limit and can't call the model again. `reason` is its finish reason."""
-
-    def __init__(self, message: str, reason: FinishReason) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
 class AgentRollout:
     """One rollout of a repository's own agent loop on a row.
 
@@ -209,12 +198,7 @@ class AgentRollout:
         self._root = Path(spec.root)
         self._stepper = stepper
         self._tools: list[Tool] = []
-        self._conversation = opening_messages(job.row)
-        self._calls: dict[str, ToolCall] = {}
-        self._asked = 0
-        self._tokens = 0
-        self._replied = 0.0
-        self._limit: LimitReachedError | None = None
+        self._observed = ObservedRollout(job.id, opening_messages(job.row), spec.limits, emit)
         self._model_failure: Failure | None = None
 
     async def run(self, held: Callable[[], None]) -> Ending:
@@ -256,75 +240,30 @@ class AgentRollout:
 
         Raises OsmosisRolloutError if the request fails, or a limit is reached.
         """
-        self._keep_limits()
-        kept = 0
-        # Only the part that differs from the known conversation goes to the run.
-        for before, after in zip(self._conversation, messages, strict=False):
-            if before != after:
-                break
-            kept += 1
-        added = plain_messages(messages[kept:], kept)
-        self._conversation[kept:] = added
-        self._emit(protocol.Asked(self._job.id, kept, added, self._results(added)))
+        observed = self._observed
+        observed.enforce_limits()
+        observed.asking(messages, plain_messages)
         try:
-            completion = await self._complete([*self._conversation], self._tools, params)
+            completion = await self._complete([*observed.conversation], self._tools, params)
         except errors.ModelError as error:
             self._model_failure = Failure("model", str(error), kind=error.kind)
             raise _translated(error) from error
         finally:
-            self._replied = monotonic()
-            self._emit(protocol.Acting(self._job.id))
+            observed.acting()
         self._model_failure = None
-        self._conversation.append(completion.message)
-        self._calls = self._open_calls(completion.message)
-        self._tokens += completion.usage.total_tokens
+        observed.replied(completion)
         return result_of(msgspec.structs.replace(completion, message=copy.deepcopy(completion.message)))
-
-    def _keep_limits(self) -> None:
-        limits = self._spec.limits
-        if self._asked >= limits.max_turns:
-            self._limit = LimitReachedError(f"the {limits.max_turns} turns (--max-turns) are used up", "max_turns")
-        elif limits.max_tokens_total is not None and self._tokens >= limits.max_tokens_total:
-            message = f"the {limits.max_tokens_total} tokens (--max-tokens-total) are used up"
-            self._limit = LimitReachedError(message, "max_tokens_total")
-        if self._limit is not None:
-            raise self._limit
-        self._asked += 1
-
-    def _open_calls(self, message: Message) -> dict[str, ToolCall]:
-        turn = self._asked - 1
-        calls = {}
-        for call in message.get("tool_calls") or ():
-            function = call["function"]
-            calls[call["id"]] = ToolCall(turn, call["id"], function["name"], function["arguments"], 0.0)
-        return calls
-
-    def _results(self, messages: list[Message]) -> list[ToolCall]:
-        """Return the last turn's tool calls with a result among these messages.
-
-        The loop runs its tools unobserved. Only the total duration of the turn's calls is known, and an error only by
-        the form that `create_tool_error_result` gives it.
-        """
-        duration = elapsed_ms(self._replied) if self._replied else 0.0
-        done = []
-        for message in messages:
-            call = self._calls.pop(str(message.get("tool_call_id")), None) if message.get("role") == "tool" else None
-            if call is not None:
-                text = str(message.get("content"))
-                if text.startswith("Error: "):
-                    call = msgspec.structs.replace(call, error="exception", failure=error_result(text, "exception"))
-                done.append(msgspec.structs.replace(call, duration_ms=duration))
-        return done
 
     def _judge(self, ending: Ending) -> Ending:
         """Attribute the failure if the loop passed on the model's, or stopped at a limit."""
         failure = ending.failure
         if failure is not None and failure.origin == "agent":
-            if self._limit is not None and str(self._limit) in failure.message:
-                return Ending(self._limit.reason, None, ending.messages, ending.report)
+            limit = self._observed.limit
+            if limit is not None and str(limit) in failure.message:
+                return Ending(limit.reason, None, ending.messages, ending.report)
             if self._model_failure is not None and self._model_failure.message in failure.message:
                 return ending._replace(failure=self._model_failure)
-        if ending.messages == self._conversation:
+        if ending.messages == self._observed.conversation:
             return ending._replace(messages=None)
         return ending
 
