@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 Command = Literal["test", "eval"]
+Sdk = Literal["declared", "own"]
 Isolation = Literal["session", "rollout", "sandbox"]
 EVAL = ("eval",)
 SECONDS = "SECONDS"
@@ -35,7 +36,7 @@ SHORTEST = 0.001
 
 
 class AgentConfig(Record, frozen=True):
-    """Agent: the repository's tools in the built-in loop, or an agent loop of its own."""
+    """Agent: the repository's tools in the built-in loop, or an agent loop or a rollout server of its own."""
 
     mcp: Annotated[
         str | None,
@@ -55,6 +56,22 @@ class AgentConfig(Record, frozen=True):
             identity="agent",
         ),
     ] = None
+    rollout: Annotated[
+        str | None,
+        Option(
+            "Run your own rollout server instead of --mcp: a folder with main.py, as in rollouts/my-rollout.",
+            metavar="DIR|FILE",
+            path=True,
+        ),
+    ] = None
+    sdk: Annotated[
+        Sdk,
+        Option(
+            "With --rollout: the SDK that its pyproject.toml declares, in an environment of its own, or Osmosis's own.",
+            metavar="declared|own",
+            choices=get_args(Sdk),
+        ),
+    ] = "declared"
     allow_rewrites: Annotated[bool, Option("With -m: let the loop change messages already sent to the model.")] = False
 
 

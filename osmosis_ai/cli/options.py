@@ -98,7 +98,9 @@ def effective_config(kind: type[ConfigT], given: Given, cwd: Path, *, root: Path
 
     typed = {option.name: given[option.name] for option in declared_options(kind) if option.name in given}
     environ = environment_of(os.environ, cwd)
-    root = root or find_root(typed.get("mcp") or environ.get("OSMOSIS_MCP"), typed.get("module"), cwd)
+    root = root or find_root(
+        typed.get("mcp") or environ.get("OSMOSIS_MCP"), typed.get("module"), typed.get("rollout"), cwd
+    )
     environ = environment_of(environ, root)
     also = () if kind is RunConfig else (RunConfig,)
     return Effective(*layered(kind, typed, environ, root / "pyproject.toml", cwd=cwd, also=also))

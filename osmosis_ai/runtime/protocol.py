@@ -21,6 +21,7 @@ import msgspec
 from osmosis_ai.config import LimitsConfig
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.discovery.repository import McpSource
+from osmosis_ai.discovery.workflows import WorkflowSource
 from osmosis_ai.records import (
     AgentReport,
     Failure,
@@ -41,8 +42,8 @@ from osmosis_ai.runtime.bubblewrap import SandboxSpec
 
 
 class WorkerSpec(Record, frozen=True):
-    """What to load into a worker: the repository's tools (`mcp`) or its agent loop, its functions, or both; and the
-    models it may call.
+    """What to load into a worker: the repository's tools (`mcp`), its agent loop or its rollout server (`workflow`),
+    its functions, or both; and the models it may call.
 
     Loading fails if a function can't be loaded; with `keep_going`, the function is left out. `cache` is the file of
     stored model replies, None for no cache. With `allow_rewrites`, an agent loop may change messages it has already
@@ -60,10 +61,16 @@ class WorkerSpec(Record, frozen=True):
     batch_size: int = 8
     cache: str | None = None
     agent: AgentSource | None = None
+    workflow: WorkflowSource | None = None
     allow_rewrites: bool = False
     debug_dir: str | None = None
     scratch: str | None = None
     sandbox: SandboxSpec | None = None
+
+    @property
+    def own_agent(self) -> bool:
+        """True if the repository's own code runs the rollouts, and may score them."""
+        return self.agent is not None or self.workflow is not None
 
 
 def agent_part(spec: WorkerSpec, batch_size: int) -> WorkerSpec:
@@ -74,7 +81,7 @@ def agent_part(spec: WorkerSpec, batch_size: int) -> WorkerSpec:
 def scorer_part(spec: WorkerSpec) -> WorkerSpec:
     """Return the spec of a worker that scores: no model and so no key, no reply cache, and no agent."""
     return msgspec.structs.replace(
-        spec, mcp=None, agent=None, allow_rewrites=False, policies={}, cache=None, debug_dir=None
+        spec, mcp=None, agent=None, workflow=None, allow_rewrites=False, policies={}, cache=None, debug_dir=None
     )
 
 
@@ -137,11 +144,15 @@ def attach(spec: WorkerSpec, places: Places) -> WorkerSpec:
 
 def _with_paths(spec: WorkerSpec, change: Callable[[str], str]) -> WorkerSpec:
     replace = msgspec.structs.replace
-    mcp, agent = spec.mcp, spec.agent
+    mcp, agent, workflow = spec.mcp, spec.agent, spec.workflow
+    if workflow is not None:
+        paths = {name: change(getattr(workflow, name)) for name in ("folder", "entrypoint", "artifacts")}
+        workflow = replace(workflow, **paths)
     return replace(
         spec,
         mcp=replace(mcp, path=change(mcp.path)) if mcp is not None and mcp.path is not None else mcp,
         agent=replace(agent, root=change(agent.root)) if agent is not None else None,
+        workflow=workflow,
         functions=[replace(ref, root=change(ref.root)) for ref in spec.functions],
         sandbox=replace(spec.sandbox, hidden=[change(path) for path in spec.sandbox.hidden]) if spec.sandbox else None,
     )

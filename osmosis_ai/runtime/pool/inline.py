@@ -21,6 +21,7 @@ from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.pool.group import WorkerGroup
 from osmosis_ai.runtime.pool.pool import WorkerPool, open_groups
 from osmosis_ai.runtime.protocol import Event, NotReady, Order, Retiring, WorkerSpec
+from osmosis_ai.runtime.worker.ending import WorkerEndsError
 from osmosis_ai.runtime.worker.worker import Worker, follow_orders, load_repository
 
 __all__ = ["open_inline"]
@@ -84,6 +85,8 @@ class _InlineChannel:
                     await follow_orders(worker, self._orders.get, worker.run)
             except StartError as error:
                 take(NotReady(type(error).__name__, str(error)))
+            except WorkerEndsError as error:
+                take(error.event)
 
     def send(self, order: Order) -> None:
         self._orders.put_nowait(order)

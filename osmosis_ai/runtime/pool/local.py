@@ -80,14 +80,14 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
     share = math.ceil(spec.batch_size / options.workers)
     tools, functions = protocol.agent_part(spec, share), protocol.scorer_part(spec)
     # Within an agent loop, only the whole rollout has a time limit.
-    longest_call = spec.limits.timeout if spec.agent else min(spec.limits.tool_timeout, spec.limits.timeout)
+    longest_call = spec.limits.timeout if spec.own_agent else min(spec.limits.tool_timeout, spec.limits.timeout)
     # With the grace, the worker's own watchdog comes first; the pool kills only workers with a frozen interpreter.
     longest_call += FREEZE_GRACE_SECONDS
     longest_score = spec.limits.reward_timeout + FREEZE_GRACE_SECONDS
     load = options.load_seconds
     agents = scorers = None
     code = LoadedCode(Path(spec.root))
-    has_agent = spec.mcp is not None or spec.agent is not None
+    has_agent = spec.mcp is not None or spec.own_agent
     if has_agent and options.isolation == "rollout":
         spawner = TemplateSpawner(boot(tools), code)
         agents = WorkerGroup(spawner, code, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)

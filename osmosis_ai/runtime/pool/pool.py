@@ -76,7 +76,7 @@ class WorkerPool:
         self.scorers = scorers
         self._spec = spec
         self._refs = {ref.name: ref for ref in spec.functions}
-        self._rollouts = _Rollouts(own_loop=spec.agent is not None)
+        self._rollouts = _Rollouts(own_loop=spec.own_agent)
 
     @property
     def loaded(self) -> protocol.Ready:
@@ -130,13 +130,13 @@ class WorkerPool:
         """Leave out what the row's tools must not know, unless its model plays it. An agent loop scores itself."""
         if reads_references(self._spec.policies[job.policy]):
             return job
-        truth = None if self._spec.agent is None else job.row.ground_truth
+        truth = job.row.ground_truth if self._spec.own_agent else None
         row = msgspec.structs.replace(job.row, ground_truth=truth, solution=None)
         return msgspec.structs.replace(job, row=row)
 
     def _is_forged(self, done: protocol.RolloutDone) -> bool:
         """Return True if the end of a rollout has a part that only an agent loop's may have, or another's score."""
-        if self._spec.agent is None:
+        if not self._spec.own_agent:
             return done.agent is not None or done.messages is not None
         score = None if done.agent is None else done.agent.score
         return score is not None and (score.function != self.loaded.agent or score.function in self._refs)

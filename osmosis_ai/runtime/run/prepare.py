@@ -20,6 +20,7 @@ from osmosis_ai.discovery.repository import (
     root_above,
 )
 from osmosis_ai.discovery.scan import discovered_refs, find_module, resolve_function, scan_functions
+from osmosis_ai.discovery.workflows import WorkflowSource, resolve_workflow, workflow_root
 from osmosis_ai.errors import FunctionError, MissingAPIKeyError, ModelStartError, UsageError
 from osmosis_ai.folders import given_path, store_folder
 from osmosis_ai.mcp_tools.host import read_config
@@ -61,13 +62,13 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
     Imports no user code, reads no row and opens no connection. `environ` includes the variables of `.env`. Raises
     StartError if something named by the config doesn't exist or can't be used.
     """
-    agent, repository = find_agent(config.agent, cwd)
-    own = agent if isinstance(agent, AgentSource) else None
+    agent, repository = find_agent(config.agent, cwd, config.store)
+    own = None if isinstance(agent, McpSource) else agent
     dataset = find_dataset(config.data.dataset, repository, cwd)
     rewards, unreadable = find_functions(config.scoring.eval_fn, repository, cwd)
     rubrics, unusable = resolve_rubrics(config.scoring.rubric, repository, cwd)
     functions, left_out = [*rewards, *rubrics], [*unreadable, *unusable]
-    # An agent loop may set its rollouts' rewards itself.
+    # An agent loop or a grader may set its rollouts' rewards itself.
     unscored = config.command == "eval" and not functions and own is None
     if left_out and (unscored or not config.scoring.keep_going):
         raise FunctionError.of_all((failure.message for failure in left_out), others=bool(functions))
@@ -98,7 +99,8 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         str(repository.root),
         config.limits,
         mcp=agent if isinstance(agent, McpSource) else None,
-        agent=own,
+        agent=agent if isinstance(agent, AgentSource) else None,
+        workflow=agent if isinstance(agent, WorkflowSource) else None,
         batch_size=config.workers.batch_size,
         allow_rewrites=config.agent.allow_rewrites,
         debug_dir=environ.get("ROLLOUT_DEBUG_DIR") or None,
@@ -121,26 +123,43 @@ def scorer_spec(
     return WorkerSpec(root=str(root), limits=limits, functions=functions, keep_going=keep_going)
 
 
-def find_root(mcp: str | None, module: str | None, cwd: Path) -> Path:
+def find_root(mcp: str | None, module: str | None, rollout: str | None, cwd: Path) -> Path:
     """Return the root of the agent's repository; raise UsageError if the agent doesn't exist.
 
     An agent loop's module may be in the working directory itself, or in the root of the repository above it.
     """
+    if rollout is not None:
+        return workflow_root(rollout, cwd)
     if module is None:
         return find_repository(mcp, cwd).root
     return cwd if find_module(module.partition(":")[0].strip(), cwd) is not None else root_above(cwd)
 
 
-def find_agent(config: AgentConfig, cwd: Path) -> tuple[McpSource | AgentSource, Repository]:
-    """Return the config's agent loop or MCP source, by default the repository's `mcp` folder, and its repository.
+def find_agent(
+    config: AgentConfig,
+    cwd: Path,
+    store: StoreConfig = StoreConfig(),  # noqa: B008 - it is immutable
+) -> tuple[McpSource | AgentSource | WorkflowSource, Repository]:
+    """Return the config's agent loop, rollout server or MCP source, by default the repository's `mcp` folder, and its
+    repository.
 
-    Without that folder, the agent has no tools. A loop's `mcp_dir` is the folder of the loop's package, if any.
+    Without that folder, the agent has no tools. A loop's `mcp_dir` is the folder of the loop's package, if any, and a
+    rollout server's its own folder. Rollout servers leave artifacts beside the run store.
     """
-    mcp, module = config.mcp, config.module
+    mcp, module, rollout = config.mcp, config.module, config.rollout
+    if rollout is not None:
+        if mcp is not None or module is not None:
+            raise UsageError("--rollout names an agent, and so does -m or --mcp; use one of them")
+        root = workflow_root(rollout, cwd)
+        artifacts = find_store(store, root, cwd) / "artifacts"
+        workflow = resolve_workflow(rollout, cwd, artifacts.absolute(), own_sdk=config.sdk == "own")
+        return workflow, dataclasses.replace(repository_at(root), mcp_dir=Path(workflow.folder))
+    if config.sdk != "declared":
+        raise UsageError("--sdk is for rollout servers; name one with --rollout")
     if module is not None:
         if mcp is not None:
             raise UsageError("-m and --mcp each name an agent, and an agent loop brings its own tools; use one of them")
-        repository = repository_at(find_root(mcp, module, cwd))
+        repository = repository_at(find_root(mcp, module, None, cwd))
         source = resolve_agent(module, repository.root)
         # Tools in mcp/, if any, don't belong to this agent.
         folder = None if source.folder is None else repository.root / source.folder
@@ -216,9 +235,11 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
     return file
 
 
-def _check_sandboxed(agent: McpSource | AgentSource) -> None:
+def _check_sandboxed(agent: McpSource | AgentSource | WorkflowSource) -> None:
     """Raise UsageError for an agent whose code can't be in a sandbox."""
     why = "--isolation sandbox"
+    if isinstance(agent, WorkflowSource):
+        raise UsageError(f"{why} is for the tools of the built-in loop; a rollout server can't be in a sandbox")
     if isinstance(agent, AgentSource):
         raise UsageError(
             f"{why} is for the tools of the built-in loop; the agent loop of -m calls the model itself, so it runs in "

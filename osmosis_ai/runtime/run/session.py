@@ -138,7 +138,7 @@ def run_environment(config: RunConfig, cwd: Path, environ: Mapping[str, str] | N
     Raises UsageError if a `.env` can't be read, or the agent doesn't exist.
     """
     known = environment_of(os.environ if environ is None else environ, cwd)
-    known = environment_of(known, find_root(config.agent.mcp, config.agent.module, cwd))
+    known = environment_of(known, find_root(config.agent.mcp, config.agent.module, config.agent.rollout, cwd))
     scoring = config.scoring
     judges = judge_variables(scoring.judge_model, scoring.judge_base_url, priced=config.limits.max_cost is not None)
     return {**known, **judges}
@@ -326,6 +326,13 @@ class RunSession:
         self._group.start_soon(self._check_dataset, counted)
         options = pool_options(plan.config, self.store, self._environ, self._fresh_id)
         self._log = options.log
+        workflow = self._prepared.worker.workflow
+        if workflow is not None:
+            from osmosis_ai.runtime.worker.workflows.environments import interpreter_of
+
+            # Here and not first in the workers, because it can take minutes.
+            self._tell(events.Waiting(f"preparing the environment of {plan.agent}"))
+            await anyio.to_thread.run_sync(interpreter_of, workflow)
         self._tell(events.Waiting(f"loading {_loaded(self._prepared)}"))
         try:
             # Not `wait_for`, which would cancel the future at the timeout.
@@ -537,6 +544,8 @@ class RunSession:
 def _loaded(prepared: Prepared) -> str:
     """Name what the workers load, for a status line."""
     source = prepared.worker.mcp
+    if prepared.worker.workflow is not None:
+        return f"rollout server {prepared.plan.agent}"
     if source is None:
         return f"agent loop {prepared.plan.agent}"
     if source.kind == "none":

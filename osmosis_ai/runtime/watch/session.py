@@ -327,7 +327,7 @@ class WatchSession:
                 fresh.append(scorers)
             for side in fresh:
                 await side.opened()
-            own = prepared.worker.agent is not None
+            own = prepared.worker.own_agent
             if not own and not agents.pool.loaded.tools:
                 raise RepositoryError("mcp/main.py: the server has no tools")
         except BaseException:

@@ -24,6 +24,7 @@ from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.forks import ForkLine
 from osmosis_ai.runtime.logs import Capture, LogWriter, capture_output, output_in_file
 from osmosis_ai.runtime.protocol import HEADER, Boot, Event, Job, Order, attach, pack, read_frame, receive_frame
+from osmosis_ai.runtime.worker.ending import WorkerEndsError
 from osmosis_ai.runtime.worker.forking import WORKER, Forker
 from osmosis_ai.runtime.worker.sandbox import Forks
 from osmosis_ai.runtime.worker.watchdog import JobTasks, Watchdog
@@ -184,6 +185,8 @@ def serve(
         loop.run_until_complete(_serve(loaded, jobs, outbox, output.finish, sandboxes))
     except StartError as error:
         outbox.send(protocol.NotReady(type(error).__name__, str(error)))
+    except WorkerEndsError as error:
+        outbox.send(error.event)
     except BaseException as error:  # noqa: BLE001 - SystemExit and KeyboardInterrupt from user code end the worker
         _report_shortage(error, outbox)
         outbox.send(protocol.Dying(describe(error)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from osmosis_ai import tracebacks
 from osmosis_ai.code_hashes import file_hash, imported_sources
 from osmosis_ai.current import rollout_scope
 from osmosis_ai.discovery.repository import McpSource
+from osmosis_ai.discovery.workflows import workflow_sources
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError, StoreError
 from osmosis_ai.imports import import_from
 from osmosis_ai.models.base import ChatModel
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from osmosis_ai.runtime.worker.agents import LoadedAgent
     from osmosis_ai.runtime.worker.sandbox import Forks, SandboxedScorers, SandboxedSession, SandboxedTools
     from osmosis_ai.runtime.worker.setups import SetupRun
+    from osmosis_ai.runtime.worker.workflows.workflow import WorkflowServer
 
 __all__ = [
     "LoadedRepository",
@@ -116,7 +118,7 @@ def _scoring_label(row_index: int) -> str:
 @dataclass(frozen=True)
 class LoadedRepository:
     """Imported user code: the server (or how to reach one) and its setups, or the agent loop; the functions; and the
-    failures to load.
+    failures to load. `python` is the interpreter for a rollout server.
     """
 
     spec: protocol.WorkerSpec
@@ -128,6 +130,7 @@ class LoadedRepository:
     tool_sources: dict[str, str]
     function_sources: dict[str, str]
     rubric_files: dict[str, str]
+    python: Path | None = None
 
 
 def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
@@ -152,11 +155,18 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
 
         agent = load_agent(spec.agent)
         tool_sources = imported_sources(root)
+    python = None
+    if spec.workflow is not None:
+        from osmosis_ai.runtime.worker.workflows.environments import interpreter_of
+
+        # Before the server reads them.
+        tool_sources = workflow_sources(spec.workflow, root)
+        python = interpreter_of(spec.workflow)
     functions = [ref for ref in spec.functions if not (sandboxed and ref.module)]
     scorers, problems = _load_functions(functions, keep_going=spec.keep_going)
     function_sources = imported_sources(root) if functions else {}
     sources = tool_sources, function_sources, rubric_files
-    return LoadedRepository(spec, server, setups, agent, scorers, problems, *sources)
+    return LoadedRepository(spec, server, setups, agent, scorers, problems, *sources, python)
 
 
 class Worker:
@@ -172,6 +182,7 @@ class Worker:
         self._sandboxed_scorers: SandboxedScorers | None = None
         self._setups = loaded.setups
         self._agent = loaded.agent
+        self._workflow: WorkflowServer | None = None
         self._trainer_pool: TrainerPool | None = None
         self._models: dict[str, ModelHost] = {}
         self._scorers = loaded.scorers
@@ -208,6 +219,10 @@ class Worker:
                 worker._models[policy] = create_model(model, options)
                 stack.push_async_callback(worker._models[policy].aclose)
             functions = {*worker._scorers, *sandboxed.functions}
+            agent = None if loaded.agent is None else loaded.agent.name
+            if worker.spec.workflow is not None and loaded.python is not None:
+                worker._workflow = await stack.enter_async_context(_open_workflow(worker.spec, loaded.python))
+                agent = worker._workflow.name
             emit(
                 protocol.Ready(
                     tools=[*tools, *sandboxed.tools],
@@ -216,7 +231,7 @@ class Worker:
                     tool_sources=loaded.tool_sources | sandboxed.tool_sources,
                     function_sources=loaded.function_sources | sandboxed.function_sources,
                     rubric_files=loaded.rubric_files,
-                    agent=None if loaded.agent is None else loaded.agent.name,
+                    agent=agent,
                 )
             )
             yield worker
@@ -349,6 +364,8 @@ class Worker:
         with rollout_scope(job.id, job.row.index, job.row.extra, self.spec.scratch):
             if self._agent is not None:
                 await self._agent_rollout(job, edges, self._agent)
+            elif self._workflow is not None:
+                await self._workflow.run(job, edges.complete, self._emit)
             elif self._sandboxed_tools is not None:
                 session = self._sandboxed_tools.session(job, _call_meta(job), edges.sample)
                 await self._tool_rollout(job, edges, self._sandboxed_tools.tools, session, session)
@@ -590,11 +607,20 @@ class _RolloutRun:
         await self._admission.enter(self._job.id)
         return result_of(completion)
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """Call the run's model, with `params` overriding the run's, and record the turn."""
+    async def complete(
+        self,
+        messages: list[Message],
+        tools: list[Tool],
+        params: JsonObject,
+        replied: Callable[[Completion], None] = lambda completion: None,
+    ) -> Completion:
+        """Call the run's model, with `params` overriding the run's, and record the turn; before that, call `replied`
+        with the reply.
+        """
         params = {**self._params, **params} if params else self._params
         started = monotonic()
         completion = await self._model.complete(messages, tools, params)
+        replied(completion)
         turn = self._turn(self._turns, completion, started, params)
         if self.stepper is not None:
             turn, completion = await self.stepper.after_reply(turn, completion)
@@ -659,6 +685,18 @@ class _RolloutRun:
             cost_usd=completion.cost_usd,
             cached=completion.cached,
         )
+
+
+def _open_workflow(spec: protocol.WorkerSpec, python: Path) -> AbstractAsyncContextManager[WorkflowServer]:
+    from osmosis_ai.runtime.worker.workflows.workflow import WorkflowServer
+
+    assert spec.workflow is not None
+
+    def log(line: str) -> None:
+        job_label.set("rollout server")
+        print(line)
+
+    return WorkflowServer.open(spec.workflow, python, spec.limits, log)
 
 
 def _load_tools(source: McpSource, root: Path) -> tuple[object, list[Setup]]:

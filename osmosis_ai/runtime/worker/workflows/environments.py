@@ -19,11 +19,12 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from osmosis_ai.discovery.workflows import WorkflowSource
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.folders import UnreadableError, read_bounded
 from osmosis_ai.toml_files import parse_toml, read_toml_text
 
-__all__ = ["environments_folder", "prepare_environment"]
+__all__ = ["environments_folder", "interpreter_of", "prepare_environment"]
 
 UV_SECONDS = 900.0
 SHOWN_LINES = 12
@@ -82,6 +83,11 @@ def prepare_environment(rollout: Path, *, folder: Path | None = None, environ: M
             f"can't make the environment of {rollout} in {home}: {error.strerror or error}"
         ) from error
     return python
+
+
+def interpreter_of(source: WorkflowSource) -> Path:
+    """Return the interpreter for a rollout server, whose environment is made if needed; raise RepositoryError."""
+    return Path(sys.executable) if source.own_sdk else prepare_environment(Path(source.folder))
 
 
 class _Uv:

@@ -1,0 +1,16 @@
+"""The end of a worker that something other than its own code decides."""
+
+from __future__ import annotations
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.runtime import protocol
+
+__all__ = ["WorkerEndsError"]
+
+
+class WorkerEndsError(OsmosisError):
+    """The worker ends, and loses its jobs; `event` tells the run why."""
+
+    def __init__(self, event: protocol.Dying | protocol.Stuck) -> None:
+        super().__init__(event.reason if isinstance(event, protocol.Dying) else "stuck")
+        self.event = event

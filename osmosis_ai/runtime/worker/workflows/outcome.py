@@ -1,0 +1,96 @@
+"""Convert the end of a rollout in its server's words to the failures and scores of a record."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import msgspec
+
+from osmosis_ai.failures import FailureKind, Origin
+from osmosis_ai.records import AgentReport, Failure, JsonObject, Score
+from osmosis_ai.runtime.worker.workflows.callbacks import ONLY, Ending, Sample, Trouble
+
+__all__ = ["TROUBLES", "Judged", "check_samples", "judged"]
+
+
+class Meaning(NamedTuple):
+    """What a server's word means in a record. `late` replaces it if the error's category is `timeout`."""
+
+    origin: Origin
+    kind: FailureKind
+    late: tuple[Origin, FailureKind] | None = None
+
+
+TROUBLES: dict[Trouble, Meaning] = {
+    "workflow_failed": Meaning("agent", "exception", late=("timeout", "rollout")),
+    "callback_timeout": Meaning("timeout", "rollout"),
+    "rollout_protocol_error": Meaning("agent", "error"),
+    # The rollout itself is whole; only its score is missing.
+    "grader_failed": Meaning("reward", "exception", late=("reward", "timeout")),
+    "missing_grader_callback": Meaning("reward", "timeout"),
+    "not_graded": Meaning("reward", "no_ground_truth"),
+}
+"""Every word for what went wrong. Those of origin `reward` fail the score, the others the rollout."""
+
+
+class Judged(NamedTuple):
+    """The parts of a record: the rollout's failure, or its report with the grader's score."""
+
+    failure: Failure | None
+    report: AgentReport | None
+
+
+def check_samples(ending: Ending, called: set[str]) -> Ending:
+    """Compare the graded samples with those that called the model, where samples have names. Return the ending, failed
+    if a reward is for a sample that made no call, or missing for one that did.
+    """
+    named = ending.samples.keys() - {ONLY}
+    if ending.trouble is not None or not named or not called or named == called:
+        return ending
+    unknown, missing = sorted(named - called), sorted(called - named)
+    problem = (
+        f"the grading has a sample {unknown[0]!r}, which made no model call"
+        if unknown
+        else f"the grading has no sample {missing[0]!r}, which made model calls"
+    )
+    return msgspec.structs.replace(ending, trouble="grader_failed", message=problem, category="validation_error")
+
+
+def judged(ending: Ending, name: str) -> Judged:
+    """Judge a rollout's end; `name` is the one under which scores and metrics are reported."""
+    failure = None
+    if ending.trouble is not None:
+        meaning = TROUBLES[ending.trouble]
+        late = meaning.late if ending.category == "timeout" else None
+        origin, kind = late or (meaning.origin, meaning.kind)
+        failure = Failure(origin, ending.message, kind=kind)
+        if origin != "reward":
+            return Judged(failure, None)
+    metrics = _metrics(ending.samples)
+    if failure is not None:
+        return Judged(None, AgentReport(name, score=Score(name, failure=failure), metrics=metrics))
+    rewards = [sample.reward for sample in ending.samples.values() if not sample.remove_sample]
+    kept = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
+    score = Score(name, sum(kept) / len(kept)) if kept else None
+    return Judged(None, AgentReport(name, score=score, metrics=metrics))
+
+
+def _metrics(samples: dict[str, Sample]) -> JsonObject:
+    """Return the samples' own data. Several samples are listed by name, with their rewards."""
+    if samples.keys() == {ONLY}:
+        return _of_sample(samples[ONLY])
+    return (
+        {"samples": {name: {"reward": sample.reward, **_of_sample(sample)} for name, sample in samples.items()}}
+        if (samples)
+        else {}
+    )
+
+
+def _of_sample(sample: Sample) -> JsonObject:
+    given: JsonObject = dict(sample.metrics)
+    if sample.extra_fields:
+        given["extra_fields"] = sample.extra_fields
+    if sample.remove_sample:
+        given["remove_sample"] = True
+    return given

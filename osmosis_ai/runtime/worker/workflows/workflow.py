@@ -1,0 +1,228 @@
+"""Rollouts of one rollout server, which the worker has started and ends with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Protocol
+
+import anyio
+import msgspec
+
+from osmosis_ai.config import LimitsConfig
+from osmosis_ai.discovery.workflows import WorkflowSource
+from osmosis_ai.errors import ModelError
+from osmosis_ai.records import (
+    AgentReport,
+    Completion,
+    Failure,
+    FinishReason,
+    JsonObject,
+    Message,
+    Row,
+    Tool,
+    opening_messages,
+)
+from osmosis_ai.runtime import protocol
+from osmosis_ai.runtime.worker.deadlines import elapsed_ms
+from osmosis_ai.runtime.worker.ending import WorkerEndsError
+from osmosis_ai.runtime.worker.observed import LimitReachedError, ObservedRollout
+from osmosis_ai.runtime.worker.workflows.bridge import Bridge, ChatCall, RefusedCallError
+from osmosis_ai.runtime.worker.workflows.callbacks import Ending
+from osmosis_ai.runtime.worker.workflows.listener import Listener
+from osmosis_ai.runtime.worker.workflows.outcome import check_samples, judged
+from osmosis_ai.runtime.worker.workflows.server_process import ServerCommand, ServerProcess
+from osmosis_ai.runtime.worker.workflows.wire import Asked, RolloutServerError
+from osmosis_ai.tasks import task_group
+
+__all__ = ["WorkflowServer"]
+
+ALIVE_SECONDS = 5.0
+"""How long a server may take to answer for its health, after a rollout has passed its deadline."""
+END_SECONDS = 1.0
+LATE = ("callback_timeout", "missing_grader_callback")
+
+
+class CompleteTurn(Protocol):
+    """Calls the run's model and records the turn; calls `replied` before it records."""
+
+    def __call__(
+        self, messages: list[Message], tools: list[Tool], params: JsonObject, replied: Callable[[Completion], None]
+    ) -> Awaitable[Completion]: ...
+
+
+class WorkflowServer:
+    """A running rollout server and our listener for it. Made by `WorkflowServer.open`."""
+
+    def __init__(self, name: str, listener: Listener, process: ServerProcess, limits: LimitsConfig) -> None:
+        self.name = name
+        self._listener = listener
+        self._process = process
+        self._limits = limits
+        self._stuck = anyio.Event()
+        self._blocked_seconds = 0.0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, source: WorkflowSource, python: Path, limits: LimitsConfig, log: Callable[[str], None]
+    ) -> AsyncIterator[WorkflowServer]:
+        """Start a rollout's server, and end it after the block.
+
+        Raises RepositoryError if it doesn't start. If it ends by itself, or user code blocks it past a deadline, the
+        block is cancelled, and WorkerEndsError raised.
+        """
+        command = ServerCommand(str(python), source.entrypoint, source.artifacts, source.variables)
+        listener = Listener()
+        await listener.start()
+        try:
+            async with ServerProcess.open(command, log) as process, task_group() as group:
+                server = cls(source.name, listener, process, limits)
+                group.start_soon(server._watch_end)
+                group.start_soon(server._watch_stuck)
+                yield server
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await listener.aclose()
+
+    async def run(
+        self, job: protocol.RolloutJob, complete: CompleteTurn, emit: Callable[[protocol.Event], None]
+    ) -> None:
+        """Run one rollout, and emit its end."""
+        started = monotonic()
+        rollout = _Rollout(job, self._limits, complete, emit)
+        emit(protocol.Acting(job.id))
+        # Another attempt of the same job is another rollout for the server.
+        name = f"{job.id}-{secrets.token_hex(4)}"
+        try:
+            with self._listener.host(name, Bridge(rollout.complete).answer) as hosted:
+                asked = _asked(name, job.row, hosted.url, hosted.key, self._limits)
+                ending = await self._process.server.run(asked, hosted.callbacks)
+        except RolloutServerError as error:
+            if error.lost:
+                await self._give_way()
+            ending = Ending(trouble="rollout_protocol_error", message=str(error))
+        if ending.trouble in LATE:
+            await self._check_alive(elapsed_ms(started) / 1000)
+        reason, failure, report = rollout.judge(check_samples(ending, rollout.samples), self.name)
+        emit(protocol.RolloutDone(job.id, reason, elapsed_ms(started), failure, agent=report))
+        if ending.trouble in LATE:
+            emit(protocol.Retiring(f"the rollout server still runs row {job.row.index}, which is past its deadline"))
+
+    async def _give_way(self) -> None:
+        """If the server has ended, wait until the worker ends with it."""
+        with anyio.move_on_after(END_SECONDS):
+            await self._process.wait()
+        if self._process.ended is not None:
+            await anyio.sleep_forever()
+
+    async def _check_alive(self, seconds: float) -> None:
+        """If the server doesn't answer, user code blocks it; wait until the worker ends with it."""
+        try:
+            await self._process.server.health(ALIVE_SECONDS)
+        except RolloutServerError:
+            self._blocked_seconds = seconds
+            self._stuck.set()
+            await anyio.sleep_forever()
+
+    async def _watch_end(self) -> None:
+        code = await self._process.wait()
+        raise WorkerEndsError(protocol.Dying(f"the rollout server ended with code {code}"))
+
+    async def _watch_stuck(self) -> None:
+        await self._stuck.wait()
+        self._process.kill()
+        raise WorkerEndsError(protocol.Stuck(None, self._blocked_seconds))
+
+
+class _Rollout:
+    """One rollout's model calls, as they pass the bridge. `samples` are the names of those that made one."""
+
+    def __init__(
+        self,
+        job: protocol.RolloutJob,
+        limits: LimitsConfig,
+        complete: CompleteTurn,
+        emit: Callable[[protocol.Event], None],
+    ) -> None:
+        self.samples: set[str] = set()
+        self._observed = ObservedRollout(job.id, opening_messages(job.row), limits, emit)
+        self._complete = complete
+        self._latest: ChatCall | None = None
+        self._model_failure: Failure | None = None
+
+    async def complete(self, call: ChatCall) -> Completion:
+        """Answer a model call."""
+        observed = self._observed
+        try:
+            observed.enforce_limits()
+        except LimitReachedError as error:
+            raise RefusedCallError(str(error), error.reason) from error
+        self._follow(call)
+
+        def replied(completion: Completion) -> None:
+            # Another conversation of the rollout may have gone on meanwhile.
+            if self._latest is not call:
+                self._follow(call)
+            observed.replied(completion)
+
+        try:
+            completion = await self._complete(call.messages, call.tools, call.params, replied)
+        except ModelError as error:
+            self._model_failure = Failure("model", str(error), kind=error.kind)
+            raise
+        finally:
+            observed.acting()
+        self._model_failure = None
+        if call.sample is not None:
+            self.samples.add(call.sample)
+        return completion
+
+    def _follow(self, call: ChatCall) -> None:
+        self._latest = call
+        self._observed.asking(call.messages, lambda messages, position: messages)
+
+    def judge(self, ending: Ending, name: str) -> tuple[FinishReason, Failure | None, AgentReport | None]:
+        """Return the rollout's finish reason, failure and report."""
+        limit = self._observed.limit
+        failure, report = judged(ending, name)
+        if failure is None:
+            return (limit.reason if limit is not None else "stop"), None, report
+        if failure.origin == "timeout":
+            return "timeout", failure, report
+        if failure.origin == "agent" and ending.trouble == "workflow_failed":
+            # A workflow that doesn't handle a refused or failed call fails with it.
+            if limit is not None:
+                return limit.reason, None, AgentReport(name, "stop")
+            if self._model_failure is not None:
+                return "error", self._model_failure, report
+        return "error", failure, report
+
+
+def _asked(name: str, row: Row, url: str, key: str, limits: LimitsConfig) -> Asked:
+    messages = [message for message in opening_messages(row) if message["role"] != "system" or message["content"]]
+    return Asked(
+        name,
+        messages,
+        url,
+        key,
+        agent_timeout=limits.timeout,
+        grader_timeout=limits.reward_timeout,
+        label=row.ground_truth,
+        metadata=_metadata(row),
+    )
+
+
+def _metadata(row: Row) -> JsonObject | None:
+    """Return the row's `metadata` column: an object, or a text that holds one."""
+    given = row.extra.get("metadata")
+    if isinstance(given, str):
+        try:
+            given = msgspec.json.decode(given)
+        except msgspec.DecodeError:
+            return None
+    return given if isinstance(given, dict) else None

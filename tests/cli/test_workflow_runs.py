@@ -1,0 +1,176 @@
+"""`--rollout`: rollouts of a repository's own rollout server, here one without an SDK on the current interpreter."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from commands import run_osmosis
+from osmosis_ai.testing import ScriptedEndpoint, by_turn, status, text
+
+SERVER = Path(__file__).parents[1] / "runtime" / "worker" / "workflows" / "plain_rollout.py"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "rollouts" / "plain"
+    folder.mkdir(parents=True)
+    shutil.copy(SERVER, folder / "main.py")
+    return tmp_path
+
+
+@pytest.fixture
+def endpoint() -> Iterator[ScriptedEndpoint]:
+    with ScriptedEndpoint(by_turn(text("hm"), text("42"))).run_in_thread() as served:
+        yield served
+
+
+def rows(workspace: Path, *tasks: str, truth: str = "42") -> Path:
+    path = workspace / "rows.jsonl"
+    lines = [{"system_prompt": "Compute.", "user_prompt": task, "ground_truth": truth} for task in tasks]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def evaluate(workspace: Path, endpoint: ScriptedEndpoint, *options: str) -> dict[str, Any]:
+    model = ["--base-url", endpoint.url, "--model", "scripted"]
+    given = ["--rollout", "rollouts/plain", "-d", "rows.jsonl", *model, "--json", *options]
+    finished = run_osmosis("eval", *given, cwd=workspace)
+    assert finished.stdout, finished.stderr
+    left = [each for each in psutil.process_iter(["cmdline"]) if str(workspace) in " ".join(each.info["cmdline"] or [])]
+    assert left == []
+    return finished.json
+
+
+def stored(workspace: Path) -> list[dict[str, Any]]:
+    """The latest run's rollouts, in the order of the rows."""
+    shown = run_osmosis("runs", "show", "--json", cwd=workspace)
+    return sorted(shown.json["rollouts"], key=lambda rollout: rollout["row_index"])
+
+
+def values(workspace: Path) -> list[float | None]:
+    return [rollout["scores"].get("plain", {}).get("value") for rollout in stored(workspace)]
+
+
+def test_rewards_become_scores_and_the_model_s_calls_the_trajectory(
+    workspace: Path, endpoint: ScriptedEndpoint
+) -> None:
+    rows(workspace, "6 × 7?")
+    results = evaluate(workspace, endpoint)
+    assert results["rows"][0]["runs"][0]["scores"] == {"plain": 1.0}
+    (rollout,) = run_osmosis("runs", "show", "--row", "0", "--json", cwd=workspace).json["rollouts"]
+    messages = [message["content"] for message in rollout["messages"]]
+    assert messages == ["Compute.", "6 × 7?", "hm", "Are you sure?", "42"]
+    assert rollout["agent"]["metrics"] == {"turns": 2}
+    assert len(rollout["turns"]) == 2
+    assert [request.body["model"] for request in endpoint.chats] == ["scripted"] * 2
+
+
+def test_failures_of_workflow_and_grader_are_told_apart(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    rows(workspace, "raise", "grader breaks", "nan", "fine")
+    evaluate(workspace, endpoint)
+    raised, broken, nan, _ = stored(workspace)
+    failure = raised["failure"]
+    assert (failure["origin"], failure["kind"], failure["message"]) == ("agent", "exception", "the workflow broke")
+    assert broken["scores"]["plain"]["failure"]["message"] == "no such key"
+    assert nan["scores"]["plain"]["failure"]["message"] == "the grader set nan as the reward"
+    assert values(workspace) == [None, None, None, 1.0]
+
+
+def test_a_model_failure_is_the_model_s(workspace: Path) -> None:
+    rows(workspace, "6 × 7?")
+    with ScriptedEndpoint(lambda request: status(401)).run_in_thread() as endpoint:
+        evaluate(workspace, endpoint)
+    (rollout,) = stored(workspace)
+    assert (rollout["failure"]["origin"], rollout["failure"]["kind"]) == ("model", "auth")
+
+
+def test_a_limit_of_turns_holds(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    rows(workspace, "6 × 7?")
+    evaluate(workspace, endpoint, "--max-turns", "1")
+    (rollout,) = stored(workspace)
+    assert (rollout["finish_reason"], rollout["failure"]) == ("max_turns", None)
+    assert len(endpoint.chats) == 1
+
+
+def test_a_workflow_that_kills_the_server_costs_only_its_own_rollout(
+    workspace: Path, endpoint: ScriptedEndpoint
+) -> None:
+    rows(workspace, "one", "die", "two", "three")
+    evaluate(workspace, endpoint)
+    assert values(workspace) == [1.0, None, 1.0, 1.0]
+    failure = stored(workspace)[1]["failure"]
+    assert (failure["origin"], failure["kind"]) == ("worker", "died")
+    assert failure["message"] == "the rollout server ended with code 3"
+
+
+@pytest.mark.parametrize("options", [("--isolation", "rollout"), ("--workers", "0")])
+def test_rollouts_run_under_every_isolation(
+    workspace: Path, endpoint: ScriptedEndpoint, options: tuple[str, str]
+) -> None:
+    rows(workspace, "6 × 7?")
+    evaluate(workspace, endpoint, *options)
+    assert values(workspace) == [1.0]
+
+
+def test_a_server_that_does_not_start_ends_the_run_with_its_last_words(
+    workspace: Path, endpoint: ScriptedEndpoint
+) -> None:
+    rows(workspace, "6 × 7?")
+    (workspace / "rollouts" / "plain" / "main.py").write_text("import no_such_module\n", encoding="utf-8")
+    given = ["--rollout", "rollouts/plain", "-d", "rows.jsonl", "--model", "m", "--base-url", endpoint.url]
+    finished = run_osmosis("eval", *given, cwd=workspace)
+    assert finished.code == 2
+    assert "ended with code 1 before it was healthy" in finished.stderr
+    assert "No module named 'no_such_module'" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--rollout", "rollouts/none"], "there is no script"),
+        (["--rollout", "rollouts"], "there is no main.py"),
+        (["--rollout", "rollouts/plain", "--mcp", "mcp"], "use one of them"),
+        (["--sdk", "own"], "name one with --rollout"),
+        (["--rollout", "rollouts/plain", "--isolation", "sandbox"], "can't be in a sandbox"),
+    ],
+)
+def test_options_that_conflict_are_told(workspace: Path, options: list[str], said: str) -> None:
+    rows(workspace, "6 × 7?")
+    finished = run_osmosis("eval", "-d", "rows.jsonl", "--model", "offline/empty", *options, cwd=workspace)
+    assert finished.code == 2
+    assert said in " ".join(finished.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["serve", "--rollout", "rollouts/plain"], "names a server already"),
+        (["test", "--interactive", "--rollout", "rollouts/plain", "--model", "offline/empty"], "don't go together"),
+    ],
+)
+def test_commands_that_a_rollout_server_can_t_have_say_so(workspace: Path, command: list[str], said: str) -> None:
+    rows(workspace, "6 × 7?")
+    finished = run_osmosis(*command, cwd=workspace)
+    assert finished.code == 2
+    assert said in " ".join(finished.stderr.split())
+
+
+def test_a_saved_rollout_runs_again_and_a_finished_run_is_resumed(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    rows(workspace, "raise", "fine")
+    evaluate(workspace, endpoint)
+    calls = len(endpoint.chats)
+    evaluate(workspace, endpoint, "--retry-failed")
+    assert len(endpoint.chats) == calls + 2
+    main = workspace / "rollouts" / "plain" / "main.py"
+    main.write_text(main.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    given = ["--rollout", "rollouts/plain", "-d", "rows.jsonl", "--base-url", endpoint.url, "--model", "scripted"]
+    refused = run_osmosis("eval", *given, "--retry-failed", cwd=workspace)
+    assert refused.code == 2
+    assert "code" in refused.stderr
