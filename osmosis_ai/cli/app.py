@@ -88,6 +88,43 @@ def evaluate(context: typer.Context, given: Given) -> None:
         _run(given, "eval")
 
 
+@eval_app.command("run", cls=HelpCommand)
+@takes(RunConfig, OutputConfig, command="eval")
+def evaluate_config(
+    given: Given,
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="The run config, as in configs/eval/my-rollout.toml.")
+    ],
+    dataset_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Read the rows from this file; the same as -d.", rich_help_panel="Config"),
+    ] = None,
+    max_in_flight: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Run up to N rollouts at a time; the same as --batch-size.",
+            rich_help_panel="Config",
+        ),
+    ] = None,
+    secrets_file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Read the config's secrets from this dotenv file; - is stdin.",
+            rich_help_panel="Config",
+        ),
+    ] = None,
+) -> None:
+    """Evaluate the rollout, model and dataset that a run config names; options override it."""
+    from osmosis_ai.cli.eval_run import given_by_config
+
+    also = {"dataset": dataset_file, "batch_size": max_in_flight}
+    typed = {**{name: value for name, value in also.items() if value is not None}, **given}
+    _run(given_by_config(config, typed, secrets_file), "eval")
+
+
 def _run(given: Given, command: Command) -> None:
     if given.get("watch"):
         from osmosis_ai.cli.watch import watch_command

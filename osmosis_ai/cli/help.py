@@ -69,6 +69,14 @@ PAGES = {
         ],
         f"{_RUN_FAILED}, or a mean is below --fail-under",
     ),
+    "eval run": Page(
+        "docs/workflows.md",
+        [
+            ("Evaluate what a config names", "osmosis eval run configs/eval/my-rollout.toml"),
+            ("Try its first rows offline", "osmosis eval run configs/eval/my-rollout.toml --model offline/oracle"),
+        ],
+        f"{_RUN_FAILED}, or a mean is below --fail-under",
+    ),
     "eval-rubric": Page(
         "docs/rubrics.md",
         [

@@ -20,15 +20,14 @@ DECLARATIONS = ("pyproject.toml", "uv.lock", ".python-version")
 class WorkflowSource(Record, frozen=True):
     """A rollout server that is named but not started: the script `entrypoint`, in the rollout's `folder`.
 
-    With `own_sdk`, it runs on the current interpreter, whatever it declares. `variables` are set in its environment.
-    `artifacts` is the folder in which it may write a folder for each rollout.
+    With `own_sdk`, it runs on the current interpreter, whatever it declares. `artifacts` is the folder in which it may
+    write a folder for each rollout.
     """
 
     folder: str
     entrypoint: str
     artifacts: str
     own_sdk: bool = False
-    variables: dict[str, str] = {}
 
     @property
     def name(self) -> str:

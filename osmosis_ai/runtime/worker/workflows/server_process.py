@@ -17,14 +17,14 @@ import psutil
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from osmosis_ai.errors import RepositoryError, UsageError
+from osmosis_ai.errors import RepositoryError
 from osmosis_ai.process_tree import end_processes
 from osmosis_ai.records import Record
 from osmosis_ai.runtime.worker.workflows import keeper
 from osmosis_ai.runtime.worker.workflows.wire import RolloutServer, RolloutServerError
 from osmosis_ai.tasks import task_group
 
-__all__ = ["RESERVED", "ServerCommand", "ServerProcess", "check_variables"]
+__all__ = ["ServerCommand", "ServerProcess"]
 
 HEALTHY_SECONDS = 90.0
 GRACE_SECONDS = 10.0
@@ -32,13 +32,10 @@ POLL_SECONDS = 0.1
 TAIL_LINES = 15
 MAX_LINE = 64 * 1024
 STARTS = 2
-RESERVED_PREFIX = "_OSMOSIS_"
-RESERVED = frozenset({"ROLLOUT_PORT", "PYTHONUNBUFFERED"})
-"""Variables that the server gets from us and from nobody else, beside those with the prefix."""
 
 
 class ServerCommand(Record, frozen=True):
-    """How to start a rollout server. `variables` are the user's own, on top of this process's environment.
+    """How to start a rollout server, with this process's environment and variables of our own.
 
     `artifacts` is the folder below which the server may write a folder for each rollout.
     """
@@ -46,7 +43,6 @@ class ServerCommand(Record, frozen=True):
     python: str
     entrypoint: str
     artifacts: str
-    variables: dict[str, str] = {}
 
     @property
     def folder(self) -> Path:
@@ -71,14 +67,7 @@ class ServerCommand(Record, frozen=True):
         if (self.folder / "src").is_dir():
             # The rollout isn't installed in its environment, so this layout needs the path.
             own["PYTHONPATH"] = str(self.folder / "src")
-        return {**inherited, **self.variables, **own}
-
-
-def check_variables(names: Mapping[str, str]) -> None:
-    """Raise UsageError if a config sets a variable that is ours to set."""
-    for name in sorted(names):
-        if name in RESERVED or name.startswith(RESERVED_PREFIX):
-            raise UsageError(f"the variable {name} is set by osmosis itself; remove it from [env] or the secrets")
+        return {**inherited, **own}
 
 
 class ServerProcess:

@@ -75,7 +75,7 @@ class WorkflowServer:
         Raises RepositoryError if it doesn't start. If it ends by itself, or user code blocks it past a deadline, the
         block is cancelled, and WorkerEndsError raised.
         """
-        command = ServerCommand(str(python), source.entrypoint, source.artifacts, source.variables)
+        command = ServerCommand(str(python), source.entrypoint, source.artifacts)
         listener = Listener()
         await listener.start()
         try:

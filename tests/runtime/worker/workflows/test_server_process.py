@@ -15,8 +15,8 @@ import anyio
 import psutil
 import pytest
 
-from osmosis_ai.errors import RepositoryError, UsageError
-from osmosis_ai.runtime.worker.workflows.server_process import ServerCommand, ServerProcess, check_variables
+from osmosis_ai.errors import RepositoryError
+from osmosis_ai.runtime.worker.workflows.server_process import ServerCommand, ServerProcess
 from waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
 
-print("at", os.getcwd(), os.environ["_OSMOSIS_ROLLOUT_NAME"], os.environ.get("OWN"), flush=True)
+print("at", os.getcwd(), os.environ["_OSMOSIS_ROLLOUT_NAME"], flush=True)
 {before}
 HTTPServer(("127.0.0.1", int(os.environ["_OSMOSIS_ROLLOUT_PORT"])), Handler).serve_forever()
 """
@@ -57,7 +57,7 @@ def write(tmp_path: Path) -> Write:
         folder.mkdir()
         source = SERVER.replace("{before}", before).replace("{health}", health)
         (folder / "main.py").write_text(source, encoding="utf-8")
-        return ServerCommand(sys.executable, str(folder / "main.py"), str(tmp_path / "artifacts"), {"OWN": "own"})
+        return ServerCommand(sys.executable, str(folder / "main.py"), str(tmp_path / "artifacts"))
 
     return written
 
@@ -74,7 +74,7 @@ async def test_it_starts_in_its_folder_with_its_variables_and_ends_with_the_bloc
         assert (await running.server.health(5.0))[0] is not None
         pid = int(lines[1])
         assert os.getpgid(pid) == pid
-    assert lines[0] == f"at {command.folder} raw own"
+    assert lines[0] == f"at {command.folder} raw"
     assert running.ended == 128 + signal.SIGTERM
     assert ended(pid)
 
@@ -167,10 +167,3 @@ def test_it_ends_when_its_owner_is_killed(write: Write) -> None:
         assert shown[2] == "healthy"
         owner.kill()
     assert eventually(lambda: ended(int(shown[1])))
-
-
-def test_reserved_variables_are_refused() -> None:
-    check_variables({"OWN": "value"})
-    for name in ("_OSMOSIS_ROLLOUT_PORT", "_OSMOSIS_ANYTHING", "ROLLOUT_PORT"):
-        with pytest.raises(UsageError, match=name):
-            check_variables({name: "value"})
