@@ -25,6 +25,7 @@ __all__ = [
     "StoreConfig",
     "StoredRunsConfig",
     "WorkersConfig",
+    "WorkflowConfig",
 ]
 
 Command = Literal["test", "eval"]
@@ -36,7 +37,7 @@ SHORTEST = 0.001
 
 
 class AgentConfig(Record, frozen=True):
-    """Agent: the repository's tools in the built-in loop, or an agent loop or a rollout server of its own."""
+    """Agent: the repository's tools in the built-in loop, or an agent loop of its own."""
 
     mcp: Annotated[
         str | None,
@@ -56,6 +57,12 @@ class AgentConfig(Record, frozen=True):
             identity="agent",
         ),
     ] = None
+    allow_rewrites: Annotated[bool, Option("With -m: let the loop change messages already sent to the model.")] = False
+
+
+class WorkflowConfig(Record, frozen=True):
+    """Rollout server: a server of the repository's own, in place of an agent."""
+
     rollout: Annotated[
         str | None,
         Option(
@@ -72,7 +79,6 @@ class AgentConfig(Record, frozen=True):
             choices=get_args(Sdk),
         ),
     ] = "declared"
-    allow_rewrites: Annotated[bool, Option("With -m: let the loop change messages already sent to the model.")] = False
 
 
 class DataConfig(Record, frozen=True):
@@ -328,6 +334,7 @@ class RunConfig(Record, frozen=True):
     """
 
     agent: AgentConfig = AgentConfig()
+    workflow: WorkflowConfig = WorkflowConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     baseline: BaselineConfig = BaselineConfig()

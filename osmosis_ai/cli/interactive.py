@@ -55,7 +55,7 @@ def check_interactive(config: RunConfig, output: OutputOptions) -> None:
         "--quiet": (output.quiet, "it would have nothing to show"),
         "--resume": (config.resume.resume or config.resume.resume_run, "an interactive run is always a new one"),
         "--retry-failed": (config.resume.retry_failed, "an interactive run is always a new one"),
-        "--rollout": (config.agent.rollout, "a rollout server calls the model when it wants to"),
+        "--rollout": (config.workflow.rollout, "a rollout server calls the model when it wants to"),
     }
     for name, (given, why) in excluded.items():
         if given:

@@ -21,7 +21,7 @@ from osmosis_ai.folders import replaced_file
 from osmosis_ai.options import secret_values
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.events import RunEvent
-from osmosis_ai.runtime.run.prepare import check_output, find_agent
+from osmosis_ai.runtime.run.prepare import check_output, find_runner
 from osmosis_ai.runtime.run.report import Report
 from osmosis_ai.runtime.run.session import RunSession
 from osmosis_ai.tasks import task_group
@@ -49,7 +49,7 @@ def begin_command(
     if config.workers.workers == 0 or config.workers.debug:
         # User code writes to the terminal, perhaps with a debugger.
         STATUS.turn_off()
-    _, repository = find_agent(config.agent, session.cwd)
+    _, repository = find_runner(config, session.cwd)
     session.use(repository.root, keys=secret_values(config))
     return config, check_output(output.output, session.cwd)
 

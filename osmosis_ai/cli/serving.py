@@ -52,8 +52,6 @@ def serve_agent(given: Given) -> int:
         server = config.server
         if server.local and server.api_key is not None:
             raise UsageError("--local serves without a key, but --api-key sets one: remove one of them")
-        if config.agent.rollout is not None:
-            raise UsageError("--rollout names a server already; start it by itself, with its own main.py")
         source, repository = find_agent(config.agent, session.cwd)
         session.use(repository.root)
         # The server's own settings are read from this process's environment.

@@ -27,7 +27,7 @@ from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
 from osmosis_ai.records import Record
 from osmosis_ai.reward_rubric.resolve import rubric_files
-from osmosis_ai.runtime.run.prepare import find_agent, find_dataset, find_store, prepare
+from osmosis_ai.runtime.run.prepare import find_dataset, find_runner, find_store, prepare
 from osmosis_ai.runtime.run.session import open_store, pool_options, run_environment
 from osmosis_ai.runtime.watch.changes import from_root
 from osmosis_ai.runtime.watch.follow import Follower, Save
@@ -107,7 +107,7 @@ class _Watcher:
         self._config = config
         self._options = options
         self._cwd = session.cwd
-        _, self._repository = find_agent(config.agent, session.cwd)
+        _, self._repository = find_runner(config, session.cwd)
         self._root = self._repository.root.resolve()
         self._dataset = find_dataset(config.data.dataset, self._repository, session.cwd).path
         self._output = session.output

@@ -42,6 +42,7 @@ __all__ = [
     "find_dataset",
     "find_functions",
     "find_root",
+    "find_runner",
     "find_store",
     "prepare",
     "scorer_spec",
@@ -62,7 +63,7 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
     Imports no user code, reads no row and opens no connection. `environ` includes the variables of `.env`. Raises
     StartError if something named by the config doesn't exist or can't be used.
     """
-    agent, repository = find_agent(config.agent, cwd, config.store)
+    agent, repository = find_runner(config, cwd)
     own = None if isinstance(agent, McpSource) else agent
     dataset = find_dataset(config.data.dataset, repository, cwd)
     rewards, unreadable = find_functions(config.scoring.eval_fn, repository, cwd)
@@ -135,27 +136,30 @@ def find_root(mcp: str | None, module: str | None, rollout: str | None, cwd: Pat
     return cwd if find_module(module.partition(":")[0].strip(), cwd) is not None else root_above(cwd)
 
 
-def find_agent(
-    config: AgentConfig,
-    cwd: Path,
-    store: StoreConfig = StoreConfig(),  # noqa: B008 - it is immutable
-) -> tuple[McpSource | AgentSource | WorkflowSource, Repository]:
-    """Return the config's agent loop, rollout server or MCP source, by default the repository's `mcp` folder, and its
-    repository.
+def find_runner(config: RunConfig, cwd: Path) -> tuple[McpSource | AgentSource | WorkflowSource, Repository]:
+    """Return what runs a config's rollouts, and its repository: the rollout server if it names one, else its agent.
 
-    Without that folder, the agent has no tools. A loop's `mcp_dir` is the folder of the loop's package, if any, and a
-    rollout server's its own folder. Rollout servers leave artifacts beside the run store.
+    A rollout server leaves artifacts beside the run store. Its folder is the repository's `mcp_dir`.
     """
-    mcp, module, rollout = config.mcp, config.module, config.rollout
-    if rollout is not None:
-        if mcp is not None or module is not None:
-            raise UsageError("--rollout names an agent, and so does -m or --mcp; use one of them")
-        root = workflow_root(rollout, cwd)
-        artifacts = find_store(store, root, cwd) / "artifacts"
-        workflow = resolve_workflow(rollout, cwd, artifacts.absolute(), own_sdk=config.sdk == "own")
-        return workflow, dataclasses.replace(repository_at(root), mcp_dir=Path(workflow.folder))
-    if config.sdk != "declared":
-        raise UsageError("--sdk is for rollout servers; name one with --rollout")
+    rollout, sdk = config.workflow.rollout, config.workflow.sdk
+    if rollout is None:
+        if sdk != "declared":
+            raise UsageError("--sdk is for rollout servers; name one with --rollout")
+        return find_agent(config.agent, cwd)
+    if config.agent.mcp is not None or config.agent.module is not None:
+        raise UsageError("--rollout names what runs the rollouts, and so does -m or --mcp; use one of them")
+    root = workflow_root(rollout, cwd)
+    artifacts = find_store(config.store, root, cwd) / "artifacts"
+    workflow = resolve_workflow(rollout, cwd, artifacts.absolute(), own_sdk=sdk == "own")
+    return workflow, dataclasses.replace(repository_at(root), mcp_dir=Path(workflow.folder))
+
+
+def find_agent(config: AgentConfig, cwd: Path) -> tuple[McpSource | AgentSource, Repository]:
+    """Return the config's agent loop or MCP source, by default the repository's `mcp` folder, and its repository.
+
+    Without that folder, the agent has no tools. A loop's `mcp_dir` is the folder of the loop's package, if any.
+    """
+    mcp, module = config.mcp, config.module
     if module is not None:
         if mcp is not None:
             raise UsageError("-m and --mcp each name an agent, and an agent loop brings its own tools; use one of them")

@@ -138,7 +138,7 @@ def run_environment(config: RunConfig, cwd: Path, environ: Mapping[str, str] | N
     Raises UsageError if a `.env` can't be read, or the agent doesn't exist.
     """
     known = environment_of(os.environ if environ is None else environ, cwd)
-    known = environment_of(known, find_root(config.agent.mcp, config.agent.module, config.agent.rollout, cwd))
+    known = environment_of(known, find_root(config.agent.mcp, config.agent.module, config.workflow.rollout, cwd))
     scoring = config.scoring
     judges = judge_variables(scoring.judge_model, scoring.judge_base_url, priced=config.limits.max_cost is not None)
     return {**known, **judges}
