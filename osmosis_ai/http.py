@@ -10,7 +10,7 @@ import asyncio
 import email.utils
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -119,6 +119,35 @@ class HttpClient:
         headers = _bearer(key) if key else None
         sent = self._open().post(url, data=data, headers=headers, allow_redirects=False)
         return await self._answer(url, sent, self._seconds)
+
+    async def lines(self, url: URL | str, body: bytes, take: Callable[[bytes], Awaitable[None]]) -> Answer:
+        """Send a body from `encode_json` and pass on the lines of an event stream as they come, if that is the answer.
+
+        Returns:
+            The answer, with an empty body if it was an event stream.
+
+        Raises:
+            HttpError: No complete answer arrived.
+        """
+        try:
+            async with self._open().post(url, data=body, allow_redirects=False) as response:
+                if response.status != 200 or response.content_type != "text/event-stream":
+                    return Answer(url, response.status, response.headers, await self._read(url, response))
+                line, size = b"", 0
+                async for chunk in response.content.iter_any():
+                    size += len(chunk)
+                    if size > self._max_reply_bytes:
+                        response.close()
+                        message = f"{url} answered with more than {self._max_reply_bytes} bytes"
+                        raise HttpError("too_long", message, response.status)
+                    *whole, line = (line + chunk).split(b"\n")
+                    for each in whole:
+                        await take(each)
+                if line:
+                    await take(line)
+                return Answer(url, response.status, response.headers, b"")
+        except (aiohttp.ClientError, OSError, ValueError, asyncio.TimeoutError) as error:
+            raise _failure(url, self._seconds, error) from error
 
     async def get(self, url: URL | str, *, seconds: float, headers: Mapping[str, str] | None = None) -> Answer:
         """Get a resource; raise HttpError if no answer arrives within `seconds`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -12,7 +13,7 @@ from osmosis_ai.failures import FailureKind
 from osmosis_ai.records import Completion, JsonObject, Message, Tool, Usage
 from osmosis_ai.token_data import token_data
 
-__all__ = ["ChatModel", "error_kind", "parse_reply"]
+__all__ = ["ChatModel", "Listen", "StreamingModel", "error_kind", "parse_reply", "streamed"]
 
 
 class ChatModel(Protocol):
@@ -34,6 +35,33 @@ class ChatModel(Protocol):
     async def aclose(self) -> None:
         """Release connections. The model can't be used afterwards."""
         ...
+
+
+Listen: TypeAlias = Callable[[JsonObject], Awaitable[None]]
+"""Takes a choice of each chunk of a reply, as the endpoint sends it: `{"delta": …, "finish_reason": …}`."""
+
+
+@runtime_checkable
+class StreamingModel(ChatModel, Protocol):
+    """A model whose replies can be heard while they come."""
+
+    async def stream(
+        self, messages: list[Message], tools: list[Tool], params: JsonObject, listen: Listen
+    ) -> Completion:
+        """Request the next assistant message as `complete` does, and pass on its parts, unless it comes as a whole.
+
+        Once a part has been passed on, the request isn't repeated.
+        """
+        ...
+
+
+async def streamed(
+    model: ChatModel, messages: list[Message], tools: list[Tool], params: JsonObject, listen: Listen
+) -> Completion:
+    """Request the next assistant message; a model that can't stream passes nothing on."""
+    if isinstance(model, StreamingModel):
+        return await model.stream(messages, tools, params, listen)
+    return await model.complete(messages, tools, params)
 
 
 _KINDS: dict[int, FailureKind] = {

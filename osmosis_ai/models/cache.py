@@ -13,8 +13,9 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ import msgspec
 from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.folders import private_file, private_folder
 from osmosis_ai.masking import Masker
-from osmosis_ai.models.base import ChatModel
+from osmosis_ai.models.base import ChatModel, Listen, streamed
 from osmosis_ai.models.engines import load_engine
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Record, Tool
 from osmosis_ai.store.schema import configure, database_path, migrate
@@ -235,13 +236,29 @@ class CachedModel:
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """Return the stored reply to this request, else the model's."""
+        return await self._answer(messages, tools, params, partial(self._inner.complete, messages, tools, params))
+
+    async def stream(
+        self, messages: list[Message], tools: list[Tool], params: JsonObject, listen: Listen
+    ) -> Completion:
+        """Return the stored reply to this request as a whole, else the model's, and pass on its parts."""
+        request = partial(streamed, self._inner, messages, tools, params, listen)
+        return await self._answer(messages, tools, params, request)
+
+    async def _answer(
+        self,
+        messages: list[Message],
+        tools: list[Tool],
+        params: JsonObject,
+        request: Callable[[], Awaitable[Completion]],
+    ) -> Completion:
         key = self._key(messages, tools, params)
         if key is None:
-            return await self._inner.complete(messages, tools, params)
+            return await request()
         stored = await self._cache.get(key)
         if stored is not None:
             return stored
-        completion = await self._inner.complete(messages, tools, params)
+        completion = await request()
         await self._cache.put(key, completion)
         return completion
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 from yarl import URL
 
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.http import MAX_REPLY_BYTES, Answer, HttpClient, HttpError, HttpProblem, retry_after
 from osmosis_ai.json_encoding import encode_json
-from osmosis_ai.models.base import error_kind, parse_reply
+from osmosis_ai.models.base import Listen, error_kind, parse_reply
 from osmosis_ai.models.host import RemoteEngine
+from osmosis_ai.models.streaming import StreamedReply, data_of
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool
 
 __all__ = ["ENGINE", "OpenAICompatibleModel"]
@@ -44,23 +46,43 @@ class OpenAICompatibleModel:
         Raises:
             ModelError: It failed. The message gives the URL, the status and the endpoint's error, without the key.
         """
-        body = {**self._spec.params, **params, "model": self._spec.model, "messages": messages}
-        if tools:
-            body["tools"] = tools
-        if None in body.values():
-            body = {name: value for name, value in body.items() if value is not None}
-        try:
-            encoded = encode_json(body)
-        except ValueError as error:
-            message = f"the request to {self.url} can't be written as JSON: {error}"
-            raise ModelError(message, kind="bad_request") from error
+        encoded = self._encoded(messages, tools, params)
         try:
             answer = await self._http.post(self._target, encoded)
             if answer.status != 200:
                 raise self._refused(answer)
             reply = answer.json()
         except HttpError as error:
-            raise ModelError(str(error), kind=_KINDS.get(error.problem, "bad_reply"), status=error.status) from error
+            raise _failed(error) from error
+        return parse_reply(reply, source=self.url, position=len(messages), key=self._spec.api_key)
+
+    async def stream(
+        self, messages: list[Message], tools: list[Tool], params: JsonObject, listen: Listen
+    ) -> Completion:
+        """Make one request as `complete` does, and pass on the reply's parts if the endpoint streams."""
+        asked = {**params, "stream": True, "stream_options": {"include_usage": True}}
+        encoded = self._encoded(messages, tools, asked)
+        parts = StreamedReply()
+
+        async def take(line: bytes) -> None:
+            if data := data_of(line):
+                try:
+                    chunk = msgspec.json.decode(data)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    raise HttpError("bad_json", f"{self.url} streamed broken JSON ({error})", 200) from error
+                for choice in parts.add(chunk):
+                    await listen(choice)
+
+        try:
+            answer = await self._http.lines(self._target, encoded, take)
+            if answer.status != 200:
+                raise self._refused(answer)
+            # An endpoint that can't stream answers as a whole.
+            reply = answer.json() if answer.body else parts.error or parts.reply()
+            if not answer.body and parts.error is None and not parts.finished:
+                raise HttpError("dropped", f"{self.url} dropped the connection: the stream has no end", 200)
+        except HttpError as error:
+            raise _failed(error) from error
         return parse_reply(reply, source=self.url, position=len(messages), key=self._spec.api_key)
 
     async def served_models(self) -> list[str]:
@@ -76,6 +98,18 @@ class OpenAICompatibleModel:
     async def aclose(self) -> None:
         await self._http.aclose()
 
+    def _encoded(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> bytes:
+        body = {**self._spec.params, **params, "model": self._spec.model, "messages": messages}
+        if tools:
+            body["tools"] = tools
+        if None in body.values():
+            body = {name: value for name, value in body.items() if value is not None}
+        try:
+            return encode_json(body)
+        except ValueError as error:
+            message = f"the request to {self.url} can't be written as JSON: {error}"
+            raise ModelError(message, kind="bad_request") from error
+
     def _refused(self, answer: Answer) -> ModelError:
         message, code = answer.describe(self._spec.api_key)
         kind = error_kind(answer.status)
@@ -85,6 +119,10 @@ class OpenAICompatibleModel:
             # The status is 429, but the account is out of credit: waiting doesn't help.
             kind = "quota"
         return ModelError(message, kind=kind, status=answer.status, retry_after=retry_after(answer.headers))
+
+
+def _failed(error: HttpError) -> ModelError:
+    return ModelError(str(error), kind=_KINDS.get(error.problem, "bad_reply"), status=error.status)
 
 
 class _Engine(RemoteEngine):

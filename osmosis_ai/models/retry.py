@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from osmosis_ai.errors import ModelError
-from osmosis_ai.models.base import ChatModel
+from osmosis_ai.models.base import ChatModel, Listen, streamed
 from osmosis_ai.records import Completion, JsonObject, Message, Tool
 from osmosis_ai.retry import RetryPolicy, with_retries
 
@@ -96,6 +96,14 @@ class AdaptiveLimiter:
                 waiter.set_result(None)
 
 
+class _BrokenOffError(Exception):
+    """A reply broke off with `error` after a part of it had been passed on."""
+
+    def __init__(self, error: ModelError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class RetryingModel:
     """A model that retries failed requests with exponential backoff and full jitter.
 
@@ -123,18 +131,41 @@ class RetryingModel:
         Raises:
             ModelError: The last attempt's error; its message gives the number of attempts.
         """
-        attempt = partial(self._attempt, messages, tools, params)
+        attempt = partial(self._attempt, partial(self._inner.complete, messages, tools, params))
         return await self._retries(attempt, ModelError, self._policy, on_wait=self._on_wait)
+
+    async def stream(
+        self, messages: list[Message], tools: list[Tool], params: JsonObject, listen: Listen
+    ) -> Completion:
+        """Request the next assistant message and pass on its parts; a reply that breaks off isn't requested again."""
+        heard = False
+
+        async def hear(choice: JsonObject) -> None:
+            nonlocal heard
+            heard = True
+            await listen(choice)
+
+        async def once() -> Completion:
+            try:
+                return await streamed(self._inner, messages, tools, params, hear)
+            except ModelError as error:
+                if heard:
+                    raise _BrokenOffError(error) from error
+                raise
+
+        attempt = partial(self._attempt, once)
+        try:
+            return await self._retries(attempt, ModelError, self._policy, on_wait=self._on_wait)
+        except _BrokenOffError as broken:
+            raise broken.error from broken.error.__cause__
 
     async def aclose(self) -> None:
         await self._inner.aclose()
 
-    async def _attempt(
-        self, messages: list[Message], tools: list[Tool], params: JsonObject, attempt: int
-    ) -> Completion:
+    async def _attempt(self, request: Callable[[], Awaitable[Completion]], attempt: int) -> Completion:
         started = await self._limiter.acquire()
         try:
-            completion = await self._inner.complete(messages, tools, params)
+            completion = await request()
         except ModelError as error:
             if error.status in THROTTLING:
                 self._limiter.throttle(started)

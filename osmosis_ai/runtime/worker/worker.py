@@ -28,7 +28,7 @@ from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.discovery.workflows import workflow_sources
 from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, OsmosisRolloutError, StartError, StoreError
 from osmosis_ai.imports import import_from
-from osmosis_ai.models.base import ChatModel
+from osmosis_ai.models.base import ChatModel, Listen, streamed
 from osmosis_ai.models.host import HostOptions, ModelHost, create_model
 from osmosis_ai.records import (
     Completion,
@@ -613,13 +613,17 @@ class _RolloutRun:
         tools: list[Tool],
         params: JsonObject,
         replied: Callable[[Completion], None] = lambda completion: None,
+        listen: Listen | None = None,
     ) -> Completion:
         """Call the run's model, with `params` overriding the run's, and record the turn; before that, call `replied`
-        with the reply.
+        with the reply. `listen` gets the reply's parts, if the model streams.
         """
         params = {**self._params, **params} if params else self._params
         started = monotonic()
-        completion = await self._model.complete(messages, tools, params)
+        if listen is None:
+            completion = await self._model.complete(messages, tools, params)
+        else:
+            completion = await streamed(self._model, messages, tools, params, listen)
         replied(completion)
         turn = self._turn(self._turns, completion, started, params)
         if self.stepper is not None:

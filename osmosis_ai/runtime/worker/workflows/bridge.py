@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import anyio
@@ -18,6 +19,7 @@ from aiohttp import web
 from osmosis_ai.bounds import MAX_DEPTH, too_deep
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
+from osmosis_ai.models.base import Listen
 from osmosis_ai.records import Completion, JsonObject, Message, Record, Tool
 from osmosis_ai.runtime.worker.workflows.listener import openai_error
 from osmosis_ai.tasks import task_group
@@ -74,8 +76,8 @@ class RefusedCallError(Exception):
         self.status = status
 
 
-Complete: TypeAlias = Callable[[ChatCall], Awaitable[Completion]]
-"""Calls the run's model; raises ModelError or RefusedCallError."""
+Complete: TypeAlias = Callable[[ChatCall, Listen | None], Awaitable[Completion]]
+"""Calls the run's model, and passes on the parts of the reply; raises ModelError or RefusedCallError."""
 
 
 class Bridge:
@@ -96,7 +98,7 @@ class Bridge:
         if asked.get("stream", sample is not None):
             return await self._stream(request, call, asked)
         try:
-            completion = await self._complete(call)
+            completion = await self._complete(call, None)
         except RefusedCallError as error:
             return _refused(error)
         except ModelError as error:
@@ -111,10 +113,23 @@ class Bridge:
                 await anyio.sleep(self._heartbeat)
                 await _send(request, response, b": ping\n\n")
 
+        head = _head(asked, "chat.completion.chunk")
+        last: JsonObject | None = None
+
+        async def listen(choice: JsonObject) -> None:
+            nonlocal last
+            if choice.get("finish_reason"):
+                # Sent at the end, with the usage.
+                last = {**choice, "index": 0}
+            else:
+                # A client that has gone ends this call in a moment; it is no failure of the model's.
+                with suppress(ConnectionError):
+                    await _send_chunk(request, response, {**head, "choices": [{**choice, "index": 0}]})
+
         try:
             async with task_group() as group:
                 group.start_soon(beat)
-                completion = await self._complete(call)
+                completion = await self._complete(call, listen)
                 group.cancel_scope.cancel()
         except (RefusedCallError, ModelError) as error:
             plain = _failed(error) if isinstance(error, ModelError) else _refused(error)
@@ -123,11 +138,15 @@ class Bridge:
                 return plain
             await _send(request, response, b"data: " + plain.body + b"\n\ndata: [DONE]\n\n")
         else:
-            for chunk in _chunks(completion, asked):
-                await _send(request, response, b"data: " + _encode(chunk) + b"\n\n")
+            for chunk in _chunks(completion, asked, head, last):
+                await _send_chunk(request, response, chunk)
             await _send(request, response, b"data: [DONE]\n\n")
         await response.write_eof()
         return response
+
+
+async def _send_chunk(request: web.Request, response: web.StreamResponse, chunk: JsonObject) -> None:
+    await _send(request, response, b"data: " + _encode(chunk) + b"\n\n")
 
 
 async def _send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
@@ -194,21 +213,26 @@ def _reply(completion: Completion, asked: JsonObject) -> JsonObject:
     return reply
 
 
-def _chunks(completion: Completion, asked: JsonObject) -> list[JsonObject]:
-    head = _head(asked, "chat.completion.chunk")
-    delta = dict(completion.message)
-    if calls := delta.get("tool_calls"):
-        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+def _chunks(completion: Completion, asked: JsonObject, head: JsonObject, last: JsonObject | None) -> list[JsonObject]:
+    """Return the rest of a stream: its last part with the usage, or all of a reply that came as a whole."""
     usage = _usage(completion)
-    last = {"index": 0, "delta": {}, "finish_reason": completion.finish_reason}
-    chunks = [
-        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None, **_token_data(completion)}]},
-        {**head, "choices": [last], "usage": usage},
-    ]
+    chunks: list[JsonObject] = []
+    if last is None:
+        last = {"index": 0, "delta": {}, "finish_reason": completion.finish_reason}
+        first = {"index": 0, "delta": _delta(completion), "finish_reason": None, **_token_data(completion)}
+        chunks.append({**head, "choices": [first]})
+    chunks.append({**head, "choices": [last], "usage": usage})
     options = asked.get("stream_options")
     if isinstance(options, dict) and options.get("include_usage"):
         chunks.append({**head, "choices": [], "usage": usage})
     return chunks
+
+
+def _delta(completion: Completion) -> JsonObject:
+    delta = dict(completion.message)
+    if calls := delta.get("tool_calls"):
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    return delta
 
 
 def _token_data(completion: Completion) -> JsonObject:

@@ -15,6 +15,7 @@ import msgspec
 from osmosis_ai.config import LimitsConfig
 from osmosis_ai.discovery.workflows import WorkflowSource
 from osmosis_ai.errors import ModelError
+from osmosis_ai.models.base import Listen
 from osmosis_ai.records import (
     AgentReport,
     Completion,
@@ -47,10 +48,15 @@ LATE = ("callback_timeout", "missing_grader_callback")
 
 
 class CompleteTurn(Protocol):
-    """Calls the run's model and records the turn; calls `replied` before it records."""
+    """Calls the run's model, passing on the parts of its reply, and records the turn; before that, calls `replied`."""
 
     def __call__(
-        self, messages: list[Message], tools: list[Tool], params: JsonObject, replied: Callable[[Completion], None]
+        self,
+        messages: list[Message],
+        tools: list[Tool],
+        params: JsonObject,
+        replied: Callable[[Completion], None],
+        listen: Listen | None,
     ) -> Awaitable[Completion]: ...
 
 
@@ -155,7 +161,7 @@ class _Rollout:
         self._latest: ChatCall | None = None
         self._model_failure: Failure | None = None
 
-    async def complete(self, call: ChatCall) -> Completion:
+    async def complete(self, call: ChatCall, listen: Listen | None) -> Completion:
         """Answer a model call."""
         observed = self._observed
         try:
@@ -171,7 +177,7 @@ class _Rollout:
             observed.replied(completion)
 
         try:
-            completion = await self._complete(call.messages, call.tools, call.params, replied)
+            completion = await self._complete(call.messages, call.tools, call.params, replied, listen)
         except ModelError as error:
             self._model_failure = Failure("model", str(error), kind=error.kind)
             raise

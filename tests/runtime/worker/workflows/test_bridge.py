@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from osmosis_ai.models.base import Listen, streamed
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.models.host import HostOptions, create_model
 from osmosis_ai.records import Completion, Row
@@ -57,8 +58,10 @@ async def bridged(
         host = create_model(spec, HostOptions(policy=RetryPolicy(max_attempts=2, base_delay=0.01)))
         model = host.for_rollout(ROW, 0)
 
-        async def complete(call: ChatCall) -> Completion:
-            return await model.complete(call.messages, call.tools, call.params)
+        async def complete(call: ChatCall, listen: Listen | None) -> Completion:
+            if listen is None:
+                return await model.complete(call.messages, call.tools, call.params)
+            return await streamed(model, call.messages, call.tools, call.params, listen)
 
         async with hosted(complete, **options) as rollout:
             client = openai.AsyncOpenAI(base_url=rollout.url, api_key=rollout.key)
@@ -130,6 +133,61 @@ async def test_errors_have_the_status_that_the_endpoint_gave(
     assert len(endpoint.requests) == (2 if raised.value.status_code in (429, 503) else 1)
 
 
+def events(*chunks: dict[str, Any], end: bytes = b"data: [DONE]\n\n") -> Reply:
+    """An answer that is a stream of chunks."""
+    body = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks)
+    return Reply(body + end, content_type="text/event-stream")
+
+
+def part(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"model": "served", "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+
+USAGE = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}
+
+
+async def test_a_stream_s_parts_reach_the_client_as_they_come() -> None:
+    script = [events(part(role="assistant", content="4"), part(content="2"), part("stop"), USAGE)]
+    async with bridged(script) as (client, endpoint, _):
+        stream = await client.chat.completions.create(model="any", messages=MESSAGES, stream=True)
+        chunks = [chunk async for chunk in stream]
+    assert [chunk.choices[0].delta.content for chunk in chunks] == ["4", "2", None]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 5
+    assert {chunk.model for chunk in chunks} == {"any"}
+    assert endpoint.requests[0].body["stream"] is True
+
+
+async def test_the_first_part_comes_before_the_last_is_made() -> None:
+    gate = Gate()
+
+    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
+        assert listen is not None
+        await listen({"delta": {"content": "4"}})
+        await gate.wait()
+        await listen({"delta": {"content": "2"}, "finish_reason": "stop"})
+        return Completion({"role": "assistant", "content": "42"})
+
+    async with hosted(complete) as rollout:
+        client = openai.AsyncOpenAI(base_url=rollout.url, api_key=rollout.key)
+        stream = await client.chat.completions.create(model="any", messages=MESSAGES, stream=True)
+        first = await anext(stream.__aiter__())
+        assert first.choices[0].delta.content == "4"
+        gate.open()
+        rest = [chunk async for chunk in stream]
+        await client.close()
+    assert rest[-1].choices[0].delta.content == "2"
+
+
+async def test_a_stream_that_breaks_off_is_an_error_and_not_asked_for_again() -> None:
+    async with bridged(lambda request: events(part(content="4"), end=b"")) as (client, endpoint, _):
+        stream = await client.chat.completions.create(model="any", messages=MESSAGES, stream=True)
+        with pytest.raises(openai.APIError, match="no end"):
+            _ = [chunk async for chunk in stream]
+    assert len(endpoint.requests) == 1
+
+
 async def test_a_stream_has_heartbeats_and_tells_of_a_late_error() -> None:
     gate = Gate()
     async with (
@@ -163,7 +221,7 @@ async def test_a_stream_has_heartbeats_and_tells_of_a_late_error() -> None:
 async def test_every_route_asks_for_the_rollout_s_bearer(path: str, headers: dict[str, str], expected: int) -> None:
     calls: list[ChatCall] = []
 
-    async def complete(call: ChatCall) -> Completion:
+    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         calls.append(call)
         return Completion({"role": "assistant", "content": "42"})
 
@@ -179,7 +237,7 @@ async def test_every_route_asks_for_the_rollout_s_bearer(path: str, headers: dic
 
 
 async def test_a_rollout_can_t_use_the_bearer_of_another() -> None:
-    async def complete(call: ChatCall) -> Completion:
+    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         raise AssertionError("no call was expected")
 
     listener = Listener()
@@ -196,7 +254,7 @@ async def test_the_rollout_s_end_cuts_off_its_calls_and_refuses_later_ones() -> 
     entered = anyio.Event()
     errors: list[Exception] = []
 
-    async def complete(call: ChatCall) -> Completion:
+    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         entered.set()
         await anyio.sleep_forever()
         raise AssertionError
@@ -228,7 +286,7 @@ async def test_the_rollout_s_end_cuts_off_its_calls_and_refuses_later_ones() -> 
 async def test_a_client_that_gives_up_cancels_the_model_call() -> None:
     cancelled = anyio.Event()
 
-    async def complete(call: ChatCall) -> Completion:
+    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         try:
             await anyio.sleep_forever()
         finally:
@@ -245,7 +303,7 @@ async def test_a_client_that_gives_up_cancels_the_model_call() -> None:
 
 
 async def test_a_limit_refuses_the_call_in_words() -> None:
-    async def complete(call: ChatCall) -> Completion:
+    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         raise RefusedCallError("the 10 turns (--max-turns) are used up", "max_turns")
 
     async with hosted(complete) as rollout:
@@ -265,7 +323,7 @@ async def test_a_limit_refuses_the_call_in_words() -> None:
     ],
 )  # fmt: skip
 async def test_a_request_that_is_none_is_refused(body: str) -> None:
-    async def complete(call: ChatCall) -> Completion:
+    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         raise AssertionError("no call was expected")
 
     async with hosted(complete) as rollout, aiohttp.ClientSession() as session:
@@ -300,7 +358,7 @@ async def test_whatever_the_model_says_arrives(
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": written}}
     message = {"role": "assistant", "content": content, "tool_calls": [call], **extra}
 
-    async def complete(asked: ChatCall) -> Completion:
+    async def complete(asked: ChatCall, listen: Listen | None) -> Completion:
         return Completion(message, finish_reason="tool_calls")
 
     async with hosted(complete) as rollout:
@@ -319,7 +377,7 @@ async def test_whatever_the_model_says_arrives(
 
 
 async def test_a_call_costs_little_more_than_the_model() -> None:
-    async def complete(call: ChatCall) -> Completion:
+    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         return Completion({"role": "assistant", "content": "42"})
 
     async with hosted(complete) as rollout, aiohttp.ClientSession() as session:

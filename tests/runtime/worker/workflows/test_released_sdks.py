@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.errors import RepositoryError
+from osmosis_ai.models.base import Listen
 from osmosis_ai.records import Completion
 from osmosis_ai.runtime.worker.workflows.bridge import Bridge, ChatCall
 from osmosis_ai.runtime.worker.workflows.callbacks import Ending
@@ -64,7 +65,7 @@ async def test_a_workflow_runs_on_every_released_form(command: ServerCommand) ->
     calls: list[ChatCall] = []
     lines: list[str] = []
 
-    async def complete(call: ChatCall) -> Completion:
+    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         calls.append(call)
         return Completion({"role": "assistant", "content": "42"})
 
