@@ -78,6 +78,9 @@ def test_failures_of_workflow_and_grader_are_told_apart(workspace: Path, endpoin
     raised, broken, nan, _ = stored(workspace)
     failure = raised["failure"]
     assert (failure["origin"], failure["kind"], failure["message"]) == ("agent", "exception", "the workflow broke")
+    # Its line comes from the traceback in the server's output.
+    line = (workspace / failure["file"]).read_text(encoding="utf-8").splitlines()[failure["line"] - 1]
+    assert (failure["file"], line.strip()) == ("rollouts/plain/main.py", 'raise RuntimeError("the workflow broke")')
     assert broken["scores"]["plain"]["failure"]["message"] == "no such key"
     assert nan["scores"]["plain"]["failure"]["message"] == "the grader set nan as the reward"
     assert values(workspace) == [None, None, None, 1.0]

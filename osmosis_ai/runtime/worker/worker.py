@@ -700,7 +700,7 @@ def _open_workflow(spec: protocol.WorkerSpec, python: Path) -> AbstractAsyncCont
         job_label.set("rollout server")
         print(line)
 
-    return WorkflowServer.open(spec.workflow, python, spec.limits, log)
+    return WorkflowServer.open(spec.workflow, Path(spec.root), python, spec.limits, log)
 
 
 def _load_tools(source: McpSource, root: Path) -> tuple[object, list[Setup]]:

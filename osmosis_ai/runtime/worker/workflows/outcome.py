@@ -10,6 +10,7 @@ import msgspec
 from osmosis_ai.failures import FailureKind, Origin
 from osmosis_ai.records import AgentReport, Failure, JsonObject, Score
 from osmosis_ai.runtime.worker.workflows.callbacks import ONLY, Ending, Sample, Trouble
+from osmosis_ai.runtime.worker.workflows.raised import Raised
 
 __all__ = ["TROUBLES", "Judged", "check_samples", "judged"]
 
@@ -57,14 +58,18 @@ def check_samples(ending: Ending, called: set[str]) -> Ending:
     return msgspec.structs.replace(ending, trouble="grader_failed", message=problem, category="validation_error")
 
 
-def judged(ending: Ending, name: str) -> Judged:
-    """Judge a rollout's end; `name` is the one under which scores and metrics are reported."""
+def judged(ending: Ending, name: str, raised: Raised | None = None) -> Judged:
+    """Judge a rollout's end; `name` is the one under which scores and metrics are reported, and `raised` says where the
+    error was raised, if that is known.
+    """
     failure = None
     if ending.trouble is not None:
         meaning = TROUBLES[ending.trouble]
         late = meaning.late if ending.category == "timeout" else None
         origin, kind = late or (meaning.origin, meaning.kind)
         failure = Failure(origin, ending.message, kind=kind)
+        if raised is not None:
+            failure = msgspec.structs.replace(failure, file=raised.file, line=raised.line, detail=raised.detail)
         if origin != "reward":
             return Judged(failure, None)
     metrics = _metrics(ending.samples)

@@ -30,6 +30,7 @@ HEALTHY_SECONDS = 90.0
 GRACE_SECONDS = 10.0
 POLL_SECONDS = 0.1
 TAIL_LINES = 15
+KEPT_LINES = 2000
 MAX_LINE = 64 * 1024
 STARTS = 2
 
@@ -78,7 +79,7 @@ class ServerProcess:
         self.server = RolloutServer(f"http://127.0.0.1:{port}")
         self._process = process
         self._log = log
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._drained = anyio.Event()
 
     @classmethod
@@ -150,7 +151,11 @@ class ServerProcess:
 
     def tail(self) -> str:
         """Return the end of the server's output, to be appended to a message."""
-        return "".join(f"\n  {line}" for line in self._tail)
+        return "".join(f"\n  {line}" for line in self.output()[-TAIL_LINES:])
+
+    def output(self) -> list[str]:
+        """Return the latest lines of the server's output."""
+        return list(self._lines)
 
     def kill(self) -> None:
         """End the server and everything it has started, at once."""
@@ -164,7 +169,7 @@ class ServerProcess:
         while monotonic() < deadline:
             if self.ended is not None:
                 await self._settle()
-                self._lost_port = "address already in use" in "".join(self._tail).lower()
+                self._lost_port = "address already in use" in self.tail().lower()
                 return f"the rollout server ended with code {self.ended} before it was healthy"
             try:
                 health, _ = await self.server.health(max(0.1, min(5.0, deadline - monotonic())))
@@ -199,7 +204,7 @@ class ServerProcess:
 
     def _take(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip()
-        self._tail.append(text)
+        self._lines.append(text)
         self._log(text)
 
     async def _settle(self) -> None:

@@ -35,6 +35,7 @@ from osmosis_ai.runtime.worker.workflows.bridge import Bridge, ChatCall, Refused
 from osmosis_ai.runtime.worker.workflows.callbacks import Ending
 from osmosis_ai.runtime.worker.workflows.listener import Listener
 from osmosis_ai.runtime.worker.workflows.outcome import check_samples, judged
+from osmosis_ai.runtime.worker.workflows.raised import Raised, find_raised
 from osmosis_ai.runtime.worker.workflows.server_process import ServerCommand, ServerProcess
 from osmosis_ai.runtime.worker.workflows.wire import Asked, RolloutServerError
 from osmosis_ai.tasks import task_group
@@ -44,6 +45,8 @@ __all__ = ["WorkflowServer"]
 ALIVE_SECONDS = 5.0
 """How long a server may take to answer for its health, after a rollout has passed its deadline."""
 END_SECONDS = 1.0
+OUTPUT_LOOKS = 5
+OUTPUT_PAUSE = 0.02
 LATE = ("callback_timeout", "missing_grader_callback")
 
 
@@ -63,8 +66,12 @@ class CompleteTurn(Protocol):
 class WorkflowServer:
     """A running rollout server and our listener for it. Made by `WorkflowServer.open`."""
 
-    def __init__(self, name: str, listener: Listener, process: ServerProcess, limits: LimitsConfig) -> None:
-        self.name = name
+    def __init__(
+        self, source: WorkflowSource, root: Path, listener: Listener, process: ServerProcess, limits: LimitsConfig
+    ) -> None:
+        self.name = source.name
+        self._folder = Path(source.folder)
+        self._root = root
         self._listener = listener
         self._process = process
         self._limits = limits
@@ -74,7 +81,7 @@ class WorkflowServer:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, source: WorkflowSource, python: Path, limits: LimitsConfig, log: Callable[[str], None]
+        cls, source: WorkflowSource, root: Path, python: Path, limits: LimitsConfig, log: Callable[[str], None]
     ) -> AsyncIterator[WorkflowServer]:
         """Start a rollout's server, and end it after the block.
 
@@ -86,7 +93,7 @@ class WorkflowServer:
         await listener.start()
         try:
             async with ServerProcess.open(command, log) as process, task_group() as group:
-                server = cls(source.name, listener, process, limits)
+                server = cls(source, root, listener, process, limits)
                 group.start_soon(server._watch_end)
                 group.start_soon(server._watch_stuck)
                 yield server
@@ -114,10 +121,22 @@ class WorkflowServer:
             ending = Ending(trouble="rollout_protocol_error", message=str(error))
         if ending.trouble in LATE:
             await self._check_alive(elapsed_ms(started) / 1000)
-        reason, failure, report = rollout.judge(check_samples(ending, rollout.samples), self.name)
+        raised = await self._find_raised(ending)
+        reason, failure, report = rollout.judge(check_samples(ending, rollout.samples), self.name, raised)
         emit(protocol.RolloutDone(job.id, reason, elapsed_ms(started), failure, agent=report))
         if ending.trouble in LATE:
             emit(protocol.Retiring(f"the rollout server still runs row {job.row.index}, which is past its deadline"))
+
+    async def _find_raised(self, ending: Ending) -> Raised | None:
+        if ending.trouble not in ("workflow_failed", "grader_failed") or ending.category == "timeout":
+            return None
+        for _ in range(OUTPUT_LOOKS):
+            raised = find_raised(self._process.output(), ending.message, self._folder, self._root)
+            if raised is not None:
+                return raised
+            # The output may arrive after the report.
+            await anyio.sleep(OUTPUT_PAUSE)
+        return None
 
     async def _give_way(self) -> None:
         """If the server has ended, wait until the worker ends with it."""
@@ -192,10 +211,12 @@ class _Rollout:
         self._latest = call
         self._observed.asking(call.messages, lambda messages, position: messages)
 
-    def judge(self, ending: Ending, name: str) -> tuple[FinishReason, Failure | None, AgentReport | None]:
+    def judge(
+        self, ending: Ending, name: str, raised: Raised | None
+    ) -> tuple[FinishReason, Failure | None, AgentReport | None]:
         """Return the rollout's finish reason, failure and report."""
         limit = self._observed.limit
-        failure, report = judged(ending, name)
+        failure, report = judged(ending, name, raised)
         if failure is None:
             return (limit.reason if limit is not None else "stop"), None, report
         if failure.origin == "timeout":

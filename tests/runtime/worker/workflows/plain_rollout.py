@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 import time
+import traceback
 
 import aiohttp
 from aiohttp import web
@@ -53,6 +54,7 @@ async def run(session, body):
         if task == "raise":
             raise RuntimeError("the workflow broke")
     except Exception as error:
+        traceback.print_exc()
         await report("completion", status="failure", err_message=str(error), err_category="agent_error")
         await report("grader", status="failure")
         return

@@ -1,0 +1,47 @@
+"""Find the traceback of an error in a server's output: the protocol carries only the error's text."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Raised", "find_raised"]
+
+MAX_LINES = 200
+START = "Traceback (most recent call last):"
+FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+class Raised(NamedTuple):
+    """Where an error was raised: the last line of the rollout's own code, relative to the root, and the traceback."""
+
+    file: str
+    line: int
+    detail: str
+
+
+def find_raised(output: Sequence[str], message: str, folder: Path, root: Path) -> Raised | None:
+    """Find the latest traceback that ends with an error of this text, and passes through a file in `folder`."""
+    text = message.strip().partition("\n")[0]
+    if not text:
+        return None
+    for end in range(len(output) - 1, -1, -1):
+        if not re.match(r"^[\w.]+: ", output[end]) or not output[end].endswith(f": {text}"):
+            continue
+        for start in range(end - 1, max(end - MAX_LINES, -1), -1):
+            if START in output[start]:
+                return _raised(output[start + 1 : end], output[end], folder, root)
+    return None
+
+
+def _raised(frames: Sequence[str], error: str, folder: Path, root: Path) -> Raised | None:
+    found = None
+    for line in frames:
+        frame = FRAME.match(line)
+        # What is installed below the folder isn't the rollout's own.
+        if frame and Path(frame["file"]).is_relative_to(folder) and "site-packages" not in frame["file"]:
+            found = os.path.relpath(frame["file"], root), int(frame["line"])
+    return None if found is None else Raised(*found, "\n".join([START, *frames, error]))
