@@ -177,3 +177,17 @@ def test_a_saved_rollout_runs_again_and_a_finished_run_is_resumed(workspace: Pat
     refused = run_osmosis("eval", *given, "--retry-failed", cwd=workspace)
     assert refused.code == 2
     assert "code" in refused.stderr
+
+
+def test_a_removed_sample_has_no_score(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    rows(workspace, "remove", "fine")
+    results = evaluate(workspace, endpoint)
+    assert results["summary"]["eval_fns"]["plain"]["mean_scored"] == 1.0
+    assert values(workspace) == [None, 1.0]
+
+
+def test_a_label_and_metadata_reach_the_grader(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    row = {"system_prompt": "Compute.", "user_prompt": "6 × 7?", "label": 42, "metadata": {"level": 1}}
+    (workspace / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    evaluate(workspace, endpoint)
+    assert values(workspace) == [1.0]

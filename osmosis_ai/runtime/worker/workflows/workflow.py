@@ -239,9 +239,15 @@ def _asked(name: str, row: Row, url: str, key: str, limits: LimitsConfig) -> Ask
         key,
         agent_timeout=limits.timeout,
         grader_timeout=limits.reward_timeout,
-        label=row.ground_truth,
+        label=_label(row),
         metadata=_metadata(row),
     )
+
+
+def _label(row: Row) -> str | None:
+    """Return the row's ground truth, which its column may call `label`."""
+    label = row.extra.get("label")
+    return row.ground_truth if row.ground_truth is not None or label is None else str(label)
 
 
 def _metadata(row: Row) -> JsonObject | None:

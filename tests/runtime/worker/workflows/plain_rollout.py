@@ -63,6 +63,8 @@ async def run(session, body):
         await report("grader", status="failure", err_message="no such key", sample={"messages": messages})
     elif task == "nan":
         await report("grader", status="success", sample={"reward": float("nan")})
+    elif task == "remove":
+        await report("grader", status="success", sample={"messages": messages, "remove_sample": True})
     else:
         reward = float(messages[-1]["content"] == body["label"])
         sample = {"messages": messages, "reward": reward, "metrics": {"turns": 2}}
