@@ -89,11 +89,6 @@ class Listener:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    @property
-    def base_url(self) -> str:
-        """The base URL of model calls that name their rollout by their bearer alone."""
-        return self._url
-
     @contextmanager
     def host(self, rollout_id: str, model_calls: ModelCalls) -> Iterator[Hosted]:
         """Host a rollout for the block. At its end, its open model calls are cut off, and later ones are refused."""

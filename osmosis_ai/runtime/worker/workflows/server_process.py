@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -27,7 +28,7 @@ from osmosis_ai.tasks import task_group
 __all__ = ["ServerCommand", "ServerProcess"]
 
 HEALTHY_SECONDS = 90.0
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.1
 TAIL_LINES = 15
 KEPT_LINES = 2000
@@ -81,6 +82,7 @@ class ServerProcess:
         self._log = log
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._drained = anyio.Event()
+        self._lost_port = False
 
     @classmethod
     @asynccontextmanager
@@ -109,18 +111,11 @@ class ServerProcess:
             for start in range(STARTS):
                 chosen = _free_port() if port is None else port
                 instance = secrets.token_hex(16)
-                arguments = [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    keeper.__file__,
-                    str(grace),
-                    command.python,
-                    command.entrypoint,
-                ]
+                kept_by = [sys.executable, "-I", "-S", keeper.__file__, str(grace)]
                 process = await anyio.open_process(
-                    arguments,
-                    stderr=-2,  # subprocess.STDOUT: one order for both
+                    [*kept_by, command.python, command.entrypoint],
+                    # One order for both.
+                    stderr=subprocess.STDOUT,
                     cwd=command.folder,
                     env=command.environment(chosen, instance, os.environ),
                     start_new_session=True,
@@ -134,7 +129,6 @@ class ServerProcess:
                         break
                     # Somebody else may have taken the port in between.
                     if not (start + 1 < STARTS and port is None and running._lost_port):
-                        await running._stop(grace)
                         raise RepositoryError(f"{command.entrypoint}: {problem}{running.tail()}")
                 finally:
                     with anyio.CancelScope(shield=True):
@@ -163,7 +157,6 @@ class ServerProcess:
 
     async def _become_healthy(self, instance: str, seconds: float) -> str | None:
         """Wait until the server is healthy; return why it isn't, else None."""
-        self._lost_port = False
         deadline = monotonic() + seconds
         problem = "it didn't answer"
         while monotonic() < deadline:
@@ -172,7 +165,7 @@ class ServerProcess:
                 self._lost_port = "address already in use" in self.tail().lower()
                 return f"the rollout server ended with code {self.ended} before it was healthy"
             try:
-                health, _ = await self.server.health(max(0.1, min(5.0, deadline - monotonic())))
+                health = await self.server.health(max(0.1, min(5.0, deadline - monotonic())))
             except RolloutServerError as error:
                 problem = str(error)
             else:
@@ -215,7 +208,7 @@ class ServerProcess:
     async def _stop(self, grace: float) -> None:
         if self._process.stdin is not None:
             await self._process.stdin.aclose()
-        with anyio.move_on_after(grace + 2.0):
+        with anyio.move_on_after(grace + 1.0):
             await self._process.wait()
         if self.ended is None:
             self.kill()

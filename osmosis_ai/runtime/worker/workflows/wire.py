@@ -110,8 +110,8 @@ class RolloutServer:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def health(self, seconds: float) -> tuple[JsonObject, dict[str, str]]:
-        """Return the server's health and the answer's headers, with names in lower case; raise RolloutServerError."""
+    async def health(self, seconds: float) -> JsonObject:
+        """Return the server's health; raise RolloutServerError if it doesn't come within `seconds`."""
         try:
             answer = await self._http.get(f"{self.url}/health", seconds=seconds)
             if answer.status != 200:
@@ -121,7 +121,7 @@ class RolloutServer:
             raise RolloutServerError(str(error), lost=True) from error
         if not isinstance(body, dict):
             raise RolloutServerError(f"{self.url}/health answered with something else than a JSON object")
-        return body, {name.lower(): value for name, value in answer.headers.items()}
+        return body
 
     async def run(self, asked: Asked, callbacks: Callbacks) -> Ending:
         """Run a rollout to its end, which the deadlines bound whatever the server does about them.
