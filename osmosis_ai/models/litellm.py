@@ -24,8 +24,9 @@ import msgspec
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.http import HttpError, describe_error, retry_after
-from osmosis_ai.models.base import error_kind, parse_reply
+from osmosis_ai.models.base import Listen, error_kind, parse_reply
 from osmosis_ai.models.host import RemoteEngine
+from osmosis_ai.models.streaming import StreamedReply
 from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool
 
 __all__ = ["ENGINE", "LiteLLMModel", "import_litellm", "missing_keys", "price_known"]
@@ -110,6 +111,58 @@ class LiteLLMModel:
             ModelError: It failed. The message gives the model and the provider's error, without any key.
         """
         spec = self._spec
+        request = self._request(messages, tools, params)
+        try:
+            # For some providers, LiteLLM's timeout applies to each read; this one bounds the whole request.
+            with anyio.fail_after(spec.request_timeout):
+                reply = await self._litellm.acompletion(**request)
+        except TimeoutError as error:
+            raise self._timeout() from error
+        except Exception as error:
+            # LiteLLM doesn't wrap every exception; any of them means that this request failed.
+            raise self._failure(error) from error
+        plain = _without_empty_extras(reply.model_dump(warnings=False))
+        completion = parse_reply(plain, source=spec.name, position=len(messages), key=spec.api_key)
+        return self._with_cost(completion, getattr(reply, "usage", None))
+
+    async def stream(
+        self, messages: list[Message], tools: list[Tool], params: JsonObject, listen: Listen
+    ) -> Completion:
+        """Make one request as `complete` does, and pass on the reply's parts as LiteLLM gives them."""
+        spec = self._spec
+        asked = {**params, "stream": True, "stream_options": {"include_usage": True}}
+        parts = StreamedReply()
+        usage = None
+        try:
+            with anyio.fail_after(spec.request_timeout):
+                async for chunk in await self._litellm.acompletion(**self._request(messages, tools, asked)):
+                    usage = getattr(chunk, "usage", None) or usage
+                    for choice in parts.add(chunk.model_dump(warnings=False, exclude_none=True)):
+                        await listen(choice)
+        except TimeoutError as error:
+            raise self._timeout() from error
+        except Exception as error:
+            raise self._failure(error) from error
+        if not parts.finished:
+            raise ModelError(f"{spec.name} failed: the stream has no end", kind="dropped")
+        plain = _without_empty_extras(parts.reply())
+        completion = parse_reply(plain, source=spec.name, position=len(messages), key=spec.api_key)
+        return self._with_cost(completion, usage)
+
+    async def aclose(self) -> None:
+        """Close LiteLLM's connections, once no other model in this process uses them."""
+        global _open_models
+        if self._closed:
+            return
+        self._closed = True
+        _open_models -= 1
+        if not _open_models:
+            await self._litellm.close_litellm_async_clients()
+            # Otherwise the next model would get closed clients from there.
+            self._litellm.in_memory_llm_clients_cache.flush_cache()
+
+    def _request(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> JsonObject:
+        spec = self._spec
         request = {
             **{name: value for name, value in {**spec.params, **params}.items() if value is not None},
             "model": spec.model,
@@ -124,34 +177,13 @@ class LiteLLMModel:
             request["base_url"] = spec.base_url
         if tools:
             request["tools"] = tools
-        try:
-            # For some providers, LiteLLM's timeout applies to each read; this one bounds the whole request.
-            with anyio.fail_after(spec.request_timeout):
-                reply = await self._litellm.acompletion(**request)
-        except TimeoutError as error:
-            raise self._timeout() from error
-        except Exception as error:
-            # LiteLLM doesn't wrap every exception; any of them means that this request failed.
-            raise self._failure(error) from error
-        plain = _without_empty_extras(reply.model_dump(warnings=False))
-        completion = parse_reply(plain, source=spec.name, position=len(messages), key=spec.api_key)
-        usage = getattr(reply, "usage", None)
+        return request
+
+    def _with_cost(self, completion: Completion, usage: object) -> Completion:
         if not self._priced or usage is None:
             return completion
-        prompt, answer = self._litellm.cost_per_token(model=spec.model, usage_object=usage)
+        prompt, answer = self._litellm.cost_per_token(model=self._spec.model, usage_object=usage)
         return msgspec.structs.replace(completion, cost_usd=float(prompt + answer))
-
-    async def aclose(self) -> None:
-        """Close LiteLLM's connections, once no other model in this process uses them."""
-        global _open_models
-        if self._closed:
-            return
-        self._closed = True
-        _open_models -= 1
-        if not _open_models:
-            await self._litellm.close_litellm_async_clients()
-            # Otherwise the next model would get closed clients from there.
-            self._litellm.in_memory_llm_clients_cache.flush_cache()
 
     def _timeout(self) -> ModelError:
         return ModelError(f"{self._spec.name} gave no answer within {self._spec.request_timeout:g} s", kind="timeout")

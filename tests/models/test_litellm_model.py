@@ -382,3 +382,46 @@ asyncio.run(main())
     assert (done.returncode, done.stdout) == (0, "fine\nauth\n"), done.stderr
     for trouble in ("Unclosed", "never awaited", "was destroyed", "Traceback", "Give Feedback"):
         assert trouble not in done.stderr
+
+
+async def test_a_streamed_reply_is_passed_on_in_parts_and_is_the_whole_reply() -> None:
+    call = {"index": 0, "id": "c1", "type": "function", "function": {"name": "add", "arguments": ""}}
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "Let me"},
+        {"content": " add"},
+        {"tool_calls": [call]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]},
+    ]
+    head = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "gpt-4o-mini"}
+    chunks: list[dict[str, Any]] = [{**head, "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks.append({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]})
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    chunks.append({**head, "choices": [], "usage": usage})
+    body = b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+    heard: list[str] = []
+
+    async def listen(choice: dict[str, Any]) -> None:
+        heard.append(choice["delta"].get("content") or "")
+
+    async with (
+        ScriptedEndpoint([Reply(body, content_type="text/event-stream")]) as endpoint,
+        model_of(spec_for(endpoint.url, "openai/gpt-4o-mini")) as model,
+    ):
+        completion = await model.stream(MESSAGES, TOOLS, {}, listen)
+    assert [each for each in heard if each] == ["Let me", " add"]
+    assert completion.message["content"] == "Let me add"
+    assert [each["function"] for each in completion.message["tool_calls"]] == [{"name": "add", "arguments": '{"a": 1}'}]
+    assert completion.finish_reason == "tool_calls"
+    assert completion.usage == Usage(10, 5, 15)
+    assert completion.cost_usd is not None
+
+
+async def test_a_refused_stream_is_the_same_error_as_a_refused_request() -> None:
+    async def listen(choice: dict[str, Any]) -> None:
+        raise AssertionError("nothing was to be heard")
+
+    async with ScriptedEndpoint([status(401)]) as endpoint, model_of(spec_for(endpoint.url)) as model:
+        with pytest.raises(ModelError) as raised:
+            await model.stream(MESSAGES, [], {}, listen)
+    assert (raised.value.kind, raised.value.status) == ("auth", 401)
