@@ -56,6 +56,9 @@ class ServerCommand(Record, frozen=True):
         inherited = {name: value for name, value in environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
         # Its price map is fetched from the network otherwise, which takes seconds at every start.
         inherited.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        for name in ("NO_PROXY", "no_proxy"):
+            # We are on loopback, which no proxy reaches.
+            inherited[name] = ",".join(filter(None, [inherited.get(name), "127.0.0.1"]))
         own = {
             "_OSMOSIS_ROLLOUT_PORT": str(port),
             "ROLLOUT_PORT": str(port),

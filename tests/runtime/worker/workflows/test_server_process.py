@@ -167,3 +167,13 @@ def test_it_ends_when_its_owner_is_killed(write: Write) -> None:
         assert shown[2] == "healthy"
         owner.kill()
     assert eventually(lambda: ended(int(shown[1])))
+
+
+def test_its_variables_are_ours_and_no_proxy_comes_between(write: Write) -> None:
+    given = {"VIRTUAL_ENV": "/venv", "PYTHONPATH": "/ours", "no_proxy": "internal", "_OSMOSIS_ROLLOUT_PORT": "1"}
+    variables = write().environment(8123, "instance", given)
+    assert variables["_OSMOSIS_ROLLOUT_PORT"] == variables["ROLLOUT_PORT"] == "8123"
+    assert variables["_OSMOSIS_ROLLOUT_INSTANCE_ID"] == "instance"
+    assert (variables["NO_PROXY"], variables["no_proxy"]) == ("127.0.0.1", "internal,127.0.0.1")
+    assert "VIRTUAL_ENV" not in variables
+    assert "PYTHONPATH" not in variables
