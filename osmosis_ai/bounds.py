@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, TypeAlias
 
 import msgspec
 
-__all__ = ["MAX_COUNT", "MAX_DEPTH", "Count", "count_of", "too_deep"]
+__all__ = ["MAX_COUNT", "MAX_DEPTH", "Count", "count_of", "message_problem", "too_deep"]
 
 MAX_COUNT = 10**12
 """Millions of them still add up to what SQLite can hold, and every JSON reader represents them exactly."""
@@ -21,6 +21,16 @@ Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 def count_of(value: object) -> int:
     """Return a number of tokens that someone reported, or 0 if it can't be one (True is an `int`, too)."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_COUNT else 0
+
+
+def message_problem(message: Mapping[str, object]) -> str | None:
+    """Return what a message has that readers of trajectories can't handle, as `has …`; None if nothing."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, (list, tuple)) or not all(isinstance(call, dict) for call in calls):
+        return "has `tool_calls` that aren't a list of dicts"
+    if not all(isinstance(call.get("function") or {}, dict) for call in calls):
+        return "has a tool call whose `function` isn't a dict"
+    return None
 
 
 def too_deep(value: object) -> bool:

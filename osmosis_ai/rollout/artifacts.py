@@ -8,11 +8,12 @@ from pathlib import Path
 
 import anyio.to_thread
 
-__all__ = ["ARTIFACT_ROOT_VARIABLE", "artifact_root", "artifacts_dir"]
+from osmosis_ai.rollout.vocabulary import ARTIFACT_ROOT_VARIABLE
+
+__all__ = ["artifact_root", "artifacts_dir"]
 
 logger = logging.getLogger(__name__)
 
-ARTIFACT_ROOT_VARIABLE = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"
 _CHECK_FILE = ".osmosis-health-check"
 
 

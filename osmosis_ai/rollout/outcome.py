@@ -18,6 +18,7 @@ import anyio
 import msgspec
 from pydantic import BaseModel, ValidationError
 
+from osmosis_ai.bounds import message_problem
 from osmosis_ai.errors import OsmosisRolloutError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.masking import mask
@@ -179,12 +180,8 @@ def plain_messages(messages: Sequence[object], start: int = 0) -> list[Message]:
     for place, message in enumerate(messages, start):
         if not isinstance(message, dict):
             raise OsmosisRolloutError(f"message {place} is {_article(message)}, not a dict")
-        calls = message.get("tool_calls") or []
-        if not isinstance(calls, (list, tuple)) or not all(isinstance(call, dict) for call in calls):
-            raise OsmosisRolloutError(f"message {place} has `tool_calls` that aren't a list of dicts")
-        for call in calls:
-            if not isinstance(call.get("function") or {}, dict):
-                raise OsmosisRolloutError(f"message {place} has a tool call whose `function` isn't a dict")
+        if (problem := message_problem(message)) is not None:
+            raise OsmosisRolloutError(f"message {place} {problem}")
     copied: list[Message] = msgspec.json.decode(encode_messages(messages, start))
     return copied
 

@@ -1,10 +1,29 @@
-"""The words of rollouts on the wire: statuses and error categories, of agent loops and of workflows."""
+"""The words between rollout servers and who drives them: statuses, error categories, headers, variables."""
 
 from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["GraderStatus", "MultiTurnMode", "RolloutErrorCategory", "RolloutStatus", "category_of"]
+__all__ = [
+    "ARTIFACT_ROOT_VARIABLE",
+    "INSTANCE_VARIABLE",
+    "POLLING_LEASE_HEADER",
+    "PORT_VARIABLE",
+    "GraderStatus",
+    "MultiTurnMode",
+    "RolloutErrorCategory",
+    "RolloutStatus",
+    "category_of",
+]
+
+POLLING_LEASE_HEADER = "X-Osmosis-Rollout-Lease"
+
+PORT_VARIABLE = "_OSMOSIS_ROLLOUT_PORT"
+"""Names the port that a rollout server is to listen on."""
+INSTANCE_VARIABLE = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
+"""Names what a rollout server's health calls `instance_id`."""
+ARTIFACT_ROOT_VARIABLE = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"
+"""Names the folder with one subfolder per rollout."""
 
 
 class _Word(str, Enum):

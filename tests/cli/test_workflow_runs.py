@@ -14,14 +14,14 @@ import pytest
 from commands import run_osmosis
 from osmosis_ai.testing import ScriptedEndpoint, by_turn, status, text
 
-SERVER = Path(__file__).parents[1] / "runtime" / "worker" / "workflows" / "plain_rollout.py"
+SERVERS = Path(__file__).parents[1] / "runtime" / "worker" / "workflows"
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "rollouts" / "plain"
     folder.mkdir(parents=True)
-    shutil.copy(SERVER, folder / "main.py")
+    shutil.copy(SERVERS / "plain_rollout.py", folder / "main.py")
     return tmp_path
 
 
@@ -84,6 +84,20 @@ def test_failures_of_workflow_and_grader_are_told_apart(workspace: Path, endpoin
     assert broken["scores"]["plain"]["failure"]["message"] == "no such key"
     assert nan["scores"]["plain"]["failure"]["message"] == "the grader set nan as the reward"
     assert values(workspace) == [None, None, None, 1.0]
+
+
+def test_a_workflow_and_its_grader_run_on_our_own_sdk(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    main = workspace / "rollouts" / "plain" / "main.py"
+    shutil.copy(SERVERS / "raw_rollout.py", main)
+    (main.parent / "pyproject.toml").write_text("[project]\nname = 'not installed'\n", encoding="utf-8")
+    rows(workspace, "6 × 7?", "raise")
+    evaluate(workspace, endpoint, "--sdk", "own")
+    assert values(workspace) == [1.0, None]
+    failure = stored(workspace)[1]["failure"]
+    assert (failure["origin"], failure["message"]) == ("agent", "the workflow broke")
+    line = (workspace / failure["file"]).read_text(encoding="utf-8").splitlines()[failure["line"] - 1]
+    assert (failure["file"], line.strip()) == ("rollouts/plain/main.py", 'raise RuntimeError("the workflow broke")')
+    assert failure["detail"].startswith("Traceback (most recent call last, this repository's code only):")
 
 
 def test_a_model_failure_is_the_model_s(workspace: Path) -> None:

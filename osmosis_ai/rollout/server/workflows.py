@@ -43,7 +43,7 @@ from osmosis_ai.rollout.types import (
     RolloutInitResponse,
     RolloutStatus,
 )
-from osmosis_ai.rollout.vocabulary import category_of
+from osmosis_ai.rollout.vocabulary import INSTANCE_VARIABLE, category_of
 
 __all__ = ["DEFAULT_AGENT_TIMEOUT_SEC", "DEFAULT_GRADER_TIMEOUT_SEC", "create_rollout_server"]
 
@@ -51,7 +51,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_AGENT_TIMEOUT_SEC = 450.0
 DEFAULT_GRADER_TIMEOUT_SEC = 150.0
-INSTANCE_VARIABLE = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 INSTANCE_HEADER = "x-osmosis-rollout-instance-id"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 RETRY_AFTER = "5"

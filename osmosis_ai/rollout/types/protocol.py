@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import BaseModel, Field, model_validator
 
 from osmosis_ai.rollout.types.sample import MessageDict, RolloutId, RolloutSample, Timeout
-from osmosis_ai.rollout.vocabulary import GraderStatus, RolloutErrorCategory, RolloutStatus
+from osmosis_ai.rollout.vocabulary import POLLING_LEASE_HEADER, GraderStatus, RolloutErrorCategory, RolloutStatus
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,8 +27,6 @@ __all__ = [
     "RolloutResultResponse",
     "RolloutStatusResponse",
 ]
-
-POLLING_LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 
 
 class RolloutInitRequest(BaseModel):

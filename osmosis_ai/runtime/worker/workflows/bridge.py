@@ -16,7 +16,7 @@ import anyio
 import msgspec
 from aiohttp import web
 
-from osmosis_ai.bounds import MAX_DEPTH, too_deep
+from osmosis_ai.bounds import MAX_DEPTH, message_problem, too_deep
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.models.base import Listen
@@ -168,6 +168,9 @@ def _read(body: bytes, sample: str | None) -> tuple[ChatCall, JsonObject]:
     messages, tools = asked.get("messages"), asked.get("tools") or []
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise _bad("`messages` isn't a list of messages")
+    for place, message in enumerate(messages):
+        if (problem := message_problem(message)) is not None:
+            raise _bad(f"message {place} {problem}")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise _bad("`tools` isn't a list of tools")
     if asked.get("n") not in (None, 1):

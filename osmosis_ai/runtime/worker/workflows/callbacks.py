@@ -82,8 +82,7 @@ class RefusedReportError(OsmosisError):
 def read_report(body: bytes, rollout_id: str) -> Report:
     """Read a report about a rollout; raise RefusedReportError if it isn't one."""
     try:
-        # Not msgspec's decoder: a server may send NaN as a reward, which the grading has to be told of.
-        decoded = json.loads(body)
+        decoded = _decoded(body)
     except (ValueError, RecursionError) as error:
         raise RefusedReportError(f"not JSON: {error}") from error
     if too_deep(decoded):
@@ -92,9 +91,22 @@ def read_report(body: bytes, rollout_id: str) -> Report:
         report = msgspec.convert(decoded, Report)
     except msgspec.ValidationError as error:
         raise RefusedReportError(str(error)) from error
+    except SystemError as error:
+        # How msgspec 0.18 fails on a number beyond all floats.
+        raise RefusedReportError("a number is out of range") from error
     if report.rollout_id is not None and report.rollout_id != rollout_id:
         raise RefusedReportError(f"it is about rollout {report.rollout_id!r}, not {rollout_id!r}")
     return report
+
+
+def _decoded(body: bytes) -> object:
+    """Decode JSON, also with what Python's own encoder writes although JSON can't hold it: NaN and lone surrogates."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+        # NaN stays, because a grading has to be told of it.
+        return json.loads(text.encode("utf-8", "replace"))
 
 
 def graded(report: Report) -> Ending:

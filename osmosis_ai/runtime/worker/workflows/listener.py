@@ -171,7 +171,8 @@ def _bearer(request: web.Request) -> str:
 
 
 def _holds(request: web.Request, key: str) -> bool:
-    return hmac.compare_digest(_bearer(request).encode(), key.encode())
+    # aiohttp decodes bytes of a header that aren't UTF-8 to surrogates.
+    return hmac.compare_digest(_bearer(request).encode("utf-8", "surrogateescape"), key.encode())
 
 
 def _refusal(status: int, message: str) -> web.Response:

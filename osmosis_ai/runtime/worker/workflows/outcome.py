@@ -11,8 +11,11 @@ from osmosis_ai.failures import FailureKind, Origin
 from osmosis_ai.records import AgentReport, Failure, JsonObject, Score
 from osmosis_ai.runtime.worker.workflows.callbacks import ONLY, Ending, Sample, Trouble
 from osmosis_ai.runtime.worker.workflows.raised import Raised
+from osmosis_ai.text import cut
 
 __all__ = ["TROUBLES", "Judged", "check_samples", "judged"]
+
+MESSAGE_CHARACTERS = 2000
 
 
 class Meaning(NamedTuple):
@@ -67,7 +70,7 @@ def judged(ending: Ending, name: str, raised: Raised | None = None) -> Judged:
         meaning = TROUBLES[ending.trouble]
         late = meaning.late if ending.category == "timeout" else None
         origin, kind = late or (meaning.origin, meaning.kind)
-        failure = Failure(origin, ending.message, kind=kind)
+        failure = Failure(origin, cut(ending.message, MESSAGE_CHARACTERS), kind=kind)
         if raised is not None:
             failure = msgspec.structs.replace(failure, file=raised.file, line=raised.line, detail=raised.detail)
         if origin != "reward":
@@ -77,7 +80,8 @@ def judged(ending: Ending, name: str, raised: Raised | None = None) -> Judged:
         return Judged(None, AgentReport(name, score=Score(name, failure=failure), metrics=metrics))
     rewards = [sample.reward for sample in ending.samples.values() if not sample.remove_sample]
     kept = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
-    score = Score(name, sum(kept) / len(kept)) if kept else None
+    # Divided first, because the sum of large rewards can overflow.
+    score = Score(name, sum(reward / len(kept) for reward in kept)) if kept else None
     return Judged(None, AgentReport(name, score=score, metrics=metrics))
 
 
@@ -85,11 +89,8 @@ def _metrics(samples: dict[str, Sample]) -> JsonObject:
     """Return the samples' own data. Several samples are listed by name, with their rewards."""
     if samples.keys() == {ONLY}:
         return _of_sample(samples[ONLY])
-    return (
-        {"samples": {name: {"reward": sample.reward, **_of_sample(sample)} for name, sample in samples.items()}}
-        if (samples)
-        else {}
-    )
+    listed = {name: {"reward": sample.reward, **_of_sample(sample)} for name, sample in samples.items()}
+    return {"samples": listed} if listed else {}
 
 
 def _of_sample(sample: Sample) -> JsonObject:

@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from osmosis_ai.text import cut
+
 __all__ = ["Raised", "find_raised"]
 
 MAX_LINES = 200
-START = "Traceback (most recent call last):"
+MAX_CHARACTERS = 20_000
+# Our own SDK goes on to say that it shows the repository's code only.
+START = "Traceback (most recent call last"
 FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -33,15 +37,20 @@ def find_raised(output: Sequence[str], message: str, folder: Path, root: Path) -
             continue
         for start in range(end - 1, max(end - MAX_LINES, -1), -1):
             if START in output[start]:
-                return _raised(output[start + 1 : end], output[end], folder, root)
+                heading = output[start][output[start].index(START) :]
+                return _raised([heading, *output[start + 1 : end + 1]], folder, root)
     return None
 
 
-def _raised(frames: Sequence[str], error: str, folder: Path, root: Path) -> Raised | None:
+def _raised(trace: Sequence[str], folder: Path, root: Path) -> Raised | None:
     found = None
-    for line in frames:
+    for line in trace:
         frame = FRAME.match(line)
+        if frame is None:
+            continue
+        # Our own SDK's paths are relative to the rollout's folder.
+        file = folder / frame["file"]
         # What is installed below the folder isn't the rollout's own.
-        if frame and Path(frame["file"]).is_relative_to(folder) and "site-packages" not in frame["file"]:
-            found = os.path.relpath(frame["file"], root), int(frame["line"])
-    return None if found is None else Raised(*found, "\n".join([START, *frames, error]))
+        if file.is_relative_to(folder) and "site-packages" not in frame["file"]:
+            found = os.path.relpath(file, root), int(frame["line"])
+    return None if found is None else Raised(*found, cut("\n".join(trace), MAX_CHARACTERS))

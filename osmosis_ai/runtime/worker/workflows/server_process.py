@@ -21,6 +21,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.process_tree import end_processes
 from osmosis_ai.records import Record
+from osmosis_ai.rollout.vocabulary import ARTIFACT_ROOT_VARIABLE, INSTANCE_VARIABLE, PORT_VARIABLE
 from osmosis_ai.runtime.worker.workflows import keeper
 from osmosis_ai.runtime.worker.workflows.wire import RolloutServer, RolloutServerError
 from osmosis_ai.tasks import task_group
@@ -60,10 +61,10 @@ class ServerCommand(Record, frozen=True):
             # We are on loopback, which no proxy reaches.
             inherited[name] = ",".join(filter(None, [inherited.get(name), "127.0.0.1"]))
         own = {
-            "_OSMOSIS_ROLLOUT_PORT": str(port),
+            PORT_VARIABLE: str(port),
             "ROLLOUT_PORT": str(port),
-            "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT": self.artifacts,
-            "_OSMOSIS_ROLLOUT_INSTANCE_ID": instance,
+            ARTIFACT_ROOT_VARIABLE: self.artifacts,
+            INSTANCE_VARIABLE: instance,
             "_OSMOSIS_ROLLOUT_NAME": self.folder.name,
             "_OSMOSIS_REPOSITORY_PATH": str(self.folder),
             "_OSMOSIS_ENTRYPOINT_SCRIPT": self.entrypoint,

@@ -8,6 +8,7 @@ in the request, with one sample (0.3.0 to 0.3.2) or several (0.2.23 to 0.2.31).
 from __future__ import annotations
 
 from time import monotonic
+from typing import Annotated, TypeAlias
 
 import anyio
 import msgspec
@@ -16,6 +17,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.http import Answer, HttpClient, HttpError, retry_after
 from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.records import JsonObject, Message, Record
+from osmosis_ai.rollout.vocabulary import POLLING_LEASE_HEADER
 from osmosis_ai.runtime.worker.workflows.callbacks import (
     Callbacks,
     Ending,
@@ -34,7 +36,6 @@ ADMISSION_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 SHORTEST_PAUSE = 0.05
 POLL_PAUSES = (0.1, 0.5, 1.0, 2.0, 4.0)
-LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 BUSY = (429, 503)
 GATEWAY = (500, 502, 503, 504)
 MAX_BYTES = 64 * 1024 * 1024
@@ -90,12 +91,16 @@ class Asked(Record, frozen=True):
         return body
 
 
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+
+
 class Lease(Record, frozen=True):
     """A server's promise to keep a rollout running while its result is polled. Times are in seconds."""
 
-    polling_lease_token: str
-    result_wait_timeout_sec: float = 30.0
-    polling_lease_timeout_sec: float = 120.0
+    # It becomes a header.
+    polling_lease_token: Annotated[str, msgspec.Meta(max_length=4096, pattern="^[!-~]+$")]
+    result_wait_timeout_sec: Seconds = 30.0
+    polling_lease_timeout_sec: Seconds = 120.0
 
 
 class RolloutServer:
@@ -209,6 +214,7 @@ class RolloutServer:
         deadline = monotonic() + asked.agent_timeout + self._delivery
         grading = False
         while True:
+            polled = monotonic()
             report: Report | None = None
             with anyio.move_on_after(deadline - monotonic()):
                 report = await self._poll(asked.id, lease)
@@ -218,6 +224,8 @@ class RolloutServer:
                 grading, deadline = True, monotonic() + asked.grader_timeout + self._delivery
             if report.status in ("success", "failure", "cancelled"):
                 return _result(report, asked, grading=grading)
+            # A server that answers at once, without news, isn't polled in a tight loop.
+            await anyio.sleep(max(0.0, polled + SHORTEST_PAUSE - monotonic()))
 
     async def _poll(self, rollout_id: str, lease: Lease) -> Report:
         url = f"{self.url}/rollout/{rollout_id}/result"
@@ -228,7 +236,7 @@ class RolloutServer:
                 answer = await self._http.get(
                     url,
                     seconds=lease.result_wait_timeout_sec + self._delivery,
-                    headers={LEASE_HEADER: lease.polling_lease_token},
+                    headers={POLLING_LEASE_HEADER: lease.polling_lease_token},
                 )
                 problem = None if answer.status == 200 else answer.describe(None)[0]
                 if problem is not None and answer.status not in GATEWAY:

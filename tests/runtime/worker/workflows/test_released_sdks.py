@@ -1,6 +1,7 @@
 """A workflow on the released SDKs themselves, one of each form of the protocol, in the environments they declare.
 
-The environments are kept in the user's cache folder. Without an interpreter or a package index, the tests are skipped.
+`make test-released` runs them. The environments are kept in the user's cache folder. Without Python 3.12 or a package
+index, the tests are skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from osmosis_ai.runtime.worker.workflows.server_process import ServerCommand, Se
 from osmosis_ai.runtime.worker.workflows.wire import Asked
 
 VERSIONS = ("0.2.25", "0.3.2", "0.3.7")
-pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("released_sdks")]
+pytestmark = [pytest.mark.anyio, pytest.mark.released]
 
 DECLARATION = """
 [project]

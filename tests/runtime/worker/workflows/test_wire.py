@@ -330,6 +330,13 @@ async def test_a_leased_rollout_past_its_deadline_is_cancelled() -> None:
     assert scripted.cancelled == [{"ids": ["r1"]}]
 
 
+async def test_a_server_that_answers_every_poll_at_once_is_not_flooded() -> None:
+    scripted = leased(*[{"status": "running"}] * 100)
+    ending = await run(scripted, agent_timeout=0.3, delivery=0.05)
+    assert ending.trouble == "callback_timeout"
+    assert 1 < len(scripted.leases) < 15
+
+
 async def test_a_cancelled_item_is_cancelled_at_the_server() -> None:
     scripted = leased({"status": "running"})
     async with anyio.create_task_group() as group:
@@ -364,6 +371,9 @@ async def test_a_full_queue_is_waited_for() -> None:
         (web.json_response([1], status=202), "something else than a JSON object", False),
         (web.json_response({"detail": "no such field"}, status=422), "no such field", False),
         (web.json_response({"polling_lease_token": 3}, status=202), "lease that can't be read", False),
+        (web.json_response({"polling_lease_token": "a\r\nb: c"}, status=202), "lease that can't be read", False),
+        (web.json_response({**LEASE, "result_wait_timeout_sec": -1}, status=202), "lease that can't be read", False),
+        (web.json_response({**LEASE, "polling_lease_timeout_sec": 1e300}, status=202), "lease that can't", False),
         (web.json_response({}, status=429, headers={"Retry-After": "60"}), "took no rollout for 30 s", False),
     ],
 )
@@ -379,20 +389,26 @@ async def test_a_result_of_another_server_means_that_the_rollout_is_lost() -> No
     assert raised.value.lost
 
 
+async def post_raw(url: str, bearer: bytes, rest: bytes) -> int:
+    """Send the bytes of a request; return the answer's status."""
+    address, path = url.removeprefix("http://").split("/", 1)
+    host, port = address.split(":")
+    async with await anyio.connect_tcp(host, int(port)) as stream:
+        head = f"POST /{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ".encode()
+        await stream.send(head + bearer + b"\r\n" + rest)
+        return int((await stream.receive()).split()[1])
+
+
 async def test_bodies_are_bounded_in_size_and_time() -> None:
     async def act(caller: Caller, body: dict[str, Any]) -> None:
-        url = body["completion_callback_url"]
+        url, key = body["completion_callback_url"], body["llm_api_key"].encode()
         await caller.post(url, " " * 3000)
-        address, path = url.removeprefix("http://").split("/", 1)
-        host, port = address.split(":")
-        # A body that never arrives.
-        async with await anyio.connect_tcp(host, int(port)) as stream:
-            lines = [f"POST /{path} HTTP/1.1", "Host: x", f"Authorization: Bearer {body['llm_api_key']}"]
-            await stream.send("\r\n".join([*lines, "Content-Length: 9", "", "{"]).encode())
-            caller.statuses.append(int((await stream.receive()).split()[1]))
+        # A body that never arrives, and a bearer that isn't text.
+        caller.statuses.append(await post_raw(url, key, b"Content-Length: 9\r\n\r\n{"))
+        caller.statuses.append(await post_raw(url, b"\xff", b"Content-Length: 0\r\n\r\n"))
         await caller.completed("failure", err_message="boom")
 
     listener = Listener(max_body=2000, body_seconds=0.05)
     scripted = Scripted(act)
     assert (await run(scripted, listener=listener)).trouble == "workflow_failed"
-    assert scripted.callers[0].statuses == [413, 408, 200]
+    assert scripted.callers[0].statuses == [413, 408, 401, 200]
