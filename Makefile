@@ -13,7 +13,7 @@ INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: abo
 	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
 	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
 
-.PHONY: demo environment test check fuzz test-lowest benchmark clean
+.PHONY: demo environment test check fuzz test-lowest test-released benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
@@ -37,6 +37,9 @@ fuzz: $(VENV)/.dev  ## replies and events with odd parts: 100 times the suite's 
 test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pyproject.toml allows
 	$(LOWEST)/bin/python -m compileall -q osmosis_ai
 	$(LOWEST)/bin/python -m pytest -n $(PROCESSES) --dist loadgroup $(TESTS)
+
+test-released: $(VENV)/.dev  ## workflows on released SDKs, which the package index has; skipped, with the reason, without it
+	$(BIN)/python -m pytest -m released -rs tests/runtime/worker/workflows
 
 benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py
