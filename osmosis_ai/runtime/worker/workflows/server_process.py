@@ -54,7 +54,9 @@ class ServerCommand(Record, frozen=True):
 
     def environment(self, port: int, instance: str, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the server's environment variables."""
-        inherited = {name: value for name, value in environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+        # An environment of its own has nothing to do with ours.
+        ours = () if self.python == sys.executable else ("VIRTUAL_ENV", "PYTHONPATH")
+        inherited = {name: value for name, value in environ.items() if name not in ours}
         # Its price map is fetched from the network otherwise, which takes seconds at every start.
         inherited.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         for name in ("NO_PROXY", "no_proxy"):
@@ -72,7 +74,7 @@ class ServerCommand(Record, frozen=True):
         }
         if (self.folder / "src").is_dir():
             # The rollout isn't installed in its environment, so this layout needs the path.
-            own["PYTHONPATH"] = str(self.folder / "src")
+            own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.folder / "src"), inherited.get("PYTHONPATH")]))
         return {**inherited, **own}
 
 

@@ -9,7 +9,6 @@ import time
 
 import httpx
 import uvicorn
-from osmosis_ai.rollout.context import SampleSource
 
 from osmosis_ai.rollout import (
     AgentWorkflow,
@@ -19,6 +18,7 @@ from osmosis_ai.rollout import (
     RolloutSample,
     get_rollout_context,
 )
+from osmosis_ai.rollout.context import SampleSource
 from osmosis_ai.rollout.server import create_rollout_server
 
 

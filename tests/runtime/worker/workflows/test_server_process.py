@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import anyio
+import msgspec
 import psutil
 import pytest
 
@@ -171,9 +172,12 @@ def test_it_ends_when_its_owner_is_killed(write: Write) -> None:
 
 def test_its_variables_are_ours_and_no_proxy_comes_between(write: Write) -> None:
     given = {"VIRTUAL_ENV": "/venv", "PYTHONPATH": "/ours", "no_proxy": "internal", "_OSMOSIS_ROLLOUT_PORT": "1"}
-    variables = write().environment(8123, "instance", given)
+    command = write()
+    variables = command.environment(8123, "instance", given)
     assert variables["_OSMOSIS_ROLLOUT_PORT"] == variables["ROLLOUT_PORT"] == "8123"
     assert variables["_OSMOSIS_ROLLOUT_INSTANCE_ID"] == "instance"
     assert (variables["NO_PROXY"], variables["no_proxy"]) == ("127.0.0.1", "internal,127.0.0.1")
-    assert "VIRTUAL_ENV" not in variables
-    assert "PYTHONPATH" not in variables
+    # On our own interpreter, the server imports what we do.
+    assert (variables["VIRTUAL_ENV"], variables["PYTHONPATH"]) == ("/venv", "/ours")
+    declared = msgspec.structs.replace(command, python="/cache/environment/bin/python")
+    assert not {"VIRTUAL_ENV", "PYTHONPATH"} & declared.environment(8123, "instance", given).keys()
