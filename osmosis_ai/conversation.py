@@ -11,7 +11,9 @@ from osmosis_ai.text import content_text, cost, counted, duration, failure_text,
 
 __all__ = [
     "Section",
+    "Step",
     "call_facts",
+    "call_name",
     "call_text",
     "conversation",
     "labelled",
@@ -19,6 +21,7 @@ __all__ = [
     "message_text",
     "reply",
     "rollout_facts",
+    "steps",
     "turn_facts",
 ]
 
@@ -36,10 +39,23 @@ class Section(NamedTuple):
         return "\n".join([f"── {self.title}", *self.body])
 
 
-def conversation(
+class Step(NamedTuple):
+    """A message of a conversation, and the model call or tool call that it is the result of, if known.
+
+    `tool` is the name of the tool whose result it is. Without a message, it is a tool call that has no result.
+    """
+
+    role: str
+    message: Message | None
+    turn: Turn | None = None
+    call: ToolCall | None = None
+    tool: str = ""
+
+
+def steps(
     messages: Sequence[Message], turns: Sequence[Turn] = (), tool_calls: Sequence[ToolCall] = ()
-) -> Iterator[Section]:
-    """Yield one section per message, and one per tool call without a result.
+) -> Iterator[Step]:
+    """Yield one step per message, and one per tool call without a result.
 
     Args:
         messages: The conversation.
@@ -61,17 +77,32 @@ def conversation(
         if role == "assistant":
             turn = waiting_turns.popleft() if waiting_turns else None
             index = index + 1 if turn is None else turn.index
-            names.update((str(call.get("id")), _name(call)) for call in message.get("tool_calls") or ())
-            title = role if turn is None else f"{role}, turn {turn.index + 1}, {turn_facts(turn)}"
-            yield Section(title, list(reply(message)))
+            names.update((str(call.get("id")), call_name(call)) for call in message.get("tool_calls") or ())
+            yield Step(role, message, turn)
         elif role == "tool":
             id_ = str(message.get("tool_call_id"))
             calls = waiting_calls[index, id_]
-            yield _result(message, calls.popleft() if calls else None, names.get(id_, "tool"))
+            found = calls.popleft() if calls else None
+            yield Step(role, message, call=found, tool=found.name if found else names.get(id_, "tool"))
         else:
-            yield Section(role, [content_text(message.get("content"))])
+            yield Step(role, message)
     for calls in waiting_calls.values():
-        yield from (Section(f"no result of {call.name}, {call_facts(call)}", []) for call in calls)
+        yield from (Step("tool", None, call=call, tool=call.name) for call in calls)
+
+
+def conversation(
+    messages: Sequence[Message], turns: Sequence[Turn] = (), tool_calls: Sequence[ToolCall] = ()
+) -> Iterator[Section]:
+    """Yield the text of each step."""
+    for step in steps(messages, turns, tool_calls):
+        if step.role == "tool":
+            yield _result(step)
+        elif step.message is not None and step.role == "assistant":
+            turn = step.turn
+            title = step.role if turn is None else f"{step.role}, turn {turn.index + 1}, {turn_facts(turn)}"
+            yield Section(title, list(reply(step.message)))
+        elif step.message is not None:
+            yield Section(step.role, [content_text(step.message.get("content"))])
 
 
 def reply(message: Message, shorten: Callable[[str], str] = str) -> Iterator[str]:
@@ -84,7 +115,7 @@ def reply(message: Message, shorten: Callable[[str], str] = str) -> Iterator[str
         yield shorten(content)
     for call in message.get("tool_calls") or ():
         arguments = content_text((call.get("function") or {}).get("arguments"))
-        yield f"→ {call_text(_name(call), shorten(arguments))}"
+        yield f"→ {call_text(call_name(call), shorten(arguments))}"
 
 
 def call_text(name: str, arguments: str) -> str:
@@ -159,16 +190,20 @@ def message_text(content: Any) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def _result(message: Message, call: ToolCall | None, name: str) -> Section:
-    body = [content_text(message.get("content"))]
+def call_name(call: Message) -> str:
+    """Return the name of the tool that a message's tool call names."""
+    return str((call.get("function") or {}).get("name"))
+
+
+def _result(step: Step) -> Section:
+    call = step.call
+    body = [] if step.message is None else [content_text(step.message.get("content"))]
     if call is None:
-        return Section(f"result of {name}", body)
+        return Section(f"result of {step.tool}", body)
+    if step.message is None:
+        return Section(f"no result of {call.name}, {call_facts(call)}", body)
     if call.failure is not None and call.failure.detail is not None:
         body.append(failure_text(call.failure))
     if call.content is not None:
         body.append(labelled("not shown to the model as text", json_text(call.content)))
     return Section(f"result of {call.name}, {call_facts(call)}", body)
-
-
-def _name(call: Message) -> str:
-    return str((call.get("function") or {}).get("name"))

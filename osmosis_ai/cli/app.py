@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, validate
+from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, validate, view
 from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Given, OutputConfig, takes
 from osmosis_ai.cli.streams import discard_stdout
@@ -161,6 +161,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "validate": validate.validate,
     "init": init.init,
     "config": config.config,
+    "view": view.view,
     "serve": serve,
 }
 for _name, _command in _COMMANDS.items():

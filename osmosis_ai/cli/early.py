@@ -21,6 +21,7 @@ WAITS = {
     "eval-rubric": "loading the judge",
     "validate": "checking the repository",
     "runs": "opening the run store",
+    "view": "opening the run store",
     "cache": "opening the reply cache",
     "preview": "reading the file",
     "config": "reading the options",

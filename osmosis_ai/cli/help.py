@@ -103,6 +103,20 @@ PAGES = {
             ("Show what failed in the last run", "osmosis runs show latest --failed"),
         ],
     ),
+    "view": Page(
+        "docs/viewer.md",
+        [
+            ("Open the last run", "osmosis view latest"),
+            ("Look at the runs of two repositories", "osmosis view --root agents/search --root agents/code"),
+        ],
+    ),
+    "runs view": Page(
+        "docs/viewer.md",
+        [
+            ("Open the last run", "osmosis runs view latest"),
+            ("Print the address, for a tunnel from another machine", "osmosis runs view --no-open --port 8500"),
+        ],
+    ),
     "runs list": Page(
         "docs/runs.md",
         [

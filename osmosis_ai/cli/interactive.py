@@ -52,6 +52,7 @@ def check_interactive(config: RunConfig, output: OutputOptions) -> None:
     excluded = {
         "--watch": (output.watch, "one stops at every step, the other runs by itself"),
         "--json": (output.json, "the steps are shown as text; -o FILE writes the results as JSON"),
+        "--view": (output.view, "the steps are in the terminal; `osmosis view` in another one shows the rows done"),
         "--quiet": (output.quiet, "it would have nothing to show"),
         "--resume": (config.resume.resume or config.resume.resume_run, "an interactive run is always a new one"),
         "--retry-failed": (config.resume.retry_failed, "an interactive run is always a new one"),

@@ -14,6 +14,7 @@ from osmosis_ai.cli.progress import DatasetCheckProgress, RunProgress
 from osmosis_ai.cli.report import lead_on, print_report
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session, interrupts
 from osmosis_ai.cli.status import STATUS
+from osmosis_ai.cli.view import BesideRun
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import OutputError
@@ -38,7 +39,10 @@ def run_command(given: Given, command: Command) -> int:
     with command_session(quiet=output.quiet, store_error=ExitCode.FAILED) as session:
         config, results = begin_command(session, given, command, output)
         calm_collector()
-        return asyncio.run(_Run(session, config, output, results).run())
+        with BesideRun(session, config, shown=output.view) as viewer:
+            code = asyncio.run(_Run(session, config, output, results, viewer).run())
+            viewer.stay()
+        return code
 
 
 def begin_command(
@@ -57,13 +61,21 @@ def begin_command(
 class _Run:
     """A run with its terminal output."""
 
-    def __init__(self, session: CommandSession, config: RunConfig, output: OutputOptions, results: Path | None) -> None:
+    def __init__(
+        self,
+        session: CommandSession,
+        config: RunConfig,
+        output: OutputOptions,
+        results: Path | None,
+        viewer: BesideRun,
+    ) -> None:
         self._session = session
         self._output = session.output
         self._config = config
         self._options = output
         self._results = results
         self._run: RunSession | None = None
+        self._viewer = viewer
         self._progress: RunProgress | None = None
         self._started = False
         self._checking = DatasetCheckProgress(session.output)
@@ -107,6 +119,7 @@ class _Run:
         elif isinstance(event, events.DatasetProgress):
             self._checking.show(event.read, event.total)
         elif isinstance(event, events.RunStarted):
+            self._viewer.open(event.run_id)
             if event.recorded is not None:
                 # Even if quiet: there may be several runs to resume.
                 self._output.warn(f"resuming run {event.run_id}: {event.recorded} rollouts are recorded")

@@ -18,6 +18,7 @@ from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import ExitCode, SharedOptions, Store, command_session, shared_options, stored_runs
 from osmosis_ai.cli.status import STATUS
+from osmosis_ai.cli.view import view
 from osmosis_ai.errors import FunctionError, StoreError, UsageError
 from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
 from osmosis_ai.folders import replaced_file
@@ -123,6 +124,9 @@ def list_runs(
             print_runs(session.output, found)
         else:
             session.output.say("no runs yet; `osmosis test` and `osmosis eval` create one")
+
+
+app.command(cls=HelpCommand)(view)
 
 
 @app.command(cls=HelpCommand)
@@ -421,7 +425,8 @@ async def _rescore(
     totals = store.function_totals(info.id)
     if info.status != "running":
         means = {total.function: total.mean for total in totals}
-        await store.mark(info.id, info.status, {**(info.summary or {}), "functions": means})
+        # The intervals were those of the scores before.
+        await store.mark(info.id, info.status, {**(info.summary or {}), "functions": means, "intervals": {}})
     named = [total for total in totals if total.function in names]
     if session.json:
         functions = {total.function: total for total in named}

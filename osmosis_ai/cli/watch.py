@@ -22,6 +22,7 @@ from osmosis_ai.cli.run import begin_command, save_results
 from osmosis_ai.cli.session import CommandSession, ExitCode, command_session
 from osmosis_ai.cli.signals import interrupted_code
 from osmosis_ai.cli.status import STATUS
+from osmosis_ai.cli.view import BesideRun
 from osmosis_ai.cli.watch_screen import BrokenSave, Display, Screen
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import FunctionError, ModelStartError, OsmosisError, StartError, StoreError, UsageError
@@ -47,17 +48,20 @@ def watch_command(given: Given, command: Command) -> int:
     output = output_options(given)
     with command_session(quiet=output.quiet, store_error=ExitCode.FAILED) as session:
         watcher: _Watcher | None = None
-        while watcher is None or watcher.restarts:
-            # Start from scratch, because .env, pyproject.toml and configs may have changed the options.
-            session.environ = dict(os.environ)
-            session.use(session.cwd)
-            config, results = begin_command(session, given, command, output)
-            if config.model.cache is None:
-                config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, cache=True))
-            if watcher is None:
-                _check(config, session.cwd)
-            watcher = _Watcher(session, config, output, results, watcher)
-            asyncio.run(watcher.run())
+        with ExitStack() as beside:
+            while watcher is None or watcher.restarts:
+                # Start from scratch, because .env, pyproject.toml and configs may have changed the options.
+                session.environ = dict(os.environ)
+                session.use(session.cwd)
+                config, results = begin_command(session, given, command, output)
+                if config.model.cache is None:
+                    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, cache=True))
+                if watcher is None:
+                    _check(config, session.cwd)
+                    # An iteration may be a run of its own, and this page shows the last one.
+                    beside.enter_context(BesideRun(session, config, shown=output.view)).open("latest")
+                watcher = _Watcher(session, config, output, results, watcher)
+                asyncio.run(watcher.run())
         return ExitCode.INTERRUPTED if watcher.interrupted else ExitCode.OK
 
 

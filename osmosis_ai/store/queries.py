@@ -42,6 +42,7 @@ __all__ = [
     "SharedRows",
     "StoredRollout",
     "Unscored",
+    "scores_of",
 ]
 
 P = TypeVar("P", bound=PlaceColumns)
@@ -314,7 +315,7 @@ class Queries:
         """Stream rollouts with scores but without trajectories, ordered by row, run index and policy."""
         with open_reader(self._path) as db:
             for page in self._pages(db, _OUTCOMES, RolloutColumns, run_id, _CHUNK):
-                scores = _scores(db, page)
+                scores = scores_of(db, page)
                 yield from (decode_outcome(columns, scores.get(columns.pk, {})) for columns in page)
 
     def scored(
@@ -329,7 +330,7 @@ class Queries:
         chunk = _TRAJECTORY_CHUNK if with_trajectory else _CHUNK
         with open_reader(self._path) as db:
             for page in self._pages(db, query, _Scored, run_id, chunk, **msgspec.structs.asdict(wanted)):
-                scores = _scores(db, page)
+                scores = scores_of(db, page)
                 for columns in page:
                     rollout = decode_rollout(columns, columns.trajectory)
                     stored = StoredRollout(
@@ -464,7 +465,7 @@ class Queries:
 _LAST = 2**63 - 1
 
 
-def _scores(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, dict[str, Score]]:
+def scores_of(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, dict[str, Score]]:
     """Return the scores of these rollouts, by rollout key and function."""
     scores: defaultdict[int, dict[str, Score]] = defaultdict(dict)
     keys = json.dumps([columns.pk for columns in page])

@@ -53,6 +53,8 @@ class RunView(Record, frozen=True):
     """Recorded rollouts that failed."""
     functions: dict[str, float | None]
     """Mean score by function."""
+    intervals: dict[str, tuple[float, float] | None]
+    """95 % confidence interval of the mean by function, `[low, high]`; null or absent where it isn't known."""
     total_tokens: int | None
     """Tokens of all rollouts, null while it runs."""
     cost_usd: float | None
@@ -280,6 +282,7 @@ def run_view(run: RunInfo) -> RunView:
         rollouts=run.rollouts,
         failed=run.failed,
         functions=summary.get("functions") or {},
+        intervals=summary.get("intervals") or {},
         total_tokens=summary.get("total_tokens"),
         cost_usd=summary.get("cost_usd"),
     )

@@ -81,6 +81,7 @@ def test_a_run_is_shown_with_every_field(store: RunStore) -> None:
         "planned": 2,
         "rollouts": 2,
         "failed": 1,
+        "intervals": {},
         "functions": {"f": 0.5},
         "total_tokens": 6,
         "cost_usd": None,

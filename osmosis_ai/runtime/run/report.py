@@ -275,6 +275,7 @@ def run_summary(report: Report) -> JsonObject:
     """Return the few figures that lists of runs show."""
     return {
         "functions": {name: statistics.mean for name, statistics in report.functions.items()},
+        "intervals": {name: statistics.confidence_interval for name, statistics in report.functions.items()},
         "planned": report.policy.planned + (report.baseline.planned if report.baseline else 0),
         "total_tokens": report.usage.total_tokens,
         "cost_usd": report.cost_usd,

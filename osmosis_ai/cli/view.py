@@ -1,0 +1,218 @@
+"""`osmosis view`: show runs in the browser."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import msgspec
+import typer
+
+from osmosis_ai.cli.options import Json
+from osmosis_ai.cli.session import ExitCode, SharedOptions, Store, command_session, shared_options, stored_runs
+from osmosis_ai.cli.status import STATUS
+from osmosis_ai.errors import StoreError, UsageError
+from osmosis_ai.folders import private_file
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.console import Output
+    from osmosis_ai.cli.session import CommandSession
+    from osmosis_ai.config import RunConfig
+    from osmosis_ai.viewer.stores import Stores
+
+__all__ = ["BesideRun", "view"]
+
+CLOSE_SECONDS = 5.0
+
+
+def view(
+    context: typer.Context,
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="Open this run: its id, the beginning of one, or `latest`."),
+    ] = None,
+    root: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--root", metavar="DIR", help="A repository (repeatable). Default: that of the working directory."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 for a free one.")] = 0,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let --host be an address that other machines reach.")
+    ] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address; don't open a browser.")] = False,
+    store_dir: Store = None,
+    json: Json = False,
+    until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True, help="Stop at the end of stdin.")] = False,
+) -> None:
+    """Show runs in the browser, also while they go on."""
+    with command_session() as session:
+        from osmosis_ai.rollout.server.serve import open_socket
+        from osmosis_ai.urls import is_loopback
+
+        if not (allow_remote or is_loopback(host)):
+            raise UsageError(f"--host {host} lets other machines reach the viewer: add --allow-remote if they may")
+        shared = shared_options(context, None, store_dir, json)
+        roots: list[str | None] = [*root] if root else [shared.root]
+        if shared.store is not None and len(roots) > 1:
+            raise UsageError("--store names the runs of one repository, but there are several --root")
+        found = [stored_runs(session.cwd, SharedOptions(each, shared.store)) for each in roots]
+        session.use(*(repository for repository, _ in found))
+        with _opened(found) as stores, open_socket(host, port) as listener:
+            path = _path(stores, run)
+            if until_eof:
+                threading.Thread(target=_stop_at_eof, daemon=True).start()
+            raise typer.Exit(_serve(stores, listener, host, path, session.output, json=shared.json, opens=not no_open))
+
+
+def open_browser(url: str, folder: Path) -> None:
+    """Open a URL that holds a token, if there is a screen."""
+    # A text browser would take over the terminal.
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & os.environ.keys():
+        return
+    # Every user of the machine sees the arguments of a browser's process, so they name a file that leads to the URL.
+    file = folder / "open.html"
+    private_file(file)
+    file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">', encoding="utf-8")
+    with suppress(webbrowser.Error):
+        webbrowser.open(file.as_uri())
+
+
+class BesideRun:
+    """A viewer in a process of its own, beside a command. As a context manager it ends with its block."""
+
+    def __init__(self, session: CommandSession, config: RunConfig, *, shown: bool) -> None:
+        self._session = session
+        self._config = config
+        self._shown = shown
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> BesideRun:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            # The end of its stdin tells it to stop.
+            self._process.stdin.close()
+            try:
+                self._process.wait(CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def open(self, run: str) -> None:
+        """Show a run, if the user wants to see it. Doesn't wait for the viewer."""
+        if not self._shown:
+            return
+        from osmosis_ai.runtime.run.prepare import find_agent, find_store
+
+        _, repository = find_agent(self._config.agent, self._session.cwd)
+        store = find_store(self._config.store, repository.root, self._session.cwd)
+        where = ["--root", str(repository.root), "--store", str(store), "--json", "--until-eof"]
+        self._process = subprocess.Popen(  # noqa: S603 - this command itself
+            [sys.executable, "-m", "osmosis_ai", "view", run, *where],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C ends the run, whose last rollouts are worth watching.
+            start_new_session=True,
+        )
+        threading.Thread(target=self._introduce, args=(self._process,), daemon=True).start()
+
+    def stay(self) -> None:
+        """Keep the viewer open until Ctrl-C, if there is someone at the terminal who can type it."""
+        if self._process is None or not (sys.stdin is not None and sys.stdin.isatty()):
+            return
+        self._session.output.say("the viewer stays open; press Ctrl-C to close it")
+        with suppress(KeyboardInterrupt):
+            self._process.wait()
+
+    def _introduce(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        if line:
+            self._session.output.say(f"the viewer is at {msgspec.json.decode(line)['url']}")
+            return
+        reason = process.stderr.read().decode("utf-8", "replace").strip()
+        if process.wait() == ExitCode.COULD_NOT_START:
+            self._session.output.warn(f"the viewer could not start: {reason}")
+
+
+@contextmanager
+def _opened(found: Sequence[tuple[Path, Path]]) -> Iterator[Stores]:
+    from osmosis_ai.viewer.stores import Stores
+
+    stores = Stores(found)
+    try:
+        yield stores
+    finally:
+        stores.close()
+
+
+def _path(stores: Stores, run: str | None) -> str:
+    """Return the path of the page to open first; raises StoreError if there is no such run."""
+    if run is None:
+        return "/"
+    if run == "latest":
+        # This page follows the runs of `--watch`, and waits for the first one.
+        return f"/runs/{quote(next(iter(stores)).name)}/latest"
+    errors: list[StoreError] = []
+    for repository in stores:
+        try:
+            found = repository.runs.find_run(run)
+        except StoreError as error:
+            errors.append(error)
+        else:
+            return f"/runs/{quote(repository.name)}/{quote(found.id)}"
+    raise errors[0]
+
+
+def _serve(
+    stores: Stores, listener: socket.socket, host: str, path: str, output: Output, *, json: bool, opens: bool
+) -> int:
+    from osmosis_ai.rollout.server.serve import address_of
+    from osmosis_ai.viewer.server import serve_viewer
+
+    own = next((str(each.folder) for each in stores if each.exists), None)
+    with tempfile.TemporaryDirectory(prefix="view-", dir=own) as folder:
+
+        def ready(token: str) -> None:
+            STATUS.clear()
+            address = address_of(listener)
+            if host in ("0.0.0.0", "::"):  # noqa: S104 - a comparison
+                address = f"http://{socket.gethostname()}:{listener.getsockname()[1]}"
+            url = f"{address}{path}?token={token}"
+            if json:
+                output.json(msgspec.json.encode({"url": url}))
+            else:
+                output.say(f"the viewer is at {url}")
+                output.say("press Ctrl-C to stop")
+            if opens:
+                open_browser(url, Path(folder))
+
+        try:
+            serve_viewer(stores, listener, host, ready)
+        except KeyboardInterrupt:
+            return ExitCode.INTERRUPTED
+    return ExitCode.OK
+
+
+def _stop_at_eof() -> None:
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGINT)

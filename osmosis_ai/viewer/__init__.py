@@ -1,0 +1,1 @@
+"""Runs and rollouts in the browser: pages over the run store, which they only read."""

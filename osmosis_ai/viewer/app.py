@@ -1,0 +1,85 @@
+"""The viewer as an ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from osmosis_ai.errors import StoreError
+from osmosis_ai.store.views import encode_view, rollout_detail
+from osmosis_ai.viewer.live import changes
+from osmosis_ai.viewer.pages import Pages
+from osmosis_ai.viewer.stores import Stores
+
+__all__ = ["build_app"]
+
+STATIC = Path(__file__).parent / "static"
+_STATIC_FILES = {"view.css": "text/css", "view.js": "text/javascript"}
+
+
+def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> Starlette:
+    """Make the application that shows these repositories' runs. It does not authorize anyone: see `security.Guard`.
+
+    `stopping` is asked often; once it returns True, streams of events end.
+    """
+    pages = Pages(stores)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        stores.close()
+
+    def page(render: Callable[..., str]) -> Callable[[Request], Response]:
+        # Not a coroutine, so Starlette calls it in a thread: queries block.
+        def endpoint(request: Request) -> Response:
+            try:
+                return HTMLResponse(render(query=dict(request.query_params), **request.path_params))
+            except StoreError as error:
+                return HTMLResponse(pages.error(str(error)), 404)
+
+        return endpoint
+
+    def raw(request: Request) -> Response:
+        try:
+            scored = pages.raw(query=dict(request.query_params), **request.path_params)
+        except StoreError as error:
+            return HTMLResponse(pages.error(str(error)), 404)
+        return Response(encode_view(rollout_detail(scored)), media_type="application/json")
+
+    async def events(request: Request) -> Response:
+        since = request.headers.get("last-event-id") or request.query_params.get("since", "")
+        return StreamingResponse(changes(stores, since, stopping), media_type="text/event-stream")
+
+    def static(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in _STATIC_FILES:
+            return Response(status_code=404)
+        return FileResponse(STATIC / name, media_type=_STATIC_FILES[name])
+
+    async def missing(request: Request, error: Exception) -> Response:
+        text = await anyio.to_thread.run_sync(partial(pages.error, "There is no such page."))
+        return HTMLResponse(text, 404)
+
+    run = "/runs/{repository}/{name}"
+    return Starlette(
+        routes=[
+            Route("/", page(pages.home)),
+            Route(run, page(pages.run)),
+            Route(f"{run}/table", page(pages.table)),
+            Route(f"{run}/figures", page(pages.figures)),
+            Route(f"{run}/rows/{{row:int}}", page(pages.row)),
+            Route(f"{run}/rows/{{row:int}}/raw", raw),
+            Route("/live", events),
+            Route("/static/{name}", static),
+        ],
+        exception_handlers={404: missing},
+        lifespan=lifespan,
+    )

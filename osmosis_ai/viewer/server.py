@@ -1,0 +1,40 @@
+"""Serve the viewer until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+
+from osmosis_ai.rollout.server.serve import make_server
+from osmosis_ai.viewer.app import build_app
+from osmosis_ai.viewer.security import Guard
+from osmosis_ai.viewer.stores import Stores
+
+__all__ = ["make_viewer", "serve_viewer"]
+
+
+def make_viewer(stores: Stores, listener: socket.socket, host: str) -> tuple[uvicorn.Server, str]:
+    """Make a viewer's server for this socket, and the token that its first URL must hold."""
+    guard = Guard(build_app(stores, lambda: server.should_exit), host=host, port=listener.getsockname()[1])
+    # What goes wrong in a page is in its answer.
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    server = make_server(guard, "critical", log_config=None, server_header=False)
+    return server, guard.token
+
+
+def serve_viewer(stores: Stores, listener: socket.socket, host: str, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM, which is raised again at the end. `ready` gets the token as soon as pages can be
+    opened.
+    """
+    server, token = make_viewer(stores, listener, host)
+
+    async def serve() -> None:
+        # The socket listens already: what is asked for before the server runs waits.
+        ready(token)
+        await server.serve(sockets=[listener])
+
+    asyncio.run(serve())

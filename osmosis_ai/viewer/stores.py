@@ -1,0 +1,125 @@
+"""The repositories whose runs are shown, and values that are computed from their stores again as these change."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+from osmosis_ai.errors import StoreError
+from osmosis_ai.store.browsing import Browser
+from osmosis_ai.store.queries import RunInfo
+from osmosis_ai.store.schema import database_path
+
+__all__ = ["Repository", "Stores"]
+
+T = TypeVar("T")
+
+SHARE = 0.02
+"""Share of the time that recomputing one value may take while a run goes on."""
+KEPT = 32
+
+
+class _Kept(NamedTuple):
+    value: Any
+    version: Hashable
+    at: float
+    took: float
+
+
+class Repository:
+    """One repository's store.
+
+    Attributes:
+        name: Its name in URLs, unique in one viewer.
+        root: The repository.
+        folder: The folder of its runs and logs.
+        runs: Its runs.
+    """
+
+    def __init__(self, name: str, root: Path, folder: Path) -> None:
+        self.name = name
+        self.root = root
+        self.folder = folder
+        self.runs = Browser(database_path(folder))
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+
+    def version(self) -> int:
+        """Return a number that changes with every commit to the store."""
+        with self._lock:
+            try:
+                return self.runs.version()
+            except StoreError:
+                if self.exists:
+                    raise
+                return 0
+
+    @property
+    def exists(self) -> bool:
+        """True if the repository has a store; the first run creates it."""
+        return database_path(self.folder).is_file()
+
+    def kept(self, key: Hashable, run: RunInfo, compute: Callable[[], T]) -> T:
+        """Return what `compute` returned for this key, unless the run has changed since.
+
+        What takes long to compute may be a little old: recomputing takes at most `SHARE` of the time.
+        """
+        # Another run that goes on doesn't change this one.
+        version = self.version() if run.alive else (run.status, run.rollouts, run.finished_at, repr(run.summary))
+        now = perf_counter()
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None and (kept.version == version or now - kept.at < kept.took / SHARE):
+                self._kept.move_to_end(key)
+                value: T = kept.value
+                return value
+        value = compute()
+        with self._lock:
+            self._kept[key] = _Kept(value, version, perf_counter(), perf_counter() - now)
+            self._kept.move_to_end(key)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return value
+
+
+class Stores:
+    """The repositories of one viewer, by name."""
+
+    def __init__(self, repositories: Sequence[tuple[Path, Path]]) -> None:
+        self._found: dict[str, Repository] = {}
+        # Versions count from the start of a server: those of another one mean nothing.
+        self._started = secrets.token_hex(4)
+        for root, folder in repositories:
+            base = re.sub(r"[^\w.-]+", "-", root.resolve().name, flags=re.ASCII).strip(".-") or "repository"
+            name, number = base, 1
+            while name in self._found:
+                number += 1
+                name = f"{base}-{number}"
+            self._found[name] = Repository(name, root, folder)
+
+    def __iter__(self) -> Iterator[Repository]:
+        return iter(self._found.values())
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, name: str) -> Repository:
+        """Return a repository by its name; raises StoreError."""
+        if name not in self._found:
+            raise StoreError(f"there is no repository {name!r} in this viewer")
+        return self._found[name]
+
+    def version(self) -> str:
+        """Return a text that changes with every commit to one of the stores."""
+        return ".".join([self._started, *(str(repository.version()) for repository in self._found.values())])
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        for repository in self._found.values():
+            repository.runs.close()

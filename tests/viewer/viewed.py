@@ -1,0 +1,91 @@
+"""Stores and pages for tests of the viewer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from osmosis_ai.records import Failure, JudgeCall, Rollout, Row, Score, ToolCall, Turn, Usage
+from osmosis_ai.store.run_store import RunStore
+from osmosis_ai.viewer.app import build_app
+from osmosis_ai.viewer.security import Guard
+from osmosis_ai.viewer.stores import Stores
+
+PORT = 8123
+TOKEN = "the-token"
+ADDRESS = f"http://127.0.0.1:{PORT}"
+
+
+@contextmanager
+def viewer(*roots: Path, cookie: bool = True, host: str = "127.0.0.1") -> Iterator[TestClient]:
+    """A client of the viewer of these repositories, with or without the cookie."""
+    app = Guard(build_app(Stores([(root, root / ".osmosis") for root in roots])), host=host, port=PORT, token=TOKEN)
+    cookies = {f"osmosis-view-{PORT}": TOKEN} if cookie else {}
+    with TestClient(app, ADDRESS, cookies=cookies, follow_redirects=False) as client:
+        yield client
+
+
+Made = tuple[Rollout, list[Score], dict[str, Any]]
+
+
+def made(index: int, attempt: int = 0, *, score: float | None = 1.0, **changes: Any) -> Made:
+    """A rollout of one tool call, its score, and the fields of its row."""
+    text: str = changes.pop("text", f"What is {index} + 2?")
+    row = {"ground_truth": str(index + 2), **changes.pop("row", {})}
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": f'{{"a": {index}, "b": 2}}'}}
+    messages = [
+        {"role": "system", "content": "Use the tools."},
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": f'{{"sum": {index + 2}}}'},
+        {"role": "assistant", "content": str(index + 2)},
+    ]
+    usage = Usage(100, 10, 110)
+    values: dict[str, Any] = {
+        "messages": messages,
+        "finish_reason": "error" if changes.get("failure") else "stop",
+        "duration_ms": 12.0 + index,
+        "usage": Usage(200, 20, 220),
+        "turns": [Turn(0, "tool_calls", usage, 5.0, "m"), Turn(1, "stop", usage, 5.0, "m")],
+        "tool_calls": [ToolCall(0, "c", "add", '{"a": 1}', 2.0)],
+        **changes,
+    }
+    rollout = Rollout(f"r{index}.{attempt}", index, f"row{index}", attempt, "policy", **values)
+    if changes.get("failure"):
+        return rollout, [], row
+    failed = Failure("reward", "ValueError: no number", "reward_raised", "reward_fn/r.py", 3, "Traceback …")
+    judged = [JudgeCall("openai/judge", 7.0, reply="I like it", score=0.5, explanation="nice")]
+    scores = [Score("r:exact", score, failed if score is None else None, 1.0, "because", judged if index == 0 else [])]
+    return rollout, scores, row
+
+
+def write_run(root: Path, rollouts: Sequence[Made], *, status: Any = "finished", **config: Any) -> str:
+    """Store a run in a repository's store, and return its id."""
+
+    async def write() -> str:
+        with RunStore.open(root) as store:
+            known = {"model": "m/one", "dataset": "/data/rows.jsonl", "n": 1, "functions": ["r:exact"]}
+            run_id = await store.create_run("eval", identity={}, config={**known, "planned": len(rollouts), **config})
+            for rollout, scores, fields in rollouts:
+                row = Row(
+                    rollout.row_index, rollout.row_id, "Use the tools.", str(rollout.messages[1]["content"]), **fields
+                )
+                key = await store.save_rollout(run_id, rollout, row)
+                if scores:
+                    await store.save_scores({key: scores})
+            values = [score.value or 0.0 for _, scores, _ in rollouts for score in scores]
+            mean = sum(values) / max(len(rollouts), 1)
+            summary = {"functions": {"r:exact": mean}, "intervals": {"r:exact": (mean / 2, mean)}, "total_tokens": 1}
+            if status != "running":
+                await store.mark(run_id, status, summary)
+            return run_id
+
+    return asyncio.run(write())
+
+
+Answer = Callable[..., str]
