@@ -32,6 +32,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "runs-show": views.ShownRun,
     "runs-show-row": views.ShownRow,
     "runs-compare": views.ComparedRuns,
+    "runs-diff-row": views.ComparedRow,
     "runs-rescore": views.RescoredRun,
     "runs-export": views.WrittenExport,
     "runs-rm": views.RemovedRuns,

@@ -139,6 +139,13 @@ PAGES = {
         ],
         "there is nothing to compare",
     ),
+    "runs diff": Page(
+        "docs/runs.md",
+        [
+            ("See which rows flipped", "osmosis runs diff 20260301-0941 latest"),
+            ("See where the two conversations of row 3 part", "osmosis runs diff 20260301-0941 latest --row 3"),
+        ],
+    ),
     "runs export": Page(
         "docs/runs.md",
         [

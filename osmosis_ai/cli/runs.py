@@ -218,6 +218,45 @@ def compare(
 
 @app.command(
     cls=HelpCommand,
+    help="Show what changed from run A to run B: the rows that flipped first, then the scores.\n\n"
+    "With --row, align two conversations step by step, on role, tool and arguments: equal steps are folded, and words "
+    "that only A or only B has are marked as [-this-] and {+this+}.",
+)
+def diff(
+    context: typer.Context,
+    a: Annotated[str, typer.Argument(metavar="A", help="The run before: an id, its beginning, or `latest`.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run after.")],
+    row: Annotated[int | None, typer.Option(min=0, metavar="N", help="Align the conversations of A's row N.")] = None,
+    run_index: Annotated[int, typer.Option(min=0, metavar="K", help="With --row: the attempt, from 0.")] = 0,
+    pass_threshold: _Threshold = 1.0,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="List at most N flipped rows per function.")] = 20,
+    root: _Root = None,
+    store_dir: Store = None,
+    json: Json = False,
+) -> None:
+    """Show what changed from run A to run B: flipped rows, scores, and with --row two conversations side by side."""
+    with _session(context, root, store_dir, json) as session:
+        from osmosis_ai.cli.runs_output import print_aligned, print_comparison
+        from osmosis_ai.store.compare import compare_row, compare_runs
+
+        store = session.store
+        found_a, found_b = store.find_run(a), store.find_run(b)
+        if row is not None:
+            compared, *_ = compare_row(store, found_a, found_b, row, run_index)
+            if session.json:
+                session.show(compared)
+            else:
+                print_aligned(session.output, compared)
+            return
+        comparison = compare_runs(store, found_a, found_b, pass_threshold)
+        if session.json:
+            session.show(comparison)
+        else:
+            print_comparison(session.output, comparison, found_a, found_b, store, limit=limit, flips_first=True)
+
+
+@app.command(
+    cls=HelpCommand,
     help="Export a run for training: one row per rollout.\n\n"
     "Each row has messages, tools (the schemas offered), reward (the only score, or the mean of them), rewards by "
     "function, row_id, row_index, run_index, model, finish_reason, error, ground_truth, metadata (the dataset row's "

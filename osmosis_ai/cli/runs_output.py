@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from itertools import groupby
+from operator import attrgetter
 
 from osmosis_ai.cli.console import BAD, CAUTION, GOOD, Output
 from osmosis_ai.cli.progress import LiveProgress
@@ -10,14 +12,16 @@ from osmosis_ai.cli.report import figure_with_error, shown_interval
 from osmosis_ai.cli.scores import ScoreColumns, score_style, short_name, went_wrong
 from osmosis_ai.cli.tables import Cell, Column, Table
 from osmosis_ai.runtime.run.scoring import Scored
+from osmosis_ai.store.alignment import AlignedStep, word_changes
 from osmosis_ai.store.queries import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.transcript import transcript
-from osmosis_ai.store.views import ComparedRuns, shown_status
-from osmosis_ai.text import cost, counted, duration, excerpt, score_number
+from osmosis_ai.store.views import ComparedRow, ComparedRuns, shown_status
+from osmosis_ai.text import cost, counted, duration, excerpt, indented, score_number
 from osmosis_ai.urls import show_url
 
 __all__ = [
     "RescoreProgress",
+    "print_aligned",
     "print_comparison",
     "print_rescored",
     "print_rollouts",
@@ -130,20 +134,71 @@ def print_transcript(output: Output, scored: ScoredRollout) -> None:
 
 
 def print_comparison(
-    output: Output, comparison: ComparedRuns, a: RunInfo, b: RunInfo, store: Queries, *, limit: int
+    output: Output,
+    comparison: ComparedRuns,
+    a: RunInfo,
+    b: RunInfo,
+    store: Queries,
+    *,
+    limit: int,
+    flips_first: bool = False,
 ) -> None:
     """Print two runs side by side, and at most `limit` flipped rows per function."""
     for name, run in (("A", a), ("B", b)):
         output.line(f"{name}  {run.id}  {run.command}, {_model(run)} on {_dataset(run)}, {_recorded(run)} rollouts")
     for note in comparison.notes:
         output.warn(note)
-    if comparison.functions:
+    if comparison.functions and not flips_first:
         output.table(_compared(comparison))
     for name in comparison.functions:
         _print_flips(output, comparison, name, store, limit)
+    if comparison.functions and flips_first:
+        output.table(_compared(comparison))
     for name, functions in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if functions:
             output.line(f"only {name} was scored with {', '.join(functions)}")
+
+
+def print_aligned(output: Output, compared: ComparedRow) -> None:
+    """Print two conversations side by side, with equal steps folded."""
+    for name, rollout in (("A", compared.a), ("B", compared.b)):
+        scores = ", ".join(f"{each} {score_number(score.value)}" for each, score in rollout.scores.items())
+        output.line(
+            f"{name}  row {rollout.row_index}, run {rollout.run_index}: {rollout.finish_reason}, "
+            f"{counted(rollout.turns, 'turn')}, {counted(rollout.tool_calls, 'tool call')}, {scores or 'no scores'}"
+        )
+    if compared.first_difference is None:
+        output.line(f"both went the same way, in {counted(len(compared.steps), 'step')}")
+        return
+    for change, group in groupby(compared.steps, key=attrgetter("change")):
+        steps = list(group)
+        if change == "equal":
+            output.line(f"  … {counted(len(steps), 'equal step')}")
+            continue
+        for step in steps:
+            _print_step(output, step)
+
+
+def _print_step(output: Output, step: AlignedStep) -> None:
+    shown = step.a or step.b
+    assert shown is not None
+    title = shown.role if shown.tool is None else f"→ {shown.tool}"
+    if step.a is None or step.b is None:
+        sign, style = ("-", BAD) if step.b is None else ("+", GOOD)
+        output.line(f"{sign} {title}", style=style)
+        for text in filter(None, (shown.text, shown.result and f"= {shown.result}")):
+            output.line(indented(text), style=style)
+        return
+    output.line(f"~ {title}")
+    output.line(indented(_marked(step.a.text, step.b.text)))
+    if step.a.result is not None or step.b.result is not None:
+        output.line(indented(f"= {_marked(step.a.result or '', step.b.result or '')}"))
+
+
+def _marked(a: str, b: str) -> str:
+    """Mark the words that only one of two texts has, as `git diff --word-diff` does."""
+    marks = {"equal": "{}", "delete": "[-{}-]", "insert": "{{+{}+}}"}
+    return "".join(marks[change].format(text) for change, text in word_changes(a, b))
 
 
 def _compared(comparison: ComparedRuns) -> Table:

@@ -1,14 +1,31 @@
-"""Compare two stored runs row by row: the difference in scores, and the rows that flipped."""
+"""Compare two stored runs row by row: the difference in scores, the rows that flipped, and conversations by step."""
 
 from __future__ import annotations
 
 from statistics import fmean
 
+from osmosis_ai.errors import StoreError
 from osmosis_ai.reward_fn.statistics import paired, summarize
-from osmosis_ai.store.queries import FunctionTotals, PairedRow, Queries, RunInfo, SharedRows
-from osmosis_ai.store.views import ComparedFunction, ComparedRuns, FlippedRow, run_view
+from osmosis_ai.store.alignment import align
+from osmosis_ai.store.queries import (
+    FunctionTotals,
+    PairedRow,
+    Queries,
+    RolloutFilter,
+    RunInfo,
+    ScoredRollout,
+    SharedRows,
+)
+from osmosis_ai.store.views import (
+    ComparedFunction,
+    ComparedRow,
+    ComparedRuns,
+    FlippedRow,
+    rollout_summary,
+    run_view,
+)
 
-__all__ = ["compare_runs"]
+__all__ = ["compare_row", "compare_runs"]
 
 _TOLERANCE = 1e-9  # a mean of floats may miss the threshold by a rounding error
 
@@ -36,6 +53,34 @@ def compare_runs(store: Queries, a: RunInfo, b: RunInfo, pass_threshold: float) 
         only_in_b=[name for name in totals_b if name not in totals_a],
         notes=_notes(a, b, rows, functions),
     )
+
+
+def compare_row(
+    store: Queries, a: RunInfo, b: RunInfo, row: int, run_index: int = 0, run_index_b: int | None = None
+) -> tuple[ComparedRow, ScoredRollout, ScoredRollout]:
+    """Compare an attempt of a row of run `a` with one of the same row of run `b`, by default the same attempt.
+
+    Returns the comparison, and both rollouts with their trajectories. Raises StoreError if one of them doesn't exist.
+    """
+    first = _rollout(store, a, RolloutFilter(row=row, run_index=run_index))
+    row_id = first.row.id
+    try:
+        row_b = store.row(b.id, row_id).index
+    except StoreError:
+        raise StoreError(f"run {b.id} doesn't have row {row} of run {a.id}") from None
+    wanted = RolloutFilter(row=row_b, run_index=run_index if run_index_b is None else run_index_b)
+    second = _rollout(store, b, wanted, row_id)
+    steps = align(first.stored.rollout, second.stored.rollout)
+    first_difference = next((index for index, step in enumerate(steps) if step.change != "equal"), None)
+    compared = ComparedRow(row_id, rollout_summary(first), rollout_summary(second), steps, first_difference)
+    return compared, first, second
+
+
+def _rollout(store: Queries, run: RunInfo, wanted: RolloutFilter, row_id: str | None = None) -> ScoredRollout:
+    for scored in store.scored(run.id, wanted, with_trajectory=True):
+        if scored.stored.rollout.policy == "policy" and scored.row.id == (row_id or scored.row.id):
+            return scored
+    raise StoreError(f"run {run.id} has no attempt {wanted.run_index} of row {wanted.row}")
 
 
 def _totals(store: Queries, run: RunInfo) -> dict[str, FunctionTotals | None]:

@@ -12,6 +12,7 @@ import msgspec
 
 from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Record, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
+from osmosis_ai.store.alignment import AlignedStep
 from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, SharedRows
 from osmosis_ai.store.tables import RunStatus
 
@@ -218,6 +219,19 @@ class ComparedRuns(Record, frozen=True):
     """Functions that scored only b."""
     notes: list[str]
     """Reasons for caution with the comparison."""
+
+
+class ComparedRow(Record, frozen=True):
+    """`osmosis runs diff A B --row N`: one attempt of a row in two runs, step by step."""
+
+    row_id: str
+    """Hash of the row's content and its occurrence number."""
+    a: RolloutSummary
+    b: RolloutSummary
+    steps: list[AlignedStep]
+    """The steps of both conversations, aligned on role, tool and canonical arguments."""
+    first_difference: int | None
+    """Position in `steps` of the first one that isn't equal, null if all are."""
 
 
 class RescoredRun(Record, frozen=True):

@@ -68,7 +68,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> S
         text = await anyio.to_thread.run_sync(partial(pages.error, "There is no such page."))
         return HTMLResponse(text, 404)
 
-    run = "/runs/{repository}/{name}"
+    run, compare = "/runs/{repository}/{name}", "/compare/{repository}/{a}/{b}"
     return Starlette(
         routes=[
             Route("/", page(pages.home)),
@@ -77,6 +77,8 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> S
             Route(f"{run}/figures", page(pages.figures)),
             Route(f"{run}/rows/{{row:int}}", page(pages.row)),
             Route(f"{run}/rows/{{row:int}}/raw", raw),
+            Route(compare, page(pages.compare)),
+            Route(f"{compare}/rows/{{row:int}}", page(pages.compare_row)),
             Route("/live", events),
             Route("/static/{name}", static),
         ],

@@ -6,6 +6,7 @@ import functools
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -17,9 +18,11 @@ from osmosis_ai.conversation import Step, steps
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Failure, Outcome, Rollout, Score
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, summarize
+from osmosis_ai.store.alignment import AlignedStep, word_changes
 from osmosis_ai.store.browsing import SORTS, FailureGroup, ListedRow, RowFilter, RunTotals, Selected, Selection
+from osmosis_ai.store.compare import compare_row, compare_runs
 from osmosis_ai.store.queries import RolloutFilter, RunInfo, ScoredRollout
-from osmosis_ai.store.views import RunView, run_view
+from osmosis_ai.store.views import ComparedRuns, RunView, run_view
 from osmosis_ai.text import content_text, cost, counted, duration, excerpt, failure_line, score_number, visible
 from osmosis_ai.viewer.stores import Repository, Stores
 from osmosis_ai.viewer.trees import TEXT_CHARACTERS, tree
@@ -60,7 +63,8 @@ def environment() -> Environment:
     found.filters.update(
         cost=cost, counted=counted, duration=duration, excerpt=excerpt, score=score_number, failure_line=failure_line
     )
-    found.globals.update(tree=tree, text_of=content_text, images_of=images_of, TEXT_CHARACTERS=TEXT_CHARACTERS)
+    found.globals.update(tree=tree, text_of=content_text, images_of=images_of, word_changes=word_changes)
+    found.globals["TEXT_CHARACTERS"] = TEXT_CHARACTERS
     return found
 
 
@@ -146,6 +150,24 @@ class Span(NamedTuple):
     kind: str
     title: str
     target: str
+
+
+class Side(NamedTuple):
+    """One of two rollouts that are compared."""
+
+    view: RunView
+    url: str
+    attempts: list[Attempt]
+    chosen: int
+    scored: ScoredRollout
+
+
+class Block(NamedTuple):
+    """Steps of two conversations: a span of equal ones, or others. `first` is True if the two part here."""
+
+    equal: bool
+    steps: list[AlignedStep]
+    first: bool
 
 
 class Figures(NamedTuple):
@@ -278,6 +300,93 @@ class Pages:
             live=live,
         )
 
+    def compare(self, repository: str, a: str, b: str, query: Mapping[str, str]) -> str:
+        """Two runs: what flipped, and the paired differences of their scores."""
+        live = self._stores.version()
+        store, run_a = self._find(repository, a)
+        _, run_b = self._find(repository, b)
+        here = Address(f"/compare/{quote(repository)}/{quote(a)}/{quote(b)}", query)
+        compared = self._compared(store, run_a, run_b, query)
+        offset = _number(query.get("offset"))
+        function = query["fn"] if query.get("fn") in compared.functions else next(iter(compared.functions), None)
+        flips = [] if function is None else compared.functions[function].flips
+        kind = query.get("show")
+        flips = [flip for flip in flips if kind not in ("pass", "fail") or flip.passes == (kind == "pass")]
+        part = flips[offset : offset + PAGE_ROWS]
+        prompts = {
+            each.row.index: each.row.user_prompt for each in store.runs.page(run_a.id, [f.row_index for f in part])
+        }
+        return self.render(
+            "compare.html",
+            compared=compared,
+            here=here,
+            repository=store,
+            function=function,
+            kind=kind,
+            flips=part,
+            count=len(flips),
+            offset=offset,
+            page_rows=PAGE_ROWS,
+            prompts=prompts,
+            live=live,
+        )
+
+    def compare_row(self, repository: str, a: str, b: str, row: int, query: Mapping[str, str]) -> str:
+        """An attempt of a row in two runs, step by step."""
+        live = self._stores.version()
+        store, run_a = self._find(repository, a)
+        _, run_b = self._find(repository, b)
+        runs = Address(f"/compare/{quote(repository)}/{quote(a)}/{quote(b)}", _without(query, "attempt", "attempt_b"))
+        here = Address(f"{runs.path}/rows/{row}", query)
+        attempt = _number(query.get("attempt"))
+        attempt_b = _number(query.get("attempt_b"), attempt)
+        compared, first, second = compare_row(store.runs, run_a, run_b, row, attempt, attempt_b)
+        functions = self._compared(store, run_a, run_b, query).functions
+        function = query["fn"] if query.get("fn") in functions else next(iter(functions), None)
+        flipped = [] if function is None else [flip.row_index for flip in functions[function].flips]
+        after = next((index for index in flipped if index > row), None)
+        selection = self._select(store, run_a, RowFilter())
+        return self.render(
+            "compare_row.html",
+            compared=compared,
+            blocks=_blocks(compared.steps),
+            runs=runs,
+            here=here,
+            row=row,
+            sides=[
+                self._side(store, run, name, scored, here)
+                for name, run, scored in (("attempt", run_a, first), ("attempt_b", run_b, second))
+            ],
+            links={
+                "previous": _beside(selection, row, -1, runs),
+                "next": _beside(selection, row, 1, runs),
+                "flip": None if after is None else runs.at(f"/rows/{after}"),
+            },
+            live=live,
+        )
+
+    def _side(self, store: Repository, run: RunInfo, name: str, scored: ScoredRollout, here: Address) -> Side:
+        rollout = scored.stored.rollout
+        listed = store.runs.page(run.id, [scored.row.index])[0]
+        outcomes = [outcome for outcome in listed.outcomes if outcome.policy == "policy"]
+        # Both attempts are named, so that one can change without the other.
+        both = {"attempt": _number(here.query.get("attempt"))}
+        both["attempt_b"] = _number(here.query.get("attempt_b"), both["attempt"])
+        attempts = [
+            _attempt(outcome, run, here.query, here.but(**{**both, name: outcome.run_index})) for outcome in outcomes
+        ]
+        chosen = [outcome.run_index for outcome in outcomes].index(rollout.run_index)
+        url = f"/runs/{quote(store.name)}/{quote(run.id)}/rows/{scored.row.index}?attempt={rollout.run_index}"
+        return Side(run_view(run), url, attempts, chosen, scored)
+
+    def _compared(self, store: Repository, a: RunInfo, b: RunInfo, query: Mapping[str, str]) -> ComparedRuns:
+        threshold = _float(query.get("threshold"))
+        threshold = _threshold(b) if threshold is None else threshold
+        # Two runs that have ended don't change, and the other one's changes show in its own key.
+        running, other = (a, b) if a.alive else (b, a)
+        key = ("compared", a.id, b.id, threshold, other.rollouts, other.finished_at, repr(other.summary))
+        return store.kept(key, running, lambda: compare_runs(store.runs, a, b, threshold))
+
     def raw(self, repository: str, name: str, row: int, query: Mapping[str, str]) -> ScoredRollout:
         """A row's rollout, for its JSON."""
         store, run = self._find(repository, name)
@@ -354,6 +463,15 @@ class Conversation:
 
     def __init__(self, rollout: Rollout) -> None:
         self.steps: list[Step] = list(steps(rollout.messages, rollout.turns, rollout.tool_calls))
+
+
+def _blocks(aligned: Sequence[AlignedStep]) -> list[Block]:
+    """Group aligned steps into spans that are equal and those that aren't."""
+    blocks: list[Block] = []
+    for equal, group in groupby(aligned, key=lambda step: step.change == "equal"):
+        first = not equal and all(block.equal for block in blocks)
+        blocks.append(Block(equal, list(group), first))
+    return blocks
 
 
 def images_of(content: Any) -> list[tuple[str, str]]:
@@ -467,7 +585,7 @@ def _chart(runs: Sequence[ListedRun], query: Mapping[str, str]) -> Chart | None:
         return None
     points = [
         Point(
-            10 + 580 * index / (len(scored) - 1), 110 - parts[0], 110 - parts[1], 110 - parts[2], run, bar.mean or 0.0
+            18 + 570 * index / (len(scored) - 1), 110 - parts[0], 110 - parts[1], 110 - parts[2], run, bar.mean or 0.0
         )
         for index, (run, bar, parts) in enumerate(scored)
         if parts is not None

@@ -277,6 +277,27 @@ def test_compare_shows_what_flipped(osmosis: Osmosis, repo: Path, scripted: Call
     assert "row 1  1.000 → 0.000  fails" in backwards.stdout
 
 
+def test_diff_shows_flips_and_where_two_conversations_part(
+    osmosis: Osmosis, repo: Path, scripted: Callable[..., str]
+) -> None:
+    a = scripted(by_turn(tool_call("add", a=3, b=3), text("6")))
+    b = scripted(by_turn(tool_call("add", a=3, b=4), text("7")))
+    done = osmosis("runs", "diff", a, b, cwd=repo)
+    assert done.code == 0, done.stderr
+    assert done.stdout.index("flipped to passing: 1") < done.stdout.index("B − A")
+    assert osmosis("runs", "diff", a, b, "--json", cwd=repo).json["functions"][EXACT]["now_pass"] == 1
+    lines = osmosis("runs", "diff", a, b, "--row", "1", cwd=repo).stdout.splitlines()
+    call = ["~ → add", '  {"a":3,"b":[-3-]{+4+}}', "  = [-6-]{+7+}"]
+    assert lines[2:] == ["  … 2 equal steps", *call, "~ assistant", "  [-6-]{+7+}"]
+    found = osmosis("runs", "diff", a, b, "--row", "1", "--json", cwd=repo).json
+    assert [step["change"] for step in found["steps"]] == ["equal", "equal", "changed", "changed"]
+    assert found["first_difference"] == 2
+    assert "went the same way" in osmosis("runs", "diff", a, a, "--row", "1", cwd=repo).stdout
+    assert (
+        "has no attempt 1 of row 0" in osmosis("runs", "diff", a, b, "--row", "0", "--run-index", "1", cwd=repo).stderr
+    )
+
+
 def test_compare_warns_of_what_makes_it_less_than_it_seems(
     osmosis: Osmosis, repo: Path, run: Callable[..., str], scripted: Callable[..., str]
 ) -> None:

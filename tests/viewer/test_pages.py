@@ -192,6 +192,53 @@ def test_the_next_row_follows_the_filter(root: Path) -> None:
     assert "2 of 3" in found.text
 
 
+def compared_runs(root: Path) -> str:
+    """Two runs of four rows: 0 stays, 1 passes now and calls with other arguments, 2 fails now, 3 and 4 are in one."""
+    before = write_run(root, [made(0), made(1, score=0.0), made(2), made(3)])
+    other = made(1)
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 7, "b": 2}'}}
+    other[0].messages[2]["tool_calls"] = [call]
+    after = write_run(root, [made(0), other, made(2, score=0.0), made(4)])
+    return f"/compare/{root.name}/{before}/{after}"
+
+
+def test_two_runs_show_their_flips_first(tmp_path: Path) -> None:
+    url = compared_runs(tmp_path)
+    found = page(tmp_path, url)
+    assert listed(found) == [1, 2]
+    assert found.text.index("Flipped rows") < found.text.index("95 % CI")
+    for text in ("now pass: 1", "now fail: 1", "only the 3 common rows", "+0.000"):
+        assert text in found.text
+    assert listed(page(tmp_path, f"{url}?show=fail")) == [2]
+    # A threshold that every score reaches.
+    assert listed(page(tmp_path, f"{url}?threshold=0")) == []
+
+
+def test_a_row_of_two_runs_is_aligned_step_by_step(tmp_path: Path) -> None:
+    url = compared_runs(tmp_path)
+    with viewer(tmp_path) as client:
+        text = client.get(f"{url}/rows/1").text
+    found = Elements(text)
+    assert "2 equal steps" in found.text
+    assert "<del>1</del>" in text
+    assert "<ins>7</ins>" in text
+    assert [1 for _, attributes in found.found if attributes.get("id") == "first-divergence"] == [1]
+    keys = {each["data-key"]: str(each["href"]) for _, each in found.found if "data-key" in each}
+    assert {key: re.findall(r"rows/(\d+)", href) for key, href in keys.items()} == {"k": ["0"], "j": ["2"], "x": ["2"]}
+    assert "Both went the same way" in page(tmp_path, f"{url}/rows/0").text
+    assert "doesn't have row 3" in page(tmp_path, f"{url}/rows/3", 404).text
+    assert "no attempt 5" in page(tmp_path, f"{url}/rows/0?attempt_b=5", 404).text
+
+
+def test_attempts_of_two_runs_are_chosen_one_by_one(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path, [made(0, k, score=k / 2) for k in range(3)], n=3) for _ in range(2)]
+    found = page(tmp_path, f"/compare/{tmp_path.name}/{runs[0]}/{runs[1]}/rows/0?attempt=1&attempt_b=2")
+    cells = [each for tag, each in found.found if tag == "a" and "cell" in str(each.get("class"))]
+    assert [index for index, each in enumerate(cells) if "aria-current" in each] == [1, 5]
+    assert str(cells[0]["href"]).endswith("attempt=0&attempt_b=2")
+    assert str(cells[3]["href"]).endswith("attempt=1&attempt_b=0")
+
+
 def test_a_rollout_s_own_log_lines_are_shown(tmp_path: Path) -> None:
     run_id = write_run(tmp_path, [made(1), made(11)])
     logs = tmp_path / ".osmosis" / "logs"
@@ -253,7 +300,7 @@ HOSTILE = [
 ]
 
 
-def hostile_run(root: Path, text: str) -> None:
+def hostile_run(root: Path, text: str) -> str:
     call = {"id": text, "type": "function", "function": {"name": text, "arguments": text}}
     nested = {"id": "c", "type": "function", "function": {"name": "n", "arguments": '{"\\ud800": "\\ud800<b>"}'}}
     messages = [
@@ -273,7 +320,7 @@ def hostile_run(root: Path, text: str) -> None:
     row = {"ground_truth": text, "extra": {text: text}}
     rollout = made(0, messages=messages, tool_calls=calls, failure=failure, text=text, row=row)
     broken = made(1, score=None, messages=messages, row=row)
-    write_run(root, [rollout, broken], model=text, dataset=text, base_url=text, functions=[text], tools=[])
+    return write_run(root, [rollout, broken], model=text, dataset=text, base_url=text, functions=[text], tools=[])
 
 
 BENIGN = {
@@ -301,11 +348,12 @@ def test_no_text_ever_yields_an_element(tmp_path_factory: pytest.TempPathFactory
     for each in (text, "harmless"):
         root = tmp_path_factory.mktemp("hostile") / "repo"
         root.mkdir()
-        hostile_run(root, each)
+        runs = [hostile_run(root, each) for _ in "ab"]
+        compared = f"/compare/repo/{runs[0]}/{runs[1]}"
+        paths = ["/", "/runs/repo/latest", "/runs/repo/latest/rows/0", "/runs/repo/latest/rows/1", compared]
         with viewer(root) as client:
-            pages = [client.get(path) for path in ("/", "/runs/repo/latest", "/runs/repo/latest/rows/0",
-                                                   "/runs/repo/latest/rows/1")]  # fmt: skip
-        assert [answer.status_code for answer in pages] == [200] * 4
+            pages = [client.get(path) for path in (*paths, f"{compared}/rows/0")]
+        assert [answer.status_code for answer in pages] == [200] * 6
         for answer in pages:
             found = Elements(answer.text)
             assert not [name for _, attributes in found.found for name in attributes if name.startswith("on")]
