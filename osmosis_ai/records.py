@@ -33,7 +33,8 @@ Message: TypeAlias = dict[str, Any]
 Tool: TypeAlias = dict[str, Any]
 """One tool as the model sees it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
-FinishReason: TypeAlias = Literal["stop", "length", "max_turns", "max_tokens_total", "timeout", "error"]
+FinishReason: TypeAlias = Literal["stop", "length", "max_turns", "max_tokens_total", "removed", "timeout", "error"]
+"""Why a rollout ended. `removed` means that its grader took it out of every count."""
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):

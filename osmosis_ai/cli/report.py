@@ -65,6 +65,8 @@ def _headline(policy: Policy, scoring_errors: int, wall_ms: float | None) -> str
     parts = [f"{policy.passed:,} of {policy.planned:,} rollouts completed"]
     if policy.failed:
         parts.append(f"{policy.failed:,} failed")
+    if policy.removed:
+        parts.append(f"{policy.removed:,} removed")
     if policy.missing:
         parts.append(f"{policy.missing:,} not run")
     if scoring_errors:
@@ -167,7 +169,7 @@ def _print_rows(output: Output, report: Report) -> None:
         cells += [reason] if any(reasons) else []
         table.add(str(outcome.row_index), *scores.cells(outcome.scores), *cells)
     output.table(table)
-    more = report.rows - report.policy.missing - len(rows)
+    more = report.rows - report.policy.missing - report.policy.removed - len(rows)
     if more > 0:
         below = report.rows_below - min(len(report.below), len(rows))
         output.line(f"… and {more:,} more, {f'{below:,} of them' if below else 'none'} below the threshold", FAINT)

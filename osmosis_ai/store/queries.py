@@ -133,7 +133,7 @@ class FunctionTotals(Record, frozen=True):
     function: str
     """Name of the function."""
     rollouts: int
-    """Rollouts, scored or not."""
+    """Rollouts, scored or not; without those that their grader removed."""
     scored: int
     """Rollouts with a score."""
     errors: int
@@ -199,6 +199,8 @@ _NEWEST_FIRST = "ORDER BY pk DESC"
 _ITS_ROW = "JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id"
 _ITS_TRAJECTORY = "JOIN trajectories ON trajectories.rollout = pk"
 _DATA = {"row_data": "rows.data", "trajectory": "trajectories.data"}
+# What a grader has removed counts nowhere.
+_KEPT = "finish_reason <> 'removed'"
 _MISSING = """
     FROM json_each(:without) AS wanted WHERE NOT EXISTS (
         SELECT 1 FROM scores
@@ -208,13 +210,15 @@ _MISSING = """
 _MISSING_NAMES = f"(SELECT json_group_array(wanted.key) {_MISSING})"
 _UNSCORED = f"""
     SELECT {select(_Lacking, missing=_MISSING_NAMES)} FROM rollouts
-    {_PAGE} AND (failure_origin IS NULL OR :partial AND failure_origin = 'timeout') AND EXISTS (SELECT 1 {_MISSING})
+    {_PAGE} AND {_KEPT} AND (failure_origin IS NULL OR :partial AND failure_origin = 'timeout')
+    AND EXISTS (SELECT 1 {_MISSING})
     {_ORDER}
 """
 _VALUE = "(SELECT value FROM scores WHERE scores.rollout = pk AND function = :function)"
-_VALUES = f"SELECT {select(_Valued, value=_VALUE)} FROM rollouts {_PAGE} AND policy = :whose {_ORDER}"
+_VALUES = f"SELECT {select(_Valued, value=_VALUE)} FROM rollouts {_PAGE} AND {_KEPT} AND policy = :whose {_ORDER}"
 _ROW_VALUES = f"""
-    SELECT {_VALUE} FROM rollouts WHERE run = :run AND row_id = :row_id AND policy = :policy ORDER BY run_index
+    SELECT {_VALUE} FROM rollouts
+    WHERE run = :run AND row_id = :row_id AND policy = :policy AND {_KEPT} ORDER BY run_index
 """
 _OUTCOMES = f"SELECT {select(RolloutColumns)} FROM rollouts {_PAGE} {_ORDER}"
 _FILTER = """
@@ -248,9 +252,10 @@ _SCORES_OF = f"""
     ORDER BY scores.rollout, function
 """
 # total() is 0.0 without any score, where sum() is NULL.
-_FUNCTION_TOTALS = """
+_FUNCTION_TOTALS = f"""
     SELECT function, count(value), count(failure), total(value), group_concat(DISTINCT code_hash)
-    FROM rollouts JOIN scores ON rollout = pk WHERE run = ? AND policy = ? GROUP BY function ORDER BY function
+    FROM rollouts JOIN scores ON rollout = pk WHERE run = ? AND policy = ? AND {_KEPT}
+    GROUP BY function ORDER BY function
 """
 _SHARED_ROWS = """
     SELECT count(*) FROM rows AS a JOIN rows AS b ON b.row_id = a.row_id WHERE a.run = ? AND b.run = ?
@@ -380,7 +385,8 @@ class Queries:
         """Total every function's scores of one policy. Reads every score, but decodes none."""
         with open_reader(self._path) as db:
             key = (self._pk(db, run_id), policy)
-            (rollouts,) = db.execute("SELECT count(*) FROM rollouts WHERE run = ? AND policy = ?", key).fetchone()
+            query = f"SELECT count(*) FROM rollouts WHERE run = ? AND policy = ? AND {_KEPT}"
+            (rollouts,) = db.execute(query, key).fetchone()
             return [
                 FunctionTotals(function, rollouts, scored, errors, total / rollouts, code.split(",") if code else [])
                 for function, scored, errors, total, code in db.execute(_FUNCTION_TOTALS, key)

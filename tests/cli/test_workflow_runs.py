@@ -16,6 +16,16 @@ from osmosis_ai.testing import ScriptedEndpoint, by_turn, status, text
 
 SERVERS = Path(__file__).parents[1] / "runtime" / "worker" / "workflows"
 
+EVAL = ("eval", "--rollout", "rollouts/plain", "-d", "rows.jsonl")
+HALF = """
+from osmosis_ai import osmosis_reward
+
+
+@osmosis_reward
+def half(solution_str: str, ground_truth: str, extra_info: dict = None) -> float:
+    return 0.5
+"""
+
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
@@ -193,11 +203,37 @@ def test_a_saved_rollout_runs_again_and_a_finished_run_is_resumed(workspace: Pat
     assert "code" in refused.stderr
 
 
-def test_a_removed_sample_has_no_score(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+def test_what_a_grader_removes_counts_nowhere(workspace: Path, endpoint: ScriptedEndpoint) -> None:
     rows(workspace, "remove", "fine")
-    results = evaluate(workspace, endpoint)
-    assert results["summary"]["eval_fns"]["plain"]["mean_scored"] == 1.0
-    assert values(workspace) == [None, 1.0]
+    (workspace / "reward_fn").mkdir()
+    (workspace / "reward_fn" / "half.py").write_text(HALF, encoding="utf-8")
+    summary = evaluate(workspace, endpoint, "--fail-under", "0.5")["summary"]
+    assert {name: summary[name] for name in ("passed", "failed", "missing", "removed")} == {
+        "passed": 1, "failed": 0, "missing": 0, "removed": 1
+    }  # fmt: skip
+    for name, mean in {"plain": 1.0, "reward_fn.half:half": 0.5}.items():
+        found = summary["eval_fns"][name]
+        assert (found["mean"], found["count"], found["scored"], found["scoring_errors"]) == (mean, 1, 1, 0)
+    removed, kept = stored(workspace)
+    assert (removed["finish_reason"], removed["failure"], removed["scores"]) == ("removed", None, {})
+    assert len(kept["scores"]) == 2
+
+    totals = run_osmosis("runs", "show", "--json", cwd=workspace).json["functions"]
+    assert {total["function"]: (total["mean"], total["rollouts"]) for total in totals} == {
+        "plain": (1.0, 1), "reward_fn.half:half": (0.5, 1)
+    }  # fmt: skip
+    run_osmosis("runs", "rescore", cwd=workspace)
+    assert stored(workspace)[0]["scores"] == {}
+    short = run_osmosis("runs", "show", "--below", "2", "--json", cwd=workspace).json["rollouts"]
+    assert [rollout["row_index"] for rollout in short] == [1]
+    assert run_osmosis("runs", "export", "--format", "jsonl", "-o", "-", cwd=workspace).stdout.count("\n") == 1
+    compared = run_osmosis("runs", "compare", "latest", "latest", "--json", cwd=workspace).json
+    assert {name: each["rows"] for name, each in compared["functions"].items()} == {
+        "plain": 1, "reward_fn.half:half": 1
+    }  # fmt: skip
+
+    shown = run_osmosis(*EVAL, "--base-url", endpoint.url, "--model", "scripted", cwd=workspace).stdout
+    assert "1 of 2 rollouts completed, 1 removed" in shown
 
 
 def test_a_label_and_metadata_reach_the_grader(workspace: Path, endpoint: ScriptedEndpoint) -> None:

@@ -40,6 +40,8 @@ class Policy(Record, frozen=True):
     """Rollouts recorded."""
     failed: int
     """Rollouts that ended in an error."""
+    removed: int
+    """Rollouts that their grader removed from every count."""
     duration_ms: float
     """Sum of the rollouts' durations in milliseconds."""
     usage: Usage
@@ -56,8 +58,8 @@ class Policy(Record, frozen=True):
 
     @property
     def passed(self) -> int:
-        """Rollouts that ended without error, whatever their score."""
-        return self.rollouts - self.failed
+        """Rollouts that ended without error, whatever their score; without those removed."""
+        return self.rollouts - self.failed - self.removed
 
 
 class Baseline(Policy, frozen=True):
@@ -213,9 +215,12 @@ def build_report(
     rows = RowTally(functions, plan.config.scoring.pass_threshold)
     for outcome in outcomes:
         tallies[outcome.policy].add(outcome)
-        grid.add(outcome)
+        counts = outcome.finish_reason != "removed"
+        if counts:
+            grid.add(outcome)
         if outcome.policy == POLICY:
-            rows.add(outcome)
+            if counts:
+                rows.add(outcome)
             for call in outcome.calls:
                 tools.setdefault(call.name, _ToolTally()).add(call)
                 if call.failure is not None:
@@ -289,13 +294,14 @@ class _PolicyTally:
     """Adds up one policy's rollouts."""
 
     def __init__(self) -> None:
-        self._rollouts = self._failed = self._prompt = self._completion = self._tokens = 0
+        self._rollouts = self._failed = self._removed = self._prompt = self._completion = self._tokens = 0
         self._duration = 0.0
         self._cost: float | None = None
 
     def add(self, outcome: Outcome) -> None:
         self._rollouts += 1
         self._failed += outcome.failure is not None
+        self._removed += outcome.finish_reason == "removed"
         self._duration += outcome.duration_ms
         self._prompt += outcome.usage.prompt_tokens
         self._completion += outcome.usage.completion_tokens
@@ -312,6 +318,7 @@ class _PolicyTally:
             planned=planned,
             rollouts=self._rollouts,
             failed=self._failed,
+            removed=self._removed,
             duration_ms=round(self._duration, 1),
             usage=Usage(self._prompt, self._completion, self._tokens),
             cost_usd=self._cost,
@@ -445,6 +452,7 @@ def _totals(report: Report) -> objects.RunTotals:
         # A rollout that never ran counts as failed too.
         failed=policy.failed + policy.missing,
         missing=policy.missing,
+        removed=policy.removed,
         total_duration_ms=policy.duration_ms,
         total_tokens=policy.usage.total_tokens,
         cost_usd=policy.cost_usd,

@@ -99,11 +99,13 @@ class RunTotals(Record, frozen=True, kw_only=True):
     """Totals of the rollouts. They are keyword-only, so a subclass's fields come first in the JSON."""
 
     passed: int
-    """Rollouts that ended without error, whatever their score."""
+    """Rollouts that ended without error, whatever their score; without those removed."""
     failed: int
     """Rollouts that failed or did not run."""
     missing: int
     """Rollouts that did not run."""
+    removed: int = 0
+    """Rollouts that their grader removed from every count; absent if there are none."""
     total_duration_ms: float
     """Sum of the rollouts' durations in milliseconds."""
     total_tokens: int

@@ -231,8 +231,10 @@ async def score_conversations(
 
 
 def to_be_scored(rollout: Rollout, *, partial: bool) -> bool:
-    """Return True unless the rollout failed; with `partial`, also if it ran out of time."""
+    """Return True unless the rollout failed or was removed; with `partial`, also if it ran out of time."""
     failure = rollout.failure
+    if rollout.finish_reason == "removed":
+        return False
     return failure is None or (partial and failure.origin == "timeout")
 
 

@@ -69,12 +69,16 @@ class Iteration(Record, frozen=True):
 
 
 class _Verdict(NamedTuple):
-    """A rollout's result, for comparison with the next iteration. It falls short by functions that tell rows apart."""
+    """A rollout's result, for comparison with the next iteration. It falls short by functions that tell rows apart.
+
+    One that its grader removed neither passes nor falls short.
+    """
 
     passed: bool
     reward: float | None
     scores: dict[str, float | None]
     short: bool
+    removed: bool = False
 
 
 class _Place(NamedTuple):
@@ -484,6 +488,8 @@ def _read_dataset(plan: RunPlan, folder: Path) -> tuple[DatasetSummary, KeptRows
 
 
 def _verdict(outcome: Outcome, telling: list[str], threshold: float) -> _Verdict:
+    if outcome.finish_reason == "removed":
+        return _Verdict(passed=False, reward=None, scores={}, short=False, removed=True)
     failed = outcome.failure is not None
     return _Verdict(
         passed=not failed and not lacking(outcome, outcome.scores, threshold),
@@ -502,6 +508,8 @@ def _add_flips(
     threshold: float,
 ) -> None:
     """Add an attempt whose result has changed: by all functions together, and by each of `functions`."""
+    if before.removed or now.removed:
+        return
     if before.passed != now.passed:
         (flipped.passed if now.passed else flipped.failed).append(Flip(*place, before.reward, now.reward))
     for name in functions:

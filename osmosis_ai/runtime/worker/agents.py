@@ -54,7 +54,7 @@ __all__ = [
     "sendable",
 ]
 
-_REASONS = frozenset(get_args(FinishReason)) - {"timeout", "error"}
+_REASONS = frozenset(get_args(FinishReason)) - {"removed", "timeout", "error"}
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ class Ending(Record, frozen=True):
     message: str = ""
     category: Category | None = None
 
+    @property
+    def removed(self) -> bool:
+        """True if grading has removed every sample."""
+        return bool(self.samples) and self.trouble is None and all(each.remove_sample for each in self.samples.values())
+
 
 class Report(Record, frozen=True):
     """A callback's body, or a polled result. Unknown fields are ignored."""

@@ -217,6 +217,8 @@ class _Rollout:
         """Return the rollout's finish reason, failure and report."""
         limit = self._observed.limit
         failure, report = judged(ending, name, raised)
+        if ending.removed:
+            return "removed", None, report
         if failure is None:
             return (limit.reason if limit is not None else "stop"), None, report
         if failure.origin == "timeout":
