@@ -135,9 +135,11 @@ class WorkerPool:
         return msgspec.structs.replace(job, row=row)
 
     def _is_forged(self, done: protocol.RolloutDone) -> bool:
-        """Return True if the end of a rollout has a part that only an agent loop's may have, or another's score."""
+        """Return True if the end of a rollout has a part that only another kind's may have, or another's score."""
+        if done.finish_reason == "removed" and self._spec.workflow is None:
+            return True
         if not self._spec.own_agent:
-            return done.agent is not None or done.messages is not None or done.finish_reason == "removed"
+            return done.agent is not None or done.messages is not None
         score = None if done.agent is None else done.agent.score
         return score is not None and (score.function != self.loaded.agent or score.function in self._refs)
 

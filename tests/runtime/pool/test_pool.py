@@ -164,6 +164,7 @@ SCORE = Score("forged", 1e9)
     [
         RolloutDone("job", "stop", 1.0, messages=[{"role": "assistant", "content": "42"}]),
         RolloutDone("job", "stop", 1.0, agent=AgentReport("forged", score=SCORE)),
+        RolloutDone("job", "removed", 1.0),
         Asked("job", 0, [{"role": "user", "content": "another question"}]),
         Reworded("job", [{"role": "user", "content": "another question"}]),
         ScoresDone("job", [[SCORE]]),
