@@ -20,8 +20,8 @@ DECLARATIONS = ("pyproject.toml", "uv.lock", ".python-version")
 class WorkflowSource(Record, frozen=True):
     """A rollout server that is named but not started: the script `entrypoint`, in the rollout's `folder`.
 
-    With `own_sdk`, it runs on the current interpreter, whatever it declares. `artifacts` is the folder in which it may
-    write a folder for each rollout.
+    With `own_sdk`, it runs on the current interpreter: it declares no environment, or isn't to have it. `artifacts` is
+    the folder in which it may write a folder for each rollout.
     """
 
     folder: str
@@ -44,7 +44,8 @@ def workflow_root(text: str, cwd: Path) -> Path:
 def resolve_workflow(text: str, cwd: Path, artifacts: Path, *, own_sdk: bool) -> WorkflowSource:
     """Resolve a `--rollout` value: a folder with main.py, or the script itself. Raises UsageError."""
     entrypoint = _locate(text, cwd)
-    return WorkflowSource(str(entrypoint.parent), str(entrypoint), str(artifacts), own_sdk)
+    own = own_sdk or not (entrypoint.parent / DECLARATIONS[0]).is_file()
+    return WorkflowSource(str(entrypoint.parent), str(entrypoint), str(artifacts), own)
 
 
 def workflow_sources(source: WorkflowSource, root: Path) -> dict[str, str]:

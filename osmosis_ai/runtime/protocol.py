@@ -42,8 +42,8 @@ from osmosis_ai.runtime.bubblewrap import SandboxSpec
 
 
 class WorkerSpec(Record, frozen=True):
-    """What to load into a worker: the repository's tools (`mcp`), its agent loop or its rollout server (`workflow`),
-    its functions, or both; and the models it may call.
+    """What to load into a worker: the repository's tools (`mcp`), its agent loop, or its rollout server (`workflow`),
+    which may have tools, too; its functions; and the models it may call.
 
     Loading fails if a function can't be loaded; with `keep_going`, the function is left out. `cache` is the file of
     stored model replies, None for no cache. With `allow_rewrites`, an agent loop may change messages it has already

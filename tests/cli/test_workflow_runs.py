@@ -12,11 +12,28 @@ import psutil
 import pytest
 
 from commands import run_osmosis
-from osmosis_ai.testing import ScriptedEndpoint, by_turn, status, text
+from osmosis_ai.testing import ScriptedEndpoint, by_turn, status, text, tool_call
 
 SERVERS = Path(__file__).parents[1] / "runtime" / "worker" / "workflows"
 
 EVAL = ("eval", "--rollout", "rollouts/plain", "-d", "rows.jsonl")
+TOOLS = """
+from fastmcp import Context, FastMCP
+
+mcp = FastMCP("tools")
+counts = {}
+
+
+@mcp.tool
+def count(context: Context) -> int:
+    counts[context.session_id] = counts.get(context.session_id, 0) + 1
+    return counts[context.session_id]
+
+
+@mcp.tool
+def divide(by: int) -> float:
+    return 1 / by
+"""
 HALF = """
 from osmosis_ai import osmosis_reward
 
@@ -108,6 +125,25 @@ def test_a_workflow_and_its_grader_run_on_our_own_sdk(workspace: Path, endpoint:
     line = (workspace / failure["file"]).read_text(encoding="utf-8").splitlines()[failure["line"] - 1]
     assert (failure["file"], line.strip()) == ("rollouts/plain/main.py", 'raise RuntimeError("the workflow broke")')
     assert failure["detail"].startswith("Traceback (most recent call last, this repository's code only):")
+
+
+def test_a_workflow_calls_the_repository_s_tools_in_its_own_session(workspace: Path) -> None:
+    shutil.copy(SERVERS / "tools_rollout.py", workspace / "rollouts" / "plain" / "main.py")
+    (workspace / "mcp").mkdir()
+    (workspace / "mcp" / "main.py").write_text(TOOLS, encoding="utf-8")
+    rows(workspace, "6 × 7?", "8 × 9?")
+    script = by_turn(tool_call("count"), tool_call("count"), tool_call("divide", by=0), text("done"))
+    with ScriptedEndpoint(script).run_in_thread() as endpoint:
+        evaluate(workspace, endpoint)
+    # Each rollout has counted its own calls: one of its code's own, and two of the model's.
+    assert values(workspace) == [3.0, 3.0]
+    shown = run_osmosis("runs", "show", "--row", "0", "--json", cwd=workspace).json
+    (rollout,) = shown["rollouts"]
+    calls = [(call["turn"], call["name"], call.get("error")) for call in rollout["tool_calls"]]
+    assert calls == [(0, "count", None), (0, "count", None), (1, "count", None), (2, "divide", "exception")]
+    assert rollout["tool_calls"][3]["failure"]["file"] == "mcp/main.py"
+    roles = [message["role"] for message in rollout["messages"]]
+    assert roles == ["system", "user", *["assistant", "tool"] * 3, "assistant"]
 
 
 def test_a_model_failure_is_the_model_s(workspace: Path) -> None:

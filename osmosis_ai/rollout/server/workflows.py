@@ -33,6 +33,7 @@ from osmosis_ai.rollout.server.requests import (
     read_body,
     refused,
 )
+from osmosis_ai.rollout.server.tools import HostedTools, ToolClient
 from osmosis_ai.rollout.trajectory.save import save_trajectory
 from osmosis_ai.rollout.types import (
     POLLING_LEASE_HEADER,
@@ -147,6 +148,7 @@ class _Server:
         self._wait = wait
         self._lease = lease
         self._callbacks = CallbackClient()
+        self._tools = ToolClient()
         self._process_id = secrets.token_hex(16)
         self._instance_id = os.environ.get(INSTANCE_VARIABLE)
         self._is_accepting = True
@@ -236,6 +238,7 @@ class _Server:
             await asyncio.wait(self._tasks, timeout=DRAIN_SECONDS)
         self._registry.close()
         await self._callbacks.aclose()
+        await self._tools.aclose()
         await self._backend.shutdown()
 
     def _lifecycle(self) -> JsonObject:
@@ -267,10 +270,14 @@ class _Server:
     async def _run(self, rollout: ServedRollout) -> None:
         request = rollout.request
         reports = Reports(rollout, self._callbacks)
+        key = request.llm_api_key or request.controller_api_key
         context = RolloutContext(
             chat_completions_url=request.chat_completions_url,
-            api_key=request.llm_api_key or request.controller_api_key,
+            api_key=key,
             rollout_id=rollout.id,
+            tools=None
+            if request.tools_url is None
+            else HostedTools(request.tools, request.tools_url, key, self._tools),
             on_status=rollout.set_status,
         )
         rollout.set_status(RolloutStatus.RUNNING)

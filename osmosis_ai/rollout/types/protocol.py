@@ -48,6 +48,8 @@ class RolloutInitRequest(BaseModel):
         grade: False to run only the workflow.
         agent_timeout_sec: Seconds for the workflow.
         grader_timeout_sec: Seconds for the grader.
+        tools: The repository's tools in OpenAI's form, for `ctx.tools`.
+        tools_url: Where they are called, with the bearer key of the model endpoint; clients append `/call`.
         extra_fields: Anything else; it is written to the trajectory file.
     """
 
@@ -63,6 +65,8 @@ class RolloutInitRequest(BaseModel):
     grade: bool = True
     agent_timeout_sec: Timeout | None = None
     grader_timeout_sec: Timeout | None = None
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tools_url: str | None = None
     extra_fields: dict[str, Any] | None = None
 
     @model_validator(mode="after")

@@ -99,7 +99,7 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
     worker = WorkerSpec(
         str(repository.root),
         config.limits,
-        mcp=agent if isinstance(agent, McpSource) else None,
+        mcp=agent if isinstance(agent, McpSource) else _tools_beside(agent, repository.root),
         agent=agent if isinstance(agent, AgentSource) else None,
         workflow=agent if isinstance(agent, WorkflowSource) else None,
         batch_size=config.workers.batch_size,
@@ -237,6 +237,12 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
     except OSError as error:
         raise UsageError(f"-o {path} can't be written: {error.strerror or error}") from None
     return file
+
+
+def _tools_beside(agent: AgentSource | WorkflowSource, root: Path) -> McpSource | None:
+    """Return the repository's tools, if the agent can call them: a workflow on our own SDK."""
+    own_sdk = isinstance(agent, WorkflowSource) and agent.own_sdk
+    return parse_mcp_source("mcp", root) if own_sdk and (root / "mcp" / "main.py").is_file() else None
 
 
 def _check_sandboxed(agent: McpSource | AgentSource | WorkflowSource) -> None:

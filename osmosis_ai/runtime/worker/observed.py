@@ -10,9 +10,10 @@ import msgspec
 from osmosis_ai.config import LimitsConfig
 from osmosis_ai.errors import OsmosisRolloutError
 from osmosis_ai.mcp_tools.conversion import error_result
-from osmosis_ai.records import Completion, FinishReason, Message, ToolCall
+from osmosis_ai.records import Completion, FinishReason, JsonObject, Message, ToolCall
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.worker.deadlines import elapsed_ms
+from osmosis_ai.text import json_text
 
 __all__ = ["LimitReachedError", "ObservedRollout"]
 
@@ -42,6 +43,7 @@ class ObservedRollout:
         self._limits = limits
         self._emit = emit
         self._calls: dict[str, ToolCall] = {}
+        self._own_calls = 0
         self._requests = 0
         self._tokens = 0
         self._replied = 0.0
@@ -76,6 +78,17 @@ class ObservedRollout:
         self._calls = self._open_calls(completion.message)
         self._tokens += completion.usage.total_tokens
 
+    def claim(self, name: str, arguments: JsonObject) -> JsonObject:
+        """Return the call of the last reply that these arguments belong to, which is recorded where it is made; a call
+        of the code's own if there is none.
+        """
+        for call in self._calls.values():
+            if call.name == name and _holds(call.arguments, arguments):
+                del self._calls[call.id]
+                return {"id": call.id, "function": {"name": name, "arguments": call.arguments}}
+        self._own_calls += 1
+        return {"id": f"own-{self._own_calls}", "function": {"name": name, "arguments": json_text(arguments)}}
+
     def acting(self) -> None:
         """Report that the rollout's code runs again, whether or not a reply came."""
         self._replied = monotonic()
@@ -105,3 +118,11 @@ class ObservedRollout:
                     call = msgspec.structs.replace(call, error="exception", failure=error_result(text, "exception"))
                 done.append(msgspec.structs.replace(call, duration_ms=duration))
         return done
+
+
+def _holds(text: str, arguments: JsonObject) -> bool:
+    """Return True if a model's text for arguments means these."""
+    try:
+        return bool(msgspec.json.decode(text or "{}") == arguments)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False

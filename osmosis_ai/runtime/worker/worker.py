@@ -160,7 +160,7 @@ def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
         from osmosis_ai.runtime.worker.workflows.environments import interpreter_of
 
         # Before the server reads them.
-        tool_sources = workflow_sources(spec.workflow, root)
+        tool_sources |= workflow_sources(spec.workflow, root)
         python = interpreter_of(spec.workflow)
     functions = [ref for ref in spec.functions if not (sandboxed and ref.module)]
     scorers, problems = _load_functions(functions, keep_going=spec.keep_going)
@@ -365,7 +365,7 @@ class Worker:
             if self._agent is not None:
                 await self._agent_rollout(job, edges, self._agent)
             elif self._workflow is not None:
-                await self._workflow.run(job, edges.complete, self._emit)
+                await self._workflow_rollout(job, edges, self._workflow)
             elif self._sandboxed_tools is not None:
                 session = self._sandboxed_tools.session(job, _call_meta(job), edges.sample)
                 await self._tool_rollout(job, edges, self._sandboxed_tools.tools, session, session)
@@ -427,10 +427,35 @@ class Worker:
                 started += rollout.stepper.paused_seconds
             # Sent before the session closes, so that a tool that keeps the session open can't delay the record.
             self._emit(protocol.RolloutDone(job.id, reason, elapsed_ms(started), failure))
+        self._retire_after(job, session, setup)
+
+    def _retire_after(
+        self,
+        job: protocol.RolloutJob,
+        session: ToolSession | SandboxedSession,
+        setup: SetupRun | SandboxedSession | None,
+    ) -> None:
         if setup is not None and setup.holds_thread:
             self._emit(protocol.Retiring(f"a setup function of row {job.row.index} still holds a thread"))
         if not session.clean:
             self._emit(protocol.Retiring(f"a tool of row {job.row.index} still holds a thread"))
+
+    async def _workflow_rollout(self, job: protocol.RolloutJob, edges: _RolloutRun, workflow: WorkflowServer) -> None:
+        """Run a rollout of a server, in whose SDK the repository's tools can be called, if there are any."""
+        if self._host is None:
+            await workflow.run(job, edges, self._emit)
+            return
+        setup = self._setup(job.id)
+        started = monotonic()
+        session = self._host.session(meta=_call_meta(job), sampling_handler=edges.sample)
+        async with session:
+            edges.tools, edges.session = self._host.tools, session
+            failure = None if setup is None else await setup.run()
+            if failure is None:
+                await workflow.run(job, edges, self._emit)
+            else:
+                self._emit(protocol.RolloutDone(job.id, "error", elapsed_ms(started), failure))
+        self._retire_after(job, session, setup)
 
     async def _agent_rollout(self, job: protocol.RolloutJob, edges: _RolloutRun, agent: LoadedAgent) -> None:
         from osmosis_ai.runtime.worker.agents import AgentRollout, Ending
@@ -598,6 +623,11 @@ class _RolloutRun:
         self.session: ToolSession | SandboxedSession | None = None
         self.stepper: Stepper | None = None
 
+    @property
+    def lost(self) -> Failure | None:
+        """What ended the session of the tools, if something did."""
+        return None if self.session is None else self.session.lost
+
     async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:
         """Call the run's model for the built-in loop, without holding the loop's admission in the meantime."""
         from osmosis_ai.runtime.worker.agent_loop import result_of
@@ -655,14 +685,15 @@ class _RolloutRun:
         from osmosis_ai.mcp_tools.conversion import truncate
 
         started = monotonic()
-        assert self.session is not None  # only the built-in loop has tools to call
+        assert self.session is not None  # who calls tools has been given some
         outcome = await self.session.call(name, arguments, timeout=self._limits.tool_timeout)
         while _lacked_thread(outcome) and monotonic() - started < self._limits.tool_timeout:
             await anyio.sleep(THREAD_SECONDS)
             outcome = await self.session.call(name, arguments, timeout=self._limits.tool_timeout)
         text, truncated_from = truncate(outcome.text, self._limits.max_tool_output)
         record = ToolCall(
-            turn=self._turns - 1,
+            # A workflow may call tools before the model.
+            turn=max(self._turns - 1, 0),
             id=call_id,
             name=name,
             arguments=arguments,

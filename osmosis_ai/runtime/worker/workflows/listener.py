@@ -1,4 +1,4 @@
-"""The HTTP server on loopback through which rollouts reach us: their servers' callbacks, and their model calls.
+"""The HTTP server on loopback through which rollouts reach us: their servers' callbacks, model calls and tool calls.
 
 Each rollout has a bearer of its own, so none can write into another's.
 """
@@ -16,10 +16,11 @@ import anyio
 import msgspec
 from aiohttp import web
 
-from osmosis_ai.records import JsonObject
+from osmosis_ai.bounds import MAX_DEPTH, too_deep
+from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.runtime.worker.workflows.callbacks import Callbacks, RefusedReportError
 
-__all__ = ["Hosted", "Listener", "ModelCalls", "openai_error"]
+__all__ = ["Hosted", "Listener", "ModelCalls", "ToolCalls", "openai_error"]
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 BODY_SECONDS = 30.0
@@ -29,8 +30,23 @@ KEPT_ENDED = 10_000
 
 ModelCalls: TypeAlias = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 """Answers a rollout's chat-completions request."""
+ToolCalls: TypeAlias = Callable[[str, JsonObject], Awaitable[str]]
+"""Calls a tool in the rollout's session, and returns its result for the model."""
+
+_CODES = {401: "invalid_api_key", 404: "unknown_rollout", 408: "timeout", 410: "rollout_ended"}
 
 _encode = msgspec.json.Encoder().encode
+
+
+class _RefusedError(Exception):
+    """A refused request, with the status of its answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+_SLOW = _RefusedError(408, "the body took too long")
 
 
 def openai_error(status: int, message: str, kind: str, headers: dict[str, str] | None = None) -> web.Response:
@@ -39,18 +55,26 @@ def openai_error(status: int, message: str, kind: str, headers: dict[str, str] |
     return web.Response(status=status, body=_encode(body), content_type="application/json", headers=headers)
 
 
+class _ToolRequest(Record, frozen=True):
+    """The body of a tool call."""
+
+    name: str
+    arguments: JsonObject = {}
+
+
 class Hosted:
     """A rollout that is hosted. `url` is the base of its routes, `key` its bearer."""
 
-    def __init__(self, rollout_id: str, url: str, model_calls: ModelCalls) -> None:
+    def __init__(self, rollout_id: str, url: str, model_calls: ModelCalls, tool_calls: ToolCalls | None) -> None:
         self.url = url
         self.key = secrets.token_urlsafe(32)
         self.callbacks = Callbacks(rollout_id)
         self.model_calls = model_calls
+        self.tool_calls = tool_calls
         self.calls: set[anyio.CancelScope] = set()
 
     def end(self) -> None:
-        """Cut off the open model calls."""
+        """Cut off the open model and tool calls."""
         for scope in self.calls:
             scope.cancel()
 
@@ -76,6 +100,7 @@ class Listener:
         rollout = "/v1/rollouts/{rollout}"
         app.router.add_post(f"{rollout}/completion", self._completion)
         app.router.add_post(f"{rollout}/grader", self._grading)
+        app.router.add_post(f"{rollout}/tools/call", self._tool)
         # The oldest SDK appends to whatever base it is given, and names the rollout in a header.
         for path in (f"{rollout}/chat/completions", "/v1/chat/completions", "/chat/completions"):
             app.router.add_post(path, self._chat)
@@ -90,9 +115,9 @@ class Listener:
             await self._runner.cleanup()
 
     @contextmanager
-    def host(self, rollout_id: str, model_calls: ModelCalls) -> Iterator[Hosted]:
-        """Host a rollout for the block. At its end, its open model calls are cut off, and later ones are refused."""
-        hosted = Hosted(rollout_id, f"{self._url}/rollouts/{rollout_id}", model_calls)
+    def host(self, rollout_id: str, model_calls: ModelCalls, tool_calls: ToolCalls | None = None) -> Iterator[Hosted]:
+        """Host a rollout for the block. At its end, its open calls are cut off, and later ones are refused."""
+        hosted = Hosted(rollout_id, f"{self._url}/rollouts/{rollout_id}", model_calls, tool_calls)
         self._hosted[rollout_id] = hosted
         self._by_key[hosted.key] = rollout_id
         try:
@@ -111,23 +136,47 @@ class Listener:
         return await self._callback(request, lambda callbacks, body: callbacks.graded(body))
 
     async def _callback(self, request: web.Request, take: Callable[[Callbacks, bytes], None]) -> web.Response:
-        rollout_id = request.match_info["rollout"]
-        hosted = self._hosted.get(rollout_id)
-        key = self._ended.get(rollout_id) if hosted is None else hosted.key
-        if key is None:
-            return _refusal(404, f"there is no rollout {rollout_id!r}")
-        if not _holds(request, key):
-            return _refusal(401, "the bearer isn't this rollout's")
+        try:
+            hosted = self._find(request, request.match_info["rollout"])
+        except _RefusedError as error:
+            return _refusal(error)
         if hosted is None:
             return web.json_response({})
         body = await self._body(request)
         if body is None:
-            return _refusal(408, "the body took too long")
+            return _refusal(_SLOW)
         try:
             take(hosted.callbacks, body)
         except RefusedReportError as error:
-            return _refusal(422, str(error))
+            return _refusal(_RefusedError(422, str(error)))
         return web.json_response({})
+
+    async def _tool(self, request: web.Request) -> web.StreamResponse:
+        rollout_id = request.match_info["rollout"]
+        try:
+            hosted = self._find(request, rollout_id)
+        except _RefusedError as error:
+            return _refusal(error)
+        if hosted is None:
+            return _refusal(_RefusedError(410, f"the rollout {rollout_id!r} has ended"))
+        call_tool = hosted.tool_calls
+        if call_tool is None:
+            return _refusal(_RefusedError(404, "the rollout has no tools"))
+        body = await self._body(request)
+        if body is None:
+            return _refusal(_SLOW)
+        try:
+            call = msgspec.json.decode(body, type=_ToolRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return _refusal(_RefusedError(422, f"the body isn't a tool call: {error}"))
+        if too_deep(call.arguments):
+            return _refusal(_RefusedError(422, f"the arguments are nested more than {MAX_DEPTH} levels deep"))
+
+        async def answer() -> web.Response:
+            body = _encode({"content": await call_tool(call.name, call.arguments)})
+            return web.Response(body=body, content_type="application/json")
+
+        return await self._while_hosted(hosted, request, answer())
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         bearer = _bearer(request)
@@ -136,28 +185,41 @@ class Listener:
             rollout_id = self._by_key.get(bearer)
             if rollout_id is None:
                 return openai_error(401, "the bearer is no rollout's", "invalid_api_key")
+        try:
+            hosted = self._find(request, rollout_id)
+        except _RefusedError as error:
+            return openai_error(error.status, str(error), _CODES[error.status])
+        if hosted is None:
+            # A status that clients don't retry.
+            return openai_error(410, f"the rollout {rollout_id!r} has ended", _CODES[410])
+        body = await self._body(request)
+        if body is None:
+            return openai_error(_SLOW.status, str(_SLOW), _CODES[_SLOW.status])
+        return await self._while_hosted(hosted, request, hosted.model_calls(request, body))
+
+    def _find(self, request: web.Request, rollout_id: str) -> Hosted | None:
+        """Return the rollout, None if it has ended; raise _RefusedError if it is unknown or the bearer isn't its."""
         hosted = self._hosted.get(rollout_id)
         key = self._ended.get(rollout_id) if hosted is None else hosted.key
         if key is None:
-            return openai_error(404, f"there is no rollout {rollout_id!r}", "unknown_rollout")
+            raise _RefusedError(404, f"there is no rollout {rollout_id!r}")
         if not _holds(request, key):
-            return openai_error(401, "the bearer isn't this rollout's", "invalid_api_key")
-        if hosted is None:
-            # A status that clients don't retry.
-            return openai_error(410, f"the rollout {rollout_id!r} has ended", "rollout_ended")
-        body = await self._body(request)
-        if body is None:
-            return openai_error(408, "the body took too long", "timeout")
+            raise _RefusedError(401, "the bearer isn't this rollout's")
+        return hosted
+
+    async def _while_hosted(
+        self, hosted: Hosted, request: web.Request, answer: Awaitable[web.StreamResponse]
+    ) -> web.StreamResponse:
         with anyio.CancelScope() as scope:
             hosted.calls.add(scope)
             try:
-                return await hosted.model_calls(request, body)
+                return await answer
             finally:
                 hosted.calls.discard(scope)
         # The rollout has ended meanwhile. The client may have a part of the answer, so only the connection's end tells.
         if request.transport is not None:
             request.transport.abort()
-        return openai_error(410, f"the rollout {rollout_id!r} has ended", "rollout_ended")
+        return openai_error(410, "the rollout has ended", _CODES[410])
 
     async def _body(self, request: web.Request) -> bytes | None:
         with anyio.move_on_after(self._body_seconds):
@@ -175,6 +237,5 @@ def _holds(request: web.Request, key: str) -> bool:
     return hmac.compare_digest(_bearer(request).encode("utf-8", "surrogateescape"), key.encode())
 
 
-def _refusal(status: int, message: str) -> web.Response:
-    body: JsonObject = {"detail": message}
-    return web.json_response(body, status=status)
+def _refusal(error: _RefusedError) -> web.Response:
+    return web.json_response({"detail": str(error)}, status=error.status)

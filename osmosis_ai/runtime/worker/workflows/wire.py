@@ -16,7 +16,7 @@ import msgspec
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.http import Answer, HttpClient, HttpError, retry_after
 from osmosis_ai.json_encoding import encode_json
-from osmosis_ai.records import JsonObject, Message, Record
+from osmosis_ai.records import JsonObject, Message, Record, Tool
 from osmosis_ai.rollout.vocabulary import POLLING_LEASE_HEADER
 from osmosis_ai.runtime.worker.workflows.callbacks import (
     Callbacks,
@@ -56,8 +56,8 @@ class RolloutServerError(OsmosisError):
 class Asked(Record, frozen=True):
     """A rollout to ask a server for. Times are in seconds.
 
-    `url` is where the rollout reaches its model and reports to, `key` the bearer for both. With `grade`, it ends with
-    its grading.
+    `url` is where the rollout reaches its model and tools and reports to, `key` the bearer for all. With `grade`, it
+    ends with its grading. Servers on released SDKs take no `tools`.
     """
 
     id: str
@@ -68,6 +68,7 @@ class Asked(Record, frozen=True):
     grader_timeout: float
     label: str | None = None
     metadata: JsonObject | None = None
+    tools: list[Tool] = []
     grade: bool = True
 
     def body(self) -> JsonObject:
@@ -88,6 +89,8 @@ class Asked(Record, frozen=True):
         }
         if self.grade:
             body["grader_callback_url"] = f"{self.url}/grader"
+        if self.tools:
+            body |= {"tools": self.tools, "tools_url": f"{self.url}/tools"}
         return body
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -50,17 +52,31 @@ OUTPUT_PAUSE = 0.02
 LATE = ("callback_timeout", "missing_grader_callback")
 
 
-class CompleteTurn(Protocol):
-    """Calls the run's model, passing on the parts of its reply, and records the turn; before that, calls `replied`."""
+class Edges(Protocol):
+    """One rollout's connections to the run's model and to its own session of the repository's tools."""
 
-    def __call__(
+    @property
+    def tools(self) -> list[Tool]: ...
+
+    @property
+    def lost(self) -> Failure | None:
+        """What ended the tools' session, if something did."""
+        ...
+
+    def complete(
         self,
         messages: list[Message],
         tools: list[Tool],
         params: JsonObject,
         replied: Callable[[Completion], None],
         listen: Listen | None,
-    ) -> Awaitable[Completion]: ...
+    ) -> Awaitable[Completion]:
+        """Call the model, passing on the parts of its reply, and record the turn; before that, call `replied`."""
+        ...
+
+    def call_tool(self, call: JsonObject) -> Awaitable[Message]:
+        """Call a tool, and record the call. Returns its result for the model."""
+        ...
 
 
 class WorkflowServer:
@@ -102,18 +118,17 @@ class WorkflowServer:
             with anyio.CancelScope(shield=True):
                 await listener.aclose()
 
-    async def run(
-        self, job: protocol.RolloutJob, complete: CompleteTurn, emit: Callable[[protocol.Event], None]
-    ) -> None:
+    async def run(self, job: protocol.RolloutJob, edges: Edges, emit: Callable[[protocol.Event], None]) -> None:
         """Run one rollout, and emit its end."""
         started = monotonic()
-        rollout = _Rollout(job, self._limits, complete, emit)
+        rollout = _Rollout(job, self._limits, edges, emit)
         emit(protocol.Acting(job.id))
         # Another attempt of the same job is another rollout for the server.
         name = f"{job.id}-{secrets.token_hex(4)}"
         try:
-            with self._listener.host(name, Bridge(rollout.complete).answer) as hosted:
-                asked = _asked(name, job.row, hosted.url, hosted.key, self._limits)
+            call_tool = rollout.call_tool if edges.tools else None
+            with self._listener.host(name, Bridge(rollout.complete).answer, call_tool) as hosted:
+                asked = _asked(name, job.row, hosted.url, hosted.key, self._limits, edges.tools)
                 ending = await self._process.server.run(asked, hosted.callbacks)
         except RolloutServerError as error:
             if error.lost:
@@ -165,18 +180,20 @@ class WorkflowServer:
 
 
 class _Rollout:
-    """One rollout's model calls, as they pass the bridge. `samples` are the names of those that made one."""
+    """One rollout's model and tool calls, as they reach us. `samples` are the names of those that called the model."""
 
     def __init__(
         self,
         job: protocol.RolloutJob,
         limits: LimitsConfig,
-        complete: CompleteTurn,
+        edges: Edges,
         emit: Callable[[protocol.Event], None],
     ) -> None:
         self.samples: set[str] = set()
         self._observed = ObservedRollout(job.id, opening_messages(job.row), limits, emit)
-        self._complete = complete
+        self._edges = edges
+        # What serves the server's requests belongs to no job of its own.
+        self._context = copy_context()
         self._latest: ChatCall | None = None
         self._model_failure: Failure | None = None
 
@@ -196,7 +213,7 @@ class _Rollout:
             observed.replied(completion)
 
         try:
-            completion = await self._complete(call.messages, call.tools, call.params, replied, listen)
+            completion = await self._edges.complete(call.messages, call.tools, call.params, replied, listen)
         except ModelError as error:
             self._model_failure = Failure("model", str(error), kind=error.kind)
             raise
@@ -206,6 +223,12 @@ class _Rollout:
         if call.sample is not None:
             self.samples.add(call.sample)
         return completion
+
+    async def call_tool(self, name: str, arguments: JsonObject) -> str:
+        """Call a tool in the rollout's session, and return its result for the model."""
+        call = self._observed.claim(name, arguments)
+        task: asyncio.Future[Message] = self._context.run(asyncio.ensure_future, self._edges.call_tool(call))
+        return str((await task)["content"])
 
     def _follow(self, call: ChatCall) -> None:
         self._latest = call
@@ -217,6 +240,9 @@ class _Rollout:
         """Return the rollout's finish reason, failure and report."""
         limit = self._observed.limit
         failure, report = judged(ending, name, raised)
+        if self._edges.lost is not None:
+            lost = self._edges.lost
+            return ("timeout" if lost.origin == "timeout" else "error"), lost, report
         if ending.removed:
             return "removed", None, report
         if failure is None:
@@ -232,7 +258,7 @@ class _Rollout:
         return "error", failure, report
 
 
-def _asked(name: str, row: Row, url: str, key: str, limits: LimitsConfig) -> Asked:
+def _asked(name: str, row: Row, url: str, key: str, limits: LimitsConfig, tools: list[Tool]) -> Asked:
     messages = [message for message in opening_messages(row) if message["role"] != "system" or message["content"]]
     return Asked(
         name,
@@ -243,6 +269,7 @@ def _asked(name: str, row: Row, url: str, key: str, limits: LimitsConfig) -> Ask
         grader_timeout=limits.reward_timeout,
         label=_label(row),
         metadata=_metadata(row),
+        tools=tools,
     )
 
 
