@@ -161,7 +161,7 @@ def test_a_lease_must_be_the_rollouts_own(server: httpx.Client, controller: Cont
 
 
 def test_a_result_is_forgotten_after_its_time(controller: Controller) -> None:
-    with serving(local(), result_retention_sec=0) as client:
+    with serving(local(), result_retention_sec=1) as client:
         assert run(client, controller.request())["status"] == "success"
         eventually(lambda: state(client)["status"] == "unknown")
         assert run(client, controller.request())["status"] == "success"
