@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 __all__ = [
+    "API_KEY_VARIABLE",
     "ARTIFACT_ROOT_VARIABLE",
     "INSTANCE_VARIABLE",
     "POLLING_LEASE_HEADER",
@@ -18,6 +19,8 @@ __all__ = [
 
 POLLING_LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 
+API_KEY_VARIABLE = "OSMOSIS_ROLLOUT_API_KEY"
+"""Names the key that a rollout server asks for."""
 PORT_VARIABLE = "_OSMOSIS_ROLLOUT_PORT"
 """Names the port that a rollout server is to listen on."""
 INSTANCE_VARIABLE = "_OSMOSIS_ROLLOUT_INSTANCE_ID"

@@ -65,10 +65,12 @@ def rows(workspace: Path, *tasks: str, truth: str = "42") -> Path:
     return path
 
 
-def evaluate(workspace: Path, endpoint: ScriptedEndpoint, *options: str) -> dict[str, Any]:
+def evaluate(
+    workspace: Path, endpoint: ScriptedEndpoint, *options: str, env: dict[str, str] | None = None
+) -> dict[str, Any]:
     model = ["--base-url", endpoint.url, "--model", "scripted"]
     given = ["--rollout", "rollouts/plain", "-d", "rows.jsonl", *model, "--json", *options]
-    finished = run_osmosis("eval", *given, cwd=workspace)
+    finished = run_osmosis("eval", *given, cwd=workspace, env=env)
     assert finished.stdout, finished.stderr
     left = [each for each in psutil.process_iter(["cmdline"]) if str(workspace) in " ".join(each.info["cmdline"] or [])]
     assert left == []
@@ -171,6 +173,12 @@ def test_a_workflow_that_kills_the_server_costs_only_its_own_rollout(
     failure = stored(workspace)[1]["failure"]
     assert (failure["origin"], failure["kind"]) == ("worker", "died")
     assert failure["message"] == "the rollout server ended with code 3"
+
+
+def test_a_server_gets_the_key_that_it_asks_for(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    rows(workspace, "6 × 7?")
+    evaluate(workspace, endpoint, env={"OSMOSIS_ROLLOUT_API_KEY": "the key"})
+    assert values(workspace) == [1.0]
 
 
 @pytest.mark.parametrize("options", [("--isolation", "rollout"), ("--workers", "0")])

@@ -32,12 +32,12 @@ from osmosis_ai.rollout.server.requests import (
 from osmosis_ai.rollout.server.rollouts import Rollouts, UnavailableError
 from osmosis_ai.rollout.server.workflows import create_rollout_server
 from osmosis_ai.rollout.settings import ClientSettings, ServerSettings, client_settings, server_settings
+from osmosis_ai.rollout.vocabulary import API_KEY_VARIABLE
 
 __all__ = ["API_KEY_VARIABLE", "DEBUG_DIR_VARIABLE", "build_app", "create_app", "create_rollout_server", "debug_folder"]
 
 logger = logging.getLogger(__name__)
 
-API_KEY_VARIABLE = "OSMOSIS_ROLLOUT_API_KEY"
 TRAINER_KEY_VARIABLE = "OSMOSIS_ROLLOUT_TRAINER_API_KEY"
 DEBUG_DIR_VARIABLE = "ROLLOUT_DEBUG_DIR"
 

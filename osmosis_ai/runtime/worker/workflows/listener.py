@@ -65,12 +65,20 @@ class _ToolRequest(Record, frozen=True):
 class Hosted:
     """A rollout that is hosted. `url` is the base of its routes, `key` its bearer."""
 
-    def __init__(self, rollout_id: str, url: str, model_calls: ModelCalls, tool_calls: ToolCalls | None) -> None:
+    def __init__(
+        self,
+        rollout_id: str,
+        url: str,
+        model_calls: ModelCalls,
+        tool_calls: ToolCalls | None,
+        acknowledgement: Callable[[], JsonObject],
+    ) -> None:
         self.url = url
         self.key = secrets.token_urlsafe(32)
         self.callbacks = Callbacks(rollout_id)
         self.model_calls = model_calls
         self.tool_calls = tool_calls
+        self.acknowledgement = acknowledgement
         self.calls: set[anyio.CancelScope] = set()
 
     def end(self) -> None:
@@ -115,9 +123,19 @@ class Listener:
             await self._runner.cleanup()
 
     @contextmanager
-    def host(self, rollout_id: str, model_calls: ModelCalls, tool_calls: ToolCalls | None = None) -> Iterator[Hosted]:
-        """Host a rollout for the block. At its end, its open calls are cut off, and later ones are refused."""
-        hosted = Hosted(rollout_id, f"{self._url}/rollouts/{rollout_id}", model_calls, tool_calls)
+    def host(
+        self,
+        rollout_id: str,
+        model_calls: ModelCalls,
+        tool_calls: ToolCalls | None = None,
+        acknowledgement: Callable[[], JsonObject] = dict,
+    ) -> Iterator[Hosted]:
+        """Host a rollout for the block. At its end, its open calls are cut off, and later ones are refused.
+
+        `acknowledgement` gives the answer to a callback that is taken.
+        """
+        url = f"{self._url}/rollouts/{rollout_id}"
+        hosted = Hosted(rollout_id, url, model_calls, tool_calls, acknowledgement)
         self._hosted[rollout_id] = hosted
         self._by_key[hosted.key] = rollout_id
         try:
@@ -149,7 +167,7 @@ class Listener:
             take(hosted.callbacks, body)
         except RefusedReportError as error:
             return _refusal(_RefusedError(422, str(error)))
-        return web.json_response({})
+        return web.Response(body=_encode(hosted.acknowledgement()), content_type="application/json")
 
     async def _tool(self, request: web.Request) -> web.StreamResponse:
         rollout_id = request.match_info["rollout"]

@@ -21,7 +21,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.process_tree import end_processes
 from osmosis_ai.records import Record
-from osmosis_ai.rollout.vocabulary import ARTIFACT_ROOT_VARIABLE, INSTANCE_VARIABLE, PORT_VARIABLE
+from osmosis_ai.rollout.vocabulary import API_KEY_VARIABLE, ARTIFACT_ROOT_VARIABLE, INSTANCE_VARIABLE, PORT_VARIABLE
 from osmosis_ai.runtime.worker.workflows import keeper
 from osmosis_ai.runtime.worker.workflows.wire import RolloutServer, RolloutServerError
 from osmosis_ai.tasks import task_group
@@ -83,7 +83,8 @@ class ServerProcess:
 
     def __init__(self, process: Process, port: int, log: Callable[[str], None]) -> None:
         self.port = port
-        self.server = RolloutServer(f"http://127.0.0.1:{port}")
+        # The server has our environment, and with it the key that it may ask for.
+        self.server = RolloutServer(f"http://127.0.0.1:{port}", key=os.environ.get(API_KEY_VARIABLE) or None)
         self._process = process
         self._log = log
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)

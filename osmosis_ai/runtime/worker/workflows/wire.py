@@ -17,7 +17,7 @@ from osmosis_ai.errors import OsmosisError
 from osmosis_ai.http import Answer, HttpClient, HttpError, retry_after
 from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.records import JsonObject, Message, Record, Tool
-from osmosis_ai.rollout.vocabulary import POLLING_LEASE_HEADER
+from osmosis_ai.rollout.vocabulary import API_KEY_VARIABLE, POLLING_LEASE_HEADER
 from osmosis_ai.runtime.worker.workflows.callbacks import (
     Callbacks,
     Ending,
@@ -107,13 +107,15 @@ class Lease(Record, frozen=True):
 
 
 class RolloutServer:
-    """A rollout server at an address. A report may arrive up to `delivery` seconds after its deadline."""
+    """A rollout server at an address, which may ask for a key. A report may arrive up to `delivery` seconds after its
+    deadline.
+    """
 
-    def __init__(self, url: str, *, delivery: float = DELIVERY_SECONDS) -> None:
+    def __init__(self, url: str, *, key: str | None = None, delivery: float = DELIVERY_SECONDS) -> None:
         self.url = url.rstrip("/")
         self._delivery = delivery
         # No other limit: the number of rollouts in flight is the caller's matter.
-        self._http = HttpClient(REQUEST_SECONDS, max_reply_bytes=MAX_BYTES)
+        self._http = HttpClient(REQUEST_SECONDS, key=key, max_reply_bytes=MAX_BYTES)
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -122,6 +124,8 @@ class RolloutServer:
         """Return the server's health; raise RolloutServerError if it doesn't come within `seconds`."""
         try:
             answer = await self._http.get(f"{self.url}/health", seconds=seconds)
+            if answer.status == 401:
+                raise RolloutServerError(f"it asks for its API key: set {API_KEY_VARIABLE} to that key")
             if answer.status != 200:
                 raise RolloutServerError(answer.describe(None)[0])
             body = answer.json()

@@ -35,6 +35,7 @@ from osmosis_ai.runtime.worker.ending import WorkerEndsError
 from osmosis_ai.runtime.worker.observed import LimitReachedError, ObservedRollout
 from osmosis_ai.runtime.worker.workflows.bridge import Bridge, ChatCall, RefusedCallError
 from osmosis_ai.runtime.worker.workflows.callbacks import Ending
+from osmosis_ai.runtime.worker.workflows.figures import CallFigures
 from osmosis_ai.runtime.worker.workflows.listener import Listener
 from osmosis_ai.runtime.worker.workflows.outcome import check_samples, judged
 from osmosis_ai.runtime.worker.workflows.raised import Raised, find_raised
@@ -127,7 +128,8 @@ class WorkflowServer:
         name = f"{job.id}-{secrets.token_hex(4)}"
         try:
             call_tool = rollout.call_tool if edges.tools else None
-            with self._listener.host(name, Bridge(rollout.complete).answer, call_tool) as hosted:
+            answer = Bridge(rollout.complete).answer
+            with self._listener.host(name, answer, call_tool, rollout.figures.acknowledgement) as hosted:
                 asked = _asked(name, job.row, hosted.url, hosted.key, self._limits, edges.tools)
                 ending = await self._process.server.run(asked, hosted.callbacks)
         except RolloutServerError as error:
@@ -180,7 +182,12 @@ class WorkflowServer:
 
 
 class _Rollout:
-    """One rollout's model and tool calls, as they reach us. `samples` are the names of those that called the model."""
+    """One rollout's model and tool calls, as they reach us.
+
+    Attributes:
+        samples: The names of the samples that called the model.
+        figures: The figures of these calls.
+    """
 
     def __init__(
         self,
@@ -190,6 +197,7 @@ class _Rollout:
         emit: Callable[[protocol.Event], None],
     ) -> None:
         self.samples: set[str] = set()
+        self.figures = CallFigures(job.id)
         self._observed = ObservedRollout(job.id, opening_messages(job.row), limits, emit)
         self._edges = edges
         # What serves the server's requests belongs to no job of its own.
@@ -220,6 +228,7 @@ class _Rollout:
         finally:
             observed.acting()
         self._model_failure = None
+        self.figures.add(call.sample, completion)
         if call.sample is not None:
             self.samples.add(call.sample)
         return completion

@@ -15,6 +15,14 @@ from aiohttp import web
 NAME = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 
 
+@web.middleware
+async def authorize(request, handler):
+    key = os.environ.get("OSMOSIS_ROLLOUT_API_KEY")
+    if key is not None and request.headers.get("Authorization") != f"Bearer {key}":
+        return web.json_response({"detail": "unauthorized"}, status=401)
+    return await handler(request)
+
+
 async def health(request):
     return web.json_response({"status": "ok", "instance_id": os.environ[NAME]})
 
@@ -78,7 +86,7 @@ async def start(app):
 
 
 if __name__ == "__main__":
-    app = web.Application()
+    app = web.Application(middlewares=[authorize])
     app.router.add_get("/health", health)
     app.router.add_post("/rollout", rollout)
     app.cleanup_ctx.append(start)

@@ -6,6 +6,7 @@ index, the tests are skipped.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -16,10 +17,11 @@ import pytest
 
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.models.base import Listen
-from osmosis_ai.records import Completion
+from osmosis_ai.records import Completion, Usage
 from osmosis_ai.runtime.worker.workflows.bridge import Bridge, ChatCall
 from osmosis_ai.runtime.worker.workflows.callbacks import Ending
 from osmosis_ai.runtime.worker.workflows.environments import prepare_environment
+from osmosis_ai.runtime.worker.workflows.figures import CallFigures
 from osmosis_ai.runtime.worker.workflows.listener import Listener
 from osmosis_ai.runtime.worker.workflows.server_process import ServerCommand, ServerProcess
 from osmosis_ai.runtime.worker.workflows.wire import Asked
@@ -54,6 +56,13 @@ def command(request: pytest.FixtureRequest, tmp_path: Path) -> ServerCommand:
     return ServerCommand(str(python), str(folder / "main.py"), str(tmp_path / "artifacts"))
 
 
+def check_trajectory(command: ServerCommand, rollout: str) -> None:
+    """Check that SDK 0.3.2, which reads the figures from the answers to its callbacks, wrote them into a file."""
+    if "==0.3.2" in (command.folder / "pyproject.toml").read_text(encoding="utf-8"):
+        trajectory = json.loads(Path(command.artifacts, rollout, "trajectory.json").read_bytes())
+        assert trajectory["final_metrics"]["total_prompt_tokens"] == 14
+
+
 @asynccontextmanager
 async def listening() -> AsyncIterator[Listener]:
     listener = Listener()
@@ -65,13 +74,16 @@ async def listening() -> AsyncIterator[Listener]:
 async def test_a_workflow_runs_on_every_released_form(command: ServerCommand) -> None:
     calls: list[ChatCall] = []
     lines: list[str] = []
+    figures = CallFigures("right")
 
     async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         calls.append(call)
-        return Completion({"role": "assistant", "content": "42"})
+        completion = Completion({"role": "assistant", "content": "42"}, usage=Usage(7, 3, 10))
+        figures.add(call.sample, completion)
+        return completion
 
     async def run(name: str, task: str, label: str | None = "42", seconds: float = 60.0) -> Ending:
-        with listener.host(name, Bridge(complete).answer) as hosted:
+        with listener.host(name, Bridge(complete).answer, None, figures.acknowledgement) as hosted:
             messages = [{"role": "user", "content": task}]
             asked = Asked(name, messages, hosted.url, hosted.key, seconds, 30.0, label)
             return await running.server.run(asked, hosted.callbacks)
@@ -90,4 +102,5 @@ async def test_a_workflow_runs_on_every_released_form(command: ServerCommand) ->
         assert slow.trouble in ("workflow_failed", "callback_timeout")
         assert running.ended is None
     assert running.ended is not None
+    check_trajectory(command, "right")
     assert any("the workflow broke" in line for line in lines)

@@ -383,6 +383,26 @@ async def test_a_server_at_fault_is_told_from_a_failed_rollout(answer: web.Respo
     assert raised.value.lost is lost
 
 
+async def test_a_server_that_asks_for_a_key_says_which_variable_has_it() -> None:
+    async def health(request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization") == "Bearer the key"
+        return web.json_response({}, status=200 if given else 401)
+
+    app = web.Application()
+    app.router.add_get("/health", health)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    keyless, keyed = RolloutServer(url), RolloutServer(url, key="the key")
+    assert await keyed.health(5.0) == {}
+    with pytest.raises(RolloutServerError, match="set OSMOSIS_ROLLOUT_API_KEY to that key"):
+        await keyless.health(5.0)
+    await keyless.aclose()
+    await keyed.aclose()
+    await runner.cleanup()
+
+
 async def test_a_result_of_another_server_means_that_the_rollout_is_lost() -> None:
     with pytest.raises(RolloutServerError, match="unknown rollout_id") as raised:
         await run(leased(web.json_response({"detail": "unknown rollout_id"}, status=404)))
