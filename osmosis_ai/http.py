@@ -112,13 +112,18 @@ class HttpClient:
         self._max_reply_bytes = max_reply_bytes
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(self, url: URL | str, body: bytes, *, key: str | None = None) -> Answer:
-        """Send a body from `json_encoding.encode_json`; raise HttpError if no answer arrives."""
+    async def post(
+        self, url: URL | str, body: bytes, *, key: str | None = None, seconds: float | None = None
+    ) -> Answer:
+        """Send a body from `json_encoding.encode_json`; raise HttpError if no answer arrives, within `seconds` if given
+        instead of the client's time limit.
+        """
         # aiohttp writes bytes in one go, and warns if they are large.
         data = body if len(body) < LARGE_BODY else io.BytesIO(body)
         headers = _bearer(key) if key else None
-        sent = self._open().post(url, data=data, headers=headers, allow_redirects=False)
-        return await self._answer(url, sent, self._seconds)
+        timeout = self._timeout if seconds is None else aiohttp.ClientTimeout(total=seconds)
+        sent = self._open().post(url, data=data, headers=headers, timeout=timeout, allow_redirects=False)
+        return await self._answer(url, sent, self._seconds if seconds is None else seconds)
 
     async def lines(self, url: URL | str, body: bytes, take: Callable[[bytes], Awaitable[None]]) -> Answer:
         """Send a body from `encode_json` and pass on the lines of an event stream as they come, if that is the answer.

@@ -45,12 +45,15 @@ class RolloutServerError(OsmosisError):
     """The server itself is at fault, whatever the rollout: it can't be reached, or its answer makes no sense.
 
     Attributes:
-        lost: True if the server has probably ended or been replaced, so that the rollout may run again elsewhere.
+        lost: True if the server has probably ended, been replaced or been blocked, so that the rollout may run again
+            elsewhere.
+        blocked: True if it has certainly been blocked, by whichever rollout's code.
     """
 
-    def __init__(self, message: str, *, lost: bool = False) -> None:
+    def __init__(self, message: str, *, lost: bool = False, blocked: bool = False) -> None:
         super().__init__(message)
-        self.lost = lost
+        self.lost = lost or blocked
+        self.blocked = blocked
 
 
 class Asked(Record, frozen=True):
@@ -172,7 +175,8 @@ class RolloutServer:
         deadline = monotonic() + asked.agent_timeout
         while True:
             try:
-                answer = await self._http.post(url, body)
+                # A server that is blocked by another rollout's code accepts this one later.
+                answer = await self._http.post(url, body, seconds=asked.agent_timeout + self._delivery)
             except HttpError as error:
                 # Not sent again: the server may have started it.
                 raise RolloutServerError(str(error), lost=True) from error
@@ -229,6 +233,9 @@ class RolloutServer:
                 return _late(asked, grading=grading)
             if report.status == "grading" and not grading:
                 grading, deadline = True, monotonic() + asked.grader_timeout + self._delivery
+            if report.err_category == "lease_expired":
+                message = "it let the lease expire although the result was polled, so user code has blocked it"
+                raise RolloutServerError(message, blocked=True)
             if report.status in ("success", "failure", "cancelled"):
                 return _result(report, asked, grading=grading)
             # A server that answers at once, without news, isn't polled in a tight loop.

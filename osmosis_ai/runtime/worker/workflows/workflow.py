@@ -135,6 +135,7 @@ class WorkflowServer:
         except RolloutServerError as error:
             if error.lost:
                 await self._give_way()
+                await self._check_alive(elapsed_ms(started) / 1000, blocked=error.blocked)
             ending = Ending(trouble="rollout_protocol_error", message=str(error))
         if ending.trouble in LATE:
             await self._check_alive(elapsed_ms(started) / 1000)
@@ -162,11 +163,14 @@ class WorkflowServer:
         if self._process.ended is not None:
             await anyio.sleep_forever()
 
-    async def _check_alive(self, seconds: float) -> None:
-        """If the server doesn't answer, user code blocks it; wait until the worker ends with it."""
-        try:
-            await self._process.server.health(ALIVE_SECONDS)
-        except RolloutServerError:
+    async def _check_alive(self, seconds: float, *, blocked: bool = False) -> None:
+        """If user code blocks the server, which then doesn't answer, wait until the worker ends with it."""
+        if not blocked:
+            try:
+                await self._process.server.health(ALIVE_SECONDS)
+            except RolloutServerError:
+                blocked = True
+        if blocked:
             self._blocked_seconds = seconds
             self._stuck.set()
             await anyio.sleep_forever()

@@ -1,6 +1,7 @@
 """A rollout server without an SDK, in the form with callbacks and one sample. Not a test.
 
-The last user message says what the workflow does; `die`, `block` and `hang` do it before its first model call.
+The last user message says what the workflow does; `die`, `block` and `hang` do it before its first model call, and
+`die …` at another point.
 """
 
 import asyncio
@@ -29,6 +30,8 @@ async def health(request):
 
 async def rollout(request):
     body = await request.json()
+    if body["initial_messages"][-1]["content"] == "die when asked":
+        os._exit(3)
     task = asyncio.create_task(run(request.app["session"], body))
     request.app["tasks"].add(task)
     return web.json_response({}, status=202)
@@ -51,8 +54,12 @@ async def run(session, body):
         time.sleep(3600)  # noqa: ASYNC251 - this is what it is for
     if task == "hang":
         await asyncio.sleep(3600)
+    if task == "die in a call":
+        asyncio.get_running_loop().call_later(0.05, os._exit, 3)
     try:
         for turn in range(2):
+            if turn and task == "die between calls":
+                os._exit(3)
             url = f"{body['chat_completions_url']}/chat/completions"
             async with session.post(url, json={"messages": messages}, headers=headers) as answer:
                 answer.raise_for_status()
@@ -67,6 +74,8 @@ async def run(session, body):
         await report("grader", status="failure")
         return
     await report("completion", status="success")
+    if task == "die while grading":
+        os._exit(3)
     if task == "grader breaks":
         await report("grader", status="failure", err_message="no such key", sample={"messages": messages})
     elif task == "nan":
@@ -77,6 +86,8 @@ async def run(session, body):
         reward = float(messages[-1]["content"] == body["label"])
         sample = {"messages": messages, "reward": reward, "metrics": {"turns": 2}}
         await report("grader", status="success", sample=sample)
+    if task == "die when done":
+        os._exit(3)
 
 
 async def start(app):

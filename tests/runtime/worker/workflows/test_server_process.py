@@ -97,6 +97,28 @@ async def test_a_server_that_never_gets_healthy_is_ended(write: Write) -> None:
     assert ended(int(lines[1]))
 
 
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ("time.sleep(3600)", "gave no answer"),
+        ("self.send_error(500)", "answered 500"),
+        ("self.wfile.write(b'HTTP/1.0 200 OK\\r\\n\\r\\n<html>')", "an HTML page"),
+        ("self.wfile.write(b'HTTP/1.0 200 OK\\r\\n\\r\\n[]')", "something else than a JSON object"),
+        ("None", "dropped the connection"),
+    ],
+)
+async def test_a_server_that_takes_the_port_and_never_gets_healthy_is_ended(
+    write: Write, answer: str, problem: str
+) -> None:
+    lines: list[str] = []
+    command = write(f"import time\nHandler.do_GET = lambda self: {answer}\nprint(os.getpid(), flush=True)")
+    with pytest.raises(RepositoryError, match="not healthy within 1 s: ") as raised:
+        async with ServerProcess.open(command, lines.append, seconds=1.0):
+            pass
+    assert problem in str(raised.value)
+    assert ended(int(lines[1]))
+
+
 @pytest.mark.parametrize("health", ["{}", '{"instance_id": "another"}'])
 async def test_another_process_on_the_port_is_not_taken_for_it(write: Write, health: str) -> None:
     class Other(BaseHTTPRequestHandler):

@@ -368,6 +368,8 @@ async def test_a_full_queue_is_waited_for() -> None:
     [
         (web.Response(status=500, text="<html>oops"), "answered 500: an HTML page", True),
         (web.Response(status=200, text="<html>hello"), "HTML page instead of JSON", False),
+        (web.Response(status=202), "an empty body", False),
+        (web.Response(status=302, headers={"Location": "http://elsewhere"}), "a redirect", False),
         (web.json_response([1], status=202), "something else than a JSON object", False),
         (web.json_response({"detail": "no such field"}, status=422), "no such field", False),
         (web.json_response({"polling_lease_token": 3}, status=202), "lease that can't be read", False),
@@ -401,6 +403,26 @@ async def test_a_server_that_asks_for_a_key_says_which_variable_has_it() -> None
     await keyless.aclose()
     await keyed.aclose()
     await runner.cleanup()
+
+
+async def test_a_server_that_never_answers_is_lost_at_the_deadline() -> None:
+    class Silent(Scripted):
+        async def rollout(self, request: web.Request) -> web.Response:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    silent = Silent()
+    with pytest.raises(RolloutServerError, match=r"gave no answer within 0\.1 s") as raised:
+        await run(silent, agent_timeout=0.05, delivery=0.05)
+    assert raised.value.lost
+    assert not raised.value.blocked
+    assert silent.cancelled == [{"ids": ["r1"]}]
+
+
+async def test_a_lease_that_expires_while_it_is_polled_means_that_the_server_was_blocked() -> None:
+    with pytest.raises(RolloutServerError, match="user code has blocked it") as raised:
+        await run(leased({"status": "failure", "err_message": "lease", "err_category": "lease_expired"}))
+    assert raised.value.blocked
 
 
 async def test_a_result_of_another_server_means_that_the_rollout_is_lost() -> None:
