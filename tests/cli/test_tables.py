@@ -61,6 +61,7 @@ def policy(functions: dict[str, Scores], model: str = "openai/gpt-5-mini") -> Po
         planned=count,
         rollouts=count,
         failed=0,
+        removed=0,
         duration_ms=81234.5,
         usage=Usage(1_000_000, 234_567, 1_234_567),
         cost_usd=12.3456,
