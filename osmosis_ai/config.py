@@ -143,6 +143,26 @@ class ModelConfig(Record, frozen=True):
         ),
     ] = None
 
+    record: Annotated[
+        str | None,
+        Option(
+            "Record the model's replies in this folder, to be replayed with --replay; what is recorded isn't asked for "
+            "again.",
+            metavar="DIR",
+            lasting=False,
+            path=True,
+        ),
+    ] = None
+    replay: Annotated[
+        str | None,
+        Option(
+            "Answer every request from the recordings in this folder; without a recording it fails.",
+            metavar="DIR",
+            lasting=False,
+            path=True,
+        ),
+    ] = None
+
     @property
     def sampling(self) -> dict[str, Any]:
         """Parameters sent with every request."""

@@ -18,7 +18,7 @@ _OfTools = Literal["bad_json", "schema", "session", "unknown_tool"]
 _OfCode = Literal["error", "exception", "exit", "load", "no_ground_truth", "not_finite", "wrong_type"]
 _OfWorkers = Literal["blocked", "died", "rollout", "start"]
 FailureKind: TypeAlias = Literal[
-    _OfModels, "refused", "solution", "timeout", "unknown_model", _OfTools, _OfCode, _OfWorkers
+    _OfModels, "refused", "solution", "timeout", "unknown_model", "unrecorded", _OfTools, _OfCode, _OfWorkers
 ]
 
 CallError: TypeAlias = FailureKind | Origin
@@ -51,6 +51,7 @@ FAILURE_KINDS: dict[FailureKind, KindOfFailure] = {
     "bad_request": KindOfFailure(("model",), "the endpoint refuses the request"),
     "bad_reply": KindOfFailure(("model",), "the reply isn't a chat completion"),
     "solution": KindOfFailure(("model",), "a row's solution refers to a value that no earlier result holds"),
+    "unrecorded": KindOfFailure(("model",), "the request isn't among the recordings that `--replay` names"),
     # A tool call
     "unknown_tool": KindOfFailure(("tool",), "no tool has that name"),
     "bad_json": KindOfFailure(("tool",), "the arguments aren't a JSON object"),

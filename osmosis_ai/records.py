@@ -240,13 +240,14 @@ class ScoringInput(Record, frozen=True):
     """A reward function's input: a rollout's messages and its dataset row.
 
     `extra` holds the row's columns other than the prompts and `ground_truth`; `row_index` is the absolute position in
-    the file, from 0.
+    the file, and `run_index` the number of the rollout at its row, both from 0.
     """
 
     messages: list[Message]
     ground_truth: str | None
     row_index: int
     extra: dict[str, Any]
+    run_index: int = 0
 
 
 class StoredInput(Record, frozen=True):
@@ -255,6 +256,7 @@ class StoredInput(Record, frozen=True):
     row_index: int
     row: bytes
     trajectory: bytes
+    run_index: int = 0
 
 
 class JudgeCall(Record, frozen=True):
@@ -341,6 +343,18 @@ def reward(scores: Mapping[str, Score]) -> float | None:
     # A mean over fewer functions would not be comparable with other rollouts' means.
     values = [score.value for score in scores.values() if score.value is not None]
     return sum(values) / len(values) if values and len(values) == len(scores) else None
+
+
+class CassetteSpec(Record, frozen=True):
+    """A file of recorded model replies, and its use: replay only, or also record what is missing.
+
+    `uses` is a file to which every process appends the keys it used. `advice` says in an error message how to record.
+    """
+
+    path: str
+    mode: Literal["replay", "record"]
+    uses: str
+    advice: str
 
 
 class FunctionRef(Record, frozen=True):

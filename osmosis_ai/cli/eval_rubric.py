@@ -78,6 +78,22 @@ class JudgeConfig(Record, frozen=True):
     ] = None
 
 
+class RecordingsConfig(Record, frozen=True):
+    """Recordings: the judge's replies, recorded or replayed."""
+
+    record: Annotated[
+        str | None,
+        once(
+            "Record the judge's replies in this folder; what is recorded isn't asked for again.",
+            metavar="DIR",
+        ),
+    ] = None
+    replay: Annotated[
+        str | None,
+        once("Answer every request from the recordings in this folder; without a recording it fails.", metavar="DIR"),
+    ] = None
+
+
 class RubricOutput(Record, frozen=True):
     """Output: the result's destination."""
 
@@ -103,6 +119,7 @@ class EvalRubricConfig(Record, frozen=True):
     records: RecordsConfig = RecordsConfig()
     comparison: ComparisonConfig = ComparisonConfig()
     judge: JudgeConfig = JudgeConfig()
+    recordings: RecordingsConfig = RecordingsConfig()
     output: RubricOutput = RubricOutput()
 
 
@@ -115,14 +132,21 @@ def eval_rubric(given: Given) -> None:
     import asyncio
 
     from osmosis_ai.reward_rubric.target import judge_variables
+    from osmosis_ai.runtime.run.recordings import find_recordings
 
     config = config_of(EvalRubricConfig, dash_is_json(given))
     for option in ("rubric", "data"):
         if not given.get(option):
             raise UsageError(f"--{option} is missing; see osmosis eval-rubric --help")
-    with command_session(quiet=config.output.quiet) as session:
+    with (
+        command_session(quiet=config.output.quiet) as session,
+        find_recordings(config.recordings.record, config.recordings.replay, session.cwd) as recordings,
+    ):
         # Judges are called from this process.
         os.environ.update(session.environ | judge_variables(config.judge.judge_model, config.judge.judge_base_url))
+        if recordings is not None:
+            os.environ.update(recordings.variables)
+            session.output.say(recordings.banner)
         plan = _prepare(config, session.cwd)
         session.use(keys=plan.keys)
         if plan.skipped:
@@ -131,6 +155,8 @@ def eval_rubric(given: Given) -> None:
         if judged is None:
             session.output.warn("interrupted; nothing was written")
             raise typer.Exit(ExitCode.INTERRUPTED)
+        for unused in recordings.unused([recordings.judges]) if recordings is not None else ():
+            session.output.say(unused)
         raise typer.Exit(_finish(plan, judged, session.output, config.output.json))
 
 

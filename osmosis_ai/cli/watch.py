@@ -71,6 +71,8 @@ def _check(config: RunConfig, cwd: Path) -> None:
         raise UsageError("--watch always starts a new run; remove --resume, --resume-run and --retry-failed")
     if config.workers.workers == 0:
         raise UsageError("--watch needs worker processes: this process can't reload code; remove --workers 0")
+    if config.model.record is not None or config.model.replay is not None:
+        raise UsageError("--watch keeps replies in its cache; remove --record and --replay")
     try:
         prepare(config, cwd, run_environment(config, cwd))
     except FunctionError:

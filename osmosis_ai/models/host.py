@@ -17,6 +17,7 @@ from osmosis_ai.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from osmosis_ai.models.cache import ReplyCache
+    from osmosis_ai.models.cassette import Cassette
 
 __all__ = ["UNKNOWN_MODEL", "HostOptions", "ModelHost", "RemoteEngine", "create_model", "import_model"]
 
@@ -66,12 +67,14 @@ class HostOptions(NamedTuple):
         policy: How failed requests are retried.
         on_wait: Called for each wait before a retry.
         cache: Stores replies and is asked first, None for no cache. The caller owns it.
+        cassette: Records replies, or holds those to replay, None for neither. The caller owns it.
     """
 
     concurrency: int = 1000
     policy: RetryPolicy = RetryPolicy()
     on_wait: OnWait | None = None
     cache: ReplyCache | None = None
+    cassette: Cassette | None = None
 
 
 class Engine(Protocol):
@@ -134,10 +137,15 @@ class _RemoteHost:
         self.spec = spec
         self._engine = engine
         self._cache = options.cache
+        self._cassette = options.cassette
         self.limiter = AdaptiveLimiter(options.concurrency)
         self._model = RetryingModel(engine.client(spec), options.policy, self.limiter, options.on_wait)
 
     def for_rollout(self, row: Row, run_index: int, draw: str = "") -> ChatModel:
+        if self._cassette is not None:
+            from osmosis_ai.models.cassette import CassetteModel
+
+            return CassetteModel(self._model, self._cassette, self.spec.model, self.spec.params, run_index, draw)
         if self._cache is None:
             return self._model
         from osmosis_ai.models.cache import CachedModel

@@ -14,13 +14,16 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from osmosis_ai.errors import ProviderRequestError
-from osmosis_ai.records import ModelSpec
-from osmosis_ai.reward_rubric.target import JUDGE_PRICED, Target, has_price, missing_key
+from osmosis_ai.records import CassetteSpec, ModelSpec
+from osmosis_ai.reward_rubric.target import JUDGE_PRICED, Target, current_cassette, has_price, missing_key
 
-__all__ = ["client_of", "submit", "wait"]
+if TYPE_CHECKING:
+    from osmosis_ai.models.cassette import Cassette
+
+__all__ = ["cassette_of", "client_of", "submit", "wait"]
 
 T = TypeVar("T")
 
@@ -57,6 +60,7 @@ class JudgeClient:
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _clients: dict[tuple[str, str | None, str | None], JudgeClient] = {}
+_cassettes: dict[tuple[CassetteSpec, str | None], Cassette] = {}
 
 
 def client_of(target: Target) -> JudgeClient:
@@ -65,6 +69,21 @@ def client_of(target: Target) -> JudgeClient:
     if key not in _clients:
         _clients[key] = JudgeClient(target)
     return _clients[key]
+
+
+def cassette_of(target: Target) -> Cassette | None:
+    """Return the recordings of judge calls, if this process records or replays them; for use on the loop only."""
+    spec = current_cassette()
+    if spec is None:
+        return None
+    from osmosis_ai.masking import Masker
+    from osmosis_ai.models.cassette import Cassette
+
+    key = (spec, target.api_key)
+    if key not in _cassettes:
+        masker = Masker.from_environment(os.environ, [target.api_key] if target.api_key else [])
+        _cassettes[key] = Cassette(spec, masker)
+    return _cassettes[key]
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -106,6 +125,7 @@ def _forget() -> None:
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
     _clients.clear()
+    _cassettes.clear()
 
 
 atexit.register(_end)

@@ -244,11 +244,14 @@ def _result(record: RubricRecord, runs: list[JudgedRun]) -> RecordResult:
 
 
 async def _run(record: RubricRecord, run_index: int, judge: Judge) -> JudgedRun:
+    from osmosis_ai.reward_rubric.judge import judged_attempt
+
     started_at, started = now(), perf_counter()
     answer = Answer(math.nan)
     problem: str | None = None
     try:
-        answer = await judge(record)
+        with judged_attempt(run_index):
+            answer = await judge(record)
     except (OsmosisError, TypeError, ValueError) as error:
         problem = str(error) or type(error).__name__
     text = " ".join(record.solution_str[: 4 * PREVIEW].split())

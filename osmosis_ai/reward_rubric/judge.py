@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import msgspec
 
 from osmosis_ai.errors import ModelError, ModelNotFoundError, ProviderRequestError
 from osmosis_ai.masking import mask
-from osmosis_ai.records import Completion, JudgeCall, Message, Record
+from osmosis_ai.records import Completion, JsonObject, JudgeCall, Message, Record, Tool
 from osmosis_ai.reward_rubric import background
 from osmosis_ai.reward_rubric.prompt import RESPONSE_FORMAT, Case, judge_messages, repair_messages
 from osmosis_ai.reward_rubric.reply import Judgement, UnusableReplyError, finite_number, parse_judgement
 from osmosis_ai.reward_rubric.target import Target, find_target, has_price
 
-__all__ = ["RewardRubricRunResult", "aevaluate_rubric", "check_model_info", "evaluate_rubric", "trace_judge_calls"]
+if TYPE_CHECKING:
+    from osmosis_ai.models.base import ChatModel
+
+__all__ = [
+    "RewardRubricRunResult",
+    "aevaluate_rubric",
+    "check_model_info",
+    "current_attempt",
+    "evaluate_rubric",
+    "judged_attempt",
+    "trace_judge_calls",
+]
 
 DEFAULT_SCORE_MIN, DEFAULT_SCORE_MAX = 0.0, 1.0
 DEFAULT_TIMEOUT = 60.0
@@ -29,8 +41,16 @@ SHOWN_REPLY = 300
 TRACED_REPLY = 20_000
 
 _listeners: ContextVar[tuple[list[JudgeCall], ...]] = ContextVar("judge_call_listeners", default=())
+_attempt: ContextVar[_Attempt | None] = ContextVar("judge_attempt", default=None)
 _TEXTS = ("provider", "model", "api_key", "api_key_env", "api_base", "system_prompt", "original_input")
 _NUMBERS = ("score_min", "score_max", "timeout")
+
+
+class _Attempt(NamedTuple):
+    """What tells a judge's recordings of equal requests apart: the attempt, and how often it made each request."""
+
+    number: int
+    asked: Counter[str]
 
 
 class RewardRubricRunResult(TypedDict):
@@ -54,6 +74,22 @@ def trace_judge_calls() -> Iterator[list[JudgeCall]]:
         yield calls
     finally:
         _listeners.reset(token)
+
+
+@contextmanager
+def judged_attempt(number: int) -> Iterator[None]:
+    """Say which attempt the judge calls inside the block belong to; each attempt has recordings of its own."""
+    token = _attempt.set(_Attempt(number, Counter()))
+    try:
+        yield
+    finally:
+        _attempt.reset(token)
+
+
+def current_attempt() -> int:
+    """Return the attempt that judge calls belong to, 0 outside of any."""
+    attempt = _attempt.get()
+    return 0 if attempt is None else attempt.number
 
 
 class _Evaluation(Record, frozen=True):
@@ -196,7 +232,8 @@ def _start(
     context = dict(metadata) if metadata else None
     case = Case(rubric, solution_str, low, high, ground_truth, original_input, context, system_prompt)
     evaluation = _Evaluation(case, find_target(model_info), seconds, model_info.get("reasoning_effort") or None)
-    return background.submit(_judge(evaluation, _listeners.get()))
+    # The calls run in another thread, which doesn't have this context.
+    return background.submit(_judge(evaluation, _listeners.get(), _attempt.get() or _Attempt(0, Counter())))
 
 
 def _number(value: Any, name: str) -> float | None:
@@ -217,13 +254,15 @@ def _kind(value: Any) -> str:
 # Everything below runs on the judges' own event loop.
 
 
-async def _judge(evaluation: _Evaluation, listeners: tuple[list[JudgeCall], ...]) -> RewardRubricRunResult:
+async def _judge(
+    evaluation: _Evaluation, listeners: tuple[list[JudgeCall], ...], attempt: _Attempt
+) -> RewardRubricRunResult:
     case, target = evaluation.case, evaluation.target
     messages = judge_messages(case)
-    completion, judged = await _ask(evaluation, messages, listeners)
+    completion, judged = await _ask(evaluation, messages, listeners, attempt)
     if isinstance(judged, UnusableReplyError):
         messages = repair_messages(messages, _text(completion), str(judged), case)
-        completion, judged = await _ask(evaluation, messages, listeners)
+        completion, judged = await _ask(evaluation, messages, listeners, attempt)
     if isinstance(judged, UnusableReplyError):
         reply = " ".join(mask(_text(completion), target.api_key).split())
         shown = reply if len(reply) <= SHOWN_REPLY else f"{reply[:SHOWN_REPLY]}…"
@@ -235,7 +274,7 @@ async def _judge(evaluation: _Evaluation, listeners: tuple[list[JudgeCall], ...]
 
 
 async def _ask(
-    evaluation: _Evaluation, messages: list[Message], listeners: tuple[list[JudgeCall], ...]
+    evaluation: _Evaluation, messages: list[Message], listeners: tuple[list[JudgeCall], ...], attempt: _Attempt
 ) -> tuple[Completion, Judgement | UnusableReplyError]:
     target = evaluation.target
     started = perf_counter()
@@ -246,14 +285,15 @@ async def _ask(
             calls.append(call)
 
     try:
-        completion = await _complete(evaluation, messages)
+        completion = await _complete(evaluation, messages, attempt)
     except ModelError as error:
         record(error=str(error))
         raise _failure(target, error) from error
     # Parsed as it came, and masked only where people or records see it.
     reply = _text(completion)
     shown = mask(reply, target.api_key)[:TRACED_REPLY]
-    cost = completion.cost_usd if has_price(target) else None
+    # A replay costs nothing, and needs no LiteLLM to know it.
+    cost = 0.0 if completion.cached else completion.cost_usd if has_price(target) else None
     known = {"usage": completion.usage, "cost_usd": cost, "attempts": completion.attempts}
     try:
         judged = parse_judgement(reply)
@@ -265,30 +305,52 @@ async def _ask(
     return completion, Judgement(judged.score, explanation)
 
 
-async def _complete(evaluation: _Evaluation, messages: list[Message]) -> Completion:
-    import anyio
-
-    from osmosis_ai.models.retry import RetryingModel
-    from osmosis_ai.retry import RetryPolicy
-
-    judge = background.client_of(evaluation.target)
-    params: dict[str, Any] = {}
-    if judge.takes_schema:
-        params["response_format"] = RESPONSE_FORMAT
+async def _complete(evaluation: _Evaluation, messages: list[Message], attempt: _Attempt) -> Completion:
+    judge: ChatModel = _LiveJudge(evaluation)
+    params: JsonObject = {}
     if evaluation.reasoning_effort is not None:
         params["reasoning_effort"] = evaluation.reasoning_effort
-        if evaluation.target.base_url is not None:
+    cassette = background.cassette_of(evaluation.target)
+    if cassette is not None:
+        from osmosis_ai.models.cassette import CassetteModel
+
+        live = judge if cassette.spec.mode == "record" else None
+        judge = CassetteModel(live, cassette, evaluation.target.name, {}, attempt.number, asked=attempt.asked)
+    return await judge.complete(messages, [], params)
+
+
+class _LiveJudge:
+    """The judge itself, with retries, for one evaluation."""
+
+    def __init__(self, evaluation: _Evaluation) -> None:
+        self._evaluation = evaluation
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
+        import anyio
+
+        from osmosis_ai.models.retry import RetryingModel
+        from osmosis_ai.retry import RetryPolicy
+
+        target, seconds = self._evaluation.target, self._evaluation.timeout
+        judge = background.client_of(target)
+        params = {**params}
+        if judge.takes_schema:
+            params["response_format"] = RESPONSE_FORMAT
+        if target.base_url is not None and "reasoning_effort" in params:
             # LiteLLM doesn't know which parameters a model at this endpoint accepts.
             params["allowed_openai_params"] = ["reasoning_effort"]
-    last: list[ModelError] = []
-    policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, max_seconds=evaluation.timeout)
-    model = RetryingModel(judge.model, policy, judge.limiter, lambda error, _: last.append(error))
-    with anyio.move_on_after(evaluation.timeout):
-        return await model.complete(messages, [], params)
-    # The error that caused the last retry says more than a timeout.
-    if last:
-        raise last[-1]
-    raise ModelError(f"the judge gave no answer within {evaluation.timeout:g} s", kind="timeout")
+        last: list[ModelError] = []
+        policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, max_seconds=seconds)
+        model = RetryingModel(judge.model, policy, judge.limiter, lambda error, _: last.append(error))
+        with anyio.move_on_after(seconds):
+            return await model.complete(messages, tools, params)
+        # The error that caused the last retry says more than a timeout.
+        if last:
+            raise last[-1]
+        raise ModelError(f"the judge gave no answer within {seconds:g} s", kind="timeout")
+
+    async def aclose(self) -> None:
+        """Do nothing: the process keeps the judge's client."""
 
 
 def _failure(target: Target, error: ModelError) -> ProviderRequestError:

@@ -2,7 +2,7 @@
 
 A redirect sends every judge call of a process elsewhere, whatever the rubrics name. Environment variables carry it to
 worker processes: `OSMOSIS_JUDGE_MODEL`, `OSMOSIS_JUDGE_BASE_URL` and, for the key, `OSMOSIS_JUDGE_API_KEY`. With
-`OSMOSIS_JUDGE_PRICED` only judges with a known price are called.
+`OSMOSIS_JUDGE_PRICED` only judges with a known price are called. `OSMOSIS_JUDGE_RECORDINGS` records or replays them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from osmosis_ai.errors import MissingAPIKeyError
-from osmosis_ai.records import Record
+from osmosis_ai.records import CassetteSpec, Record
 from osmosis_ai.reward_rubric.reply import finite_number
 from osmosis_ai.urls import UrlError, http_url
 
@@ -20,8 +22,11 @@ __all__ = [
     "DEFAULT_MODEL",
     "DEFAULT_PROVIDER",
     "JUDGE_PRICED",
+    "JUDGE_RECORDINGS",
     "KEY_VARIABLES",
     "Target",
+    "cassette_variables",
+    "current_cassette",
     "current_redirect",
     "find_target",
     "has_price",
@@ -48,6 +53,7 @@ JUDGE_MODEL = "OSMOSIS_JUDGE_MODEL"
 JUDGE_BASE_URL = "OSMOSIS_JUDGE_BASE_URL"
 JUDGE_KEY = "OSMOSIS_JUDGE_API_KEY"
 JUDGE_PRICED = "OSMOSIS_JUDGE_PRICED"
+JUDGE_RECORDINGS = "OSMOSIS_JUDGE_RECORDINGS"
 
 DEFAULT_RUBRIC = (
     "Judge how well the solution does what the original input asks for. The best score is for a solution that is "
@@ -82,6 +88,17 @@ def judge_variables(model: str | None = None, base_url: str | None = None, *, pr
     """
     given = {JUDGE_MODEL: model, JUDGE_BASE_URL: base_url, JUDGE_PRICED: "1" if priced else None}
     return {name: value for name, value in given.items() if value}
+
+
+def cassette_variables(cassette: CassetteSpec) -> dict[str, str]:
+    """Return the variables that record or replay every judge call of a process."""
+    return {JUDGE_RECORDINGS: msgspec.json.encode(cassette).decode()}
+
+
+def current_cassette(environ: Mapping[str, str] = os.environ) -> CassetteSpec | None:
+    """Return the cassette that these variables set, None if they set none."""
+    given = environ.get(JUDGE_RECORDINGS)
+    return msgspec.json.decode(given, type=CassetteSpec) if given else None
 
 
 def current_redirect(environ: Mapping[str, str] = os.environ) -> Redirect | None:
@@ -158,6 +175,9 @@ def _key(target: Target, given: Mapping[str, Any], environ: Mapping[str, str]) -
         return NO_KEY
     variable = variable or KEY_VARIABLES.get(target.provider)
     if variable and not (key := environ.get(variable, "").strip()):
+        cassette = current_cassette(environ)
+        if cassette is not None and cassette.mode == "replay":
+            return None
         raise missing_key(target.name, variable)
     return key or None
 

@@ -24,6 +24,7 @@ from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.discovery.workflows import WorkflowSource
 from osmosis_ai.records import (
     AgentReport,
+    CassetteSpec,
     Failure,
     FinishReason,
     FunctionRef,
@@ -46,10 +47,10 @@ class WorkerSpec(Record, frozen=True):
     which may have tools, too; its functions; and the models it may call.
 
     Loading fails if a function can't be loaded; with `keep_going`, the function is left out. `cache` is the file of
-    stored model replies, None for no cache. With `allow_rewrites`, an agent loop may change messages it has already
-    sent. Its `log_event` writes to `debug_dir`, None for nowhere. `scratch` is the parent of the rollouts' scratch
-    folders, None for the system's temporary folder. With a `sandbox`, the worker itself loads no code of the
-    repository; processes in sandboxes do.
+    stored model replies, None for no cache; `cassette` likewise for recorded ones. With `allow_rewrites`, an agent loop
+    may change messages it has already sent. Its `log_event` writes to `debug_dir`, None for nowhere. `scratch` is the
+    parent of the rollouts' scratch folders, None for the system's temporary folder. With a `sandbox`, the worker itself
+    loads no code of the repository; processes in sandboxes do.
     """
 
     root: str
@@ -60,6 +61,7 @@ class WorkerSpec(Record, frozen=True):
     keep_going: bool = False
     batch_size: int = 8
     cache: str | None = None
+    cassette: CassetteSpec | None = None
     agent: AgentSource | None = None
     workflow: WorkflowSource | None = None
     allow_rewrites: bool = False
@@ -81,26 +83,35 @@ def agent_part(spec: WorkerSpec, batch_size: int) -> WorkerSpec:
 def scorer_part(spec: WorkerSpec) -> WorkerSpec:
     """Return the spec of a worker that scores: no model and so no key, no reply cache, and no agent."""
     return msgspec.structs.replace(
-        spec, mcp=None, agent=None, workflow=None, allow_rewrites=False, policies={}, cache=None, debug_dir=None
+        spec,
+        mcp=None,
+        agent=None,
+        workflow=None,
+        allow_rewrites=False,
+        policies={},
+        cache=None,
+        cassette=None,
+        debug_dir=None,
     )
 
 
 def sandboxed_part(spec: WorkerSpec) -> WorkerSpec:
     """Return the part of a spec that a process in its sandbox may know: no model, key or path but the repository's."""
     sandbox = spec.sandbox and msgspec.structs.replace(spec.sandbox, bwrap="", hidden=[])
-    known = msgspec.structs.replace(spec, policies={}, cache=None, debug_dir=None, scratch=None)
+    known = msgspec.structs.replace(spec, policies={}, cache=None, cassette=None, debug_dir=None, scratch=None)
     return msgspec.structs.replace(known, sandbox=sandbox)
 
 
 class Places(Record, frozen=True):
     """Paths on a worker's machine, set by the backend that starts the worker there. None means that there is no file.
 
-    `root` is the repository, `cache` the file of stored model replies, `log` the run's log, `debug_dir` the folder for
-    an agent loop's `log_event`, `scratch` the parent of the rollouts' scratch folders.
+    `root` is the repository, `cache` the file of stored model replies, `cassette` recorded ones, `log` the run's log,
+    `debug_dir` the folder for an agent loop's `log_event`, `scratch` the parent of the rollouts' scratch folders.
     """
 
     root: str
     cache: str | None = None
+    cassette: CassetteSpec | None = None
     log: str | None = None
     debug_dir: str | None = None
     scratch: str | None = None
@@ -125,9 +136,9 @@ class Boot(Record, frozen=True):
 def detach(spec: WorkerSpec) -> tuple[WorkerSpec, Places]:
     """Split a spec into one with paths relative to the root, and this machine's places."""
     root = os.path.normpath(Path(spec.root).absolute())
-    places = Places(root, cache=spec.cache, debug_dir=spec.debug_dir)
+    places = Places(root, cache=spec.cache, cassette=spec.cassette, debug_dir=spec.debug_dir)
     named = _with_paths(spec, lambda path: os.path.relpath(path, root))
-    return msgspec.structs.replace(named, root="", cache=None, debug_dir=None), places
+    return msgspec.structs.replace(named, root="", cache=None, cassette=None, debug_dir=None), places
 
 
 def attach(spec: WorkerSpec, places: Places) -> WorkerSpec:
@@ -137,6 +148,7 @@ def attach(spec: WorkerSpec, places: Places) -> WorkerSpec:
         found,
         root=places.root,
         cache=places.cache,
+        cassette=places.cassette,
         debug_dir=places.debug_dir,
         scratch=places.scratch,
     )

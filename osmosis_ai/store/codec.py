@@ -170,9 +170,9 @@ class Encoder:
         content = _RowContent(row.system_prompt, row.user_prompt, row.ground_truth, row.extra, row.solution)
         return RowColumns(run=0, row_id=row.id, row_index=row.index, data=_pack(self._json(content)))
 
-    def scoring_input(self, row: Row, messages: list[Message]) -> StoredInput:
+    def scoring_input(self, row: Row, messages: list[Message], run_index: int = 0) -> StoredInput:
         """Encode a conversation that isn't stored, for scoring."""
-        return StoredInput(row.index, self.row(row).data, _pack(self._json(_Conversation(messages))))
+        return StoredInput(row.index, self.row(row).data, _pack(self._json(_Conversation(messages))), run_index)
 
     def score(self, score: Score, code_hash: str | None = None, rollout: int = 0) -> ScoreColumns:
         """Encode a score of the rollout with this key."""
@@ -271,7 +271,7 @@ def decode_scoring_input(stored: StoredInput) -> ScoringInput:
         messages = _conversation.decode(unpack(stored.trajectory)).messages
     except (zlib.error, msgspec.DecodeError) as error:
         raise StoreError(f"the record of row {stored.row_index} is damaged: {error}") from error
-    return ScoringInput(messages, row.ground_truth, stored.row_index, row.extra)
+    return ScoringInput(messages, row.ground_truth, stored.row_index, row.extra, stored.run_index)
 
 
 def decode_score(columns: ScoreColumns) -> Score:

@@ -22,6 +22,7 @@ class _Stored(Columns):
 
     pk: int
     row_index: int
+    run_index: int
     row_data: bytes
     trajectory: bytes
 
@@ -51,7 +52,10 @@ class ScoringReader:
                 self._db = connect_reader(self._path)
             # One query for all rollouts costs half as much as one query each.
             found = starmap(_Stored, self._db.execute(_SELECT, (json.dumps(keys),)))
-            inputs = {stored.pk: StoredInput(stored.row_index, stored.row_data, stored.trajectory) for stored in found}
+            inputs = {
+                stored.pk: StoredInput(stored.row_index, stored.row_data, stored.trajectory, stored.run_index)
+                for stored in found
+            }
         if not inputs.keys() >= set(keys):
             raise StoreError(f"a rollout was removed from {self._path} in the meantime")
         return [inputs[key] for key in keys]

@@ -229,7 +229,8 @@ def test_records_come_back_equal(shared_store: RunStore, row: Row, rollout: Roll
     assert listed.stored.rollout == msgspec.structs.replace(rollout, messages=[], turns=[], tool_calls=[], samples=[])
     with closing(ScoringReader(shared_store.path)) as reader:
         (stored,) = reader.read([its_key])
-    assert decode_scoring_input(stored) == ScoringInput(rollout.messages, row.ground_truth, row.index, row.extra)
+    scoring = ScoringInput(rollout.messages, row.ground_truth, row.index, row.extra, rollout.run_index)
+    assert decode_scoring_input(stored) == scoring
     (outcome,) = shared_store.outcomes(run)
     assert outcome == Outcome(
         **{name: getattr(rollout, name) for name in Outcome.__struct_fields__ if name not in ("calls", "scores")},

@@ -25,7 +25,8 @@ from osmosis_ai.errors import FunctionError, MissingAPIKeyError, ModelStartError
 from osmosis_ai.folders import given_path, store_folder
 from osmosis_ai.mcp_tools.host import read_config
 from osmosis_ai.models.choice import choose_model
-from osmosis_ai.records import Failure, FunctionRef, ModelSpec, Record
+from osmosis_ai.models.replay import recorded_model, replay_of
+from osmosis_ai.records import CassetteSpec, Failure, FunctionRef, ModelSpec, Record
 from osmosis_ai.reward_rubric.configs import load_rubric
 from osmosis_ai.reward_rubric.resolve import resolve_rubrics
 from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, current_redirect, find_target
@@ -57,11 +58,12 @@ class Prepared(Record, frozen=True):
     left_out: list[Failure]
 
 
-def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepared:
+def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str], cassette: CassetteSpec | None = None) -> Prepared:
     """Resolve a config: the repository, its functions, the dataset's file and the models.
 
-    Imports no user code, reads no row and opens no connection. `environ` includes the variables of `.env`. Raises
-    StartError if something named by the config doesn't exist or can't be used.
+    Imports no user code, reads no row and opens no connection. `environ` includes the variables of `.env`; `cassette`
+    records or replays the models' replies, instead of the reply cache. Raises StartError if something named by the
+    config doesn't exist or can't be used.
     """
     agent, repository = find_runner(config, cwd)
     own = None if isinstance(agent, McpSource) else agent
@@ -91,7 +93,7 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         root=str(repository.root),
         store=str(store),
         dataset=str(dataset.path),
-        policies=_choose_models(config, environ),
+        policies=_choose_models(config, environ, cassette),
         functions=functions,
         agent=None if own is None else own.name,
         agent_dir=None if repository.mcp_dir is None else str(repository.mcp_dir),
@@ -108,7 +110,8 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str]) -> Prepare
         policies=plan.policies,
         functions=functions,
         keep_going=config.scoring.keep_going,
-        cache=_find_cache(store) if config.model.cache else None,
+        cache=_find_cache(store) if config.model.cache and cassette is None else None,
+        cassette=cassette,
         sandbox=sandbox,
     )
     return Prepared(plan, worker, left_out)
@@ -321,16 +324,25 @@ def _find_cache(store: Path) -> str:
     return str(prepare_cache(store))
 
 
-def _choose_models(config: RunConfig, environ: Mapping[str, str]) -> dict[str, ModelSpec]:
+def _choose_models(
+    config: RunConfig, environ: Mapping[str, str], cassette: CassetteSpec | None
+) -> dict[str, ModelSpec]:
+    replayed = Path(cassette.path) if cassette is not None and cassette.mode == "replay" else None
+
     def choose(model: str | None, base_url: str | None, api_key: str | None) -> ModelSpec:
-        return choose_model(
+        timeout = config.limits.request_timeout
+        if replayed is not None and base_url is None:
+            model = recorded_model(replayed, model or environ.get("OSMOSIS_MODEL"))
+            api_key = None
+        spec = choose_model(
             model=model,
             base_url=base_url,
             api_key=api_key,
             params=config.model.sampling,
-            request_timeout=config.limits.request_timeout,
+            request_timeout=timeout,
             environ=environ,
         )
+        return spec if replayed is None else replay_of(spec, model, replayed)
 
     policy, baseline = config.model, config.baseline
     choices = {POLICY: choose(policy.model, policy.base_url, policy.api_key)}

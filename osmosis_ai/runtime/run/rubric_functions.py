@@ -15,6 +15,7 @@ from osmosis_ai.masking import Masker
 from osmosis_ai.records import Failure, FunctionRef, Row
 from osmosis_ai.reward_rubric.data import RubricRecord
 from osmosis_ai.reward_rubric.evaluation import Answer, Judge
+from osmosis_ai.reward_rubric.judge import current_attempt
 from osmosis_ai.runtime.pool.backends import open_pool
 from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.run.prepare import scorer_spec
@@ -34,7 +35,9 @@ async def function_judge(ref: FunctionRef, limits: LimitsConfig, options: PoolOp
 
         async def judge(record: RubricRecord) -> Answer:
             conversation = (_row(record), _conversation(record))
-            ((score,),) = await score_conversations(pool, masker, [conversation], [ref.name])
+            ((score,),) = await score_conversations(
+                pool, masker, [conversation], [ref.name], first_attempt=current_attempt()
+            )
             if score.value is None:
                 raise _failed(score.failure)
             calls = [msgspec.to_builtins(call) for call in score.judge_calls]

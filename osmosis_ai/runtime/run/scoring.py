@@ -220,14 +220,20 @@ async def score_conversations(
     functions: list[str],
     *,
     times: int = 1,
+    first_attempt: int = 0,
 ) -> list[list[Score]]:
     """Score conversations outside a run, each with its row; return each one's scores in the functions' order.
 
-    Known keys in a conversation are masked, as in a run. Each is scored `times` times, and has as many lists.
+    Known keys in a conversation are masked, as in a run. Each is scored `times` times, as attempts from
+    `first_attempt` on, and has as many lists.
     """
     encoder = Encoder(masker)
-    inputs = [encoder.scoring_input(row, messages) for row, messages in conversations]
-    return await pool.score(ScoreJob(uuid4().hex, [given for given in inputs for _ in range(times)], functions))
+    inputs = [
+        encoder.scoring_input(row, messages, first_attempt + time)
+        for row, messages in conversations
+        for time in range(times)
+    ]
+    return await pool.score(ScoreJob(uuid4().hex, inputs, functions))
 
 
 def to_be_scored(rollout: Rollout, *, partial: bool) -> bool:

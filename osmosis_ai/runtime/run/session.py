@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -40,6 +40,7 @@ from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.events import RunEvent
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.prepare import Prepared, check_judges, find_root, prepare
+from osmosis_ai.runtime.run.recordings import Recordings, find_recordings
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
 from osmosis_ai.runtime.run.resume import find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run.run import Run
@@ -170,6 +171,7 @@ class RunSession:
         listener: Listener | None,
         *,
         interactive: bool,
+        recordings: Recordings | None = None,
     ) -> None:
         self.plan: RunPlan = prepared.plan
         self.pool: Pool
@@ -183,6 +185,7 @@ class RunSession:
         self._fresh_id = new_run_id()
         self._log: str | None = None
         self._prepared = prepared
+        self._recordings = recordings
         self._environ = environ
         self._group = group
         self._listener = listener
@@ -210,27 +213,37 @@ class RunSession:
         listener: Listener | None = None,
         *,
         interactive: bool = False,
+        recordings: Recordings | None = None,
     ) -> AsyncIterator[RunSession]:
         """Load a config's repository and check that its models answer, without recording anything; raise StartError.
 
-        `interactive` means that the user steps through the run, picks the rows, and can't resume it.
+        `interactive` means that the user steps through the run, picks the rows, and can't resume it. `recordings` are
+        shared with other runs, whose caller tidies and reports them; by default they are those of the config.
         """
         # Absolute, because an inline worker changes this process's working directory.
         cwd = Path.cwd() / cwd
-        variables = run_environment(config, cwd, environ)
-        prepared = prepare(config, cwd, variables)
-        masker = Masker.from_environment(variables, secret_values(config))
-        with open_store(prepared.plan.root, prepared.plan.store, masker) as store:
-            async with AsyncExitStack() as stack:
-                group = await stack.enter_async_context(task_group())
-                session = cls(prepared, store, masker, variables, group, listener, interactive=interactive)
-                try:
-                    await session._load(stack)
-                    yield session
-                finally:
-                    # Shielded, so that the run's status is stored even if the caller is cancelled.
-                    with anyio.CancelScope(shield=True):
-                        await session._close()
+        model = config.model
+        own = nullcontext() if recordings is not None else find_recordings(model.record, model.replay, cwd)
+        with own as found:
+            recordings = recordings or found
+            variables = run_environment(config, cwd, environ)
+            if recordings is not None:
+                variables.update(recordings.variables)
+            prepared = prepare(config, cwd, variables, None if recordings is None else recordings.policy)
+            masker = Masker.from_environment(variables, secret_values(config))
+            with open_store(prepared.plan.root, prepared.plan.store, masker) as store:
+                async with AsyncExitStack() as stack:
+                    group = await stack.enter_async_context(task_group())
+                    session = cls(
+                        prepared, store, masker, variables, group, listener, interactive=interactive, recordings=found
+                    )
+                    try:
+                        await session._load(stack)
+                        yield session
+                    finally:
+                        # Shielded, so that the run's status is stored even if the caller is cancelled.
+                        with anyio.CancelScope(shield=True):
+                            await session._close()
 
     async def begin(self) -> None:
         """Create the run's record, or find the one to resume; raise StartError if there is none, or it differs."""
@@ -351,6 +364,8 @@ class RunSession:
         for banner in dict.fromkeys(map(banner_of, plan.policies.values())):
             if banner is not None:
                 self._tell(events.Notice(banner))
+        if self._recordings is not None:
+            self._tell(events.Notice(self._recordings.banner))
         loaded = self.pool.loaded
         self._not_scored = [*self._prepared.left_out, *loaded.problems]
         if plan.config.command == "eval" and plan.agent is None and not loaded.functions:
@@ -462,6 +477,11 @@ class RunSession:
         if changed and not (self._run and self._run.code_changed):
             results = "the results are those of the version loaded at the start"
             self._tell(events.Notice(f"changed during the run: {', '.join(changed)}; {results}", "warning"))
+        if self._recordings is not None and not unfinished and not self.plan.config.resume.wanted:
+            judged = any(ref.kind == "rubric" for ref in self.plan.functions)
+            cassettes = [self._recordings.policy, *([self._recordings.judges] if judged else [])]
+            for unused in self._recordings.unused(cassettes):
+                self._tell(events.Notice(unused))
         names = score_names(self.pool.loaded, [total.function for total in self.store.function_totals(self.id)])
         report = build_report(
             self.plan,

@@ -12,6 +12,7 @@ import numbers
 import reprlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from types import ModuleType
@@ -27,7 +28,7 @@ from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import SourceLoader, import_hint
 from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Score, ScoringInput
-from osmosis_ai.reward_rubric.judge import trace_judge_calls
+from osmosis_ai.reward_rubric.judge import judged_attempt, trace_judge_calls
 from osmosis_ai.reward_rubric.target import rubric_extra_info
 from osmosis_ai.runtime.worker.series import Overdue, run_series
 
@@ -100,7 +101,7 @@ class Scorer:
             args, kwargs = self._arguments(trajectory)
             return await self._function(*args, **kwargs)
 
-        with _Judged() as judged:
+        with _Judged(trajectory.run_index) as judged:
             outcome = self._missing(trajectory) or await self._limited(result, timeout)
         return judged.score(self.ref.name, outcome)
 
@@ -116,13 +117,13 @@ class Scorer:
         with each position before its call, in the function's context.
         """
         scores: list[Score] = []
-        running = _Judged()
+        running = _Judged(0)
 
         def one(position: int) -> Score | _Waiting:
             nonlocal running
             if begin is not None:
                 begin(position)
-            running = _Judged()
+            running = _Judged(trajectories[position].run_index)
             return self._score_here(trajectories[position], running)
 
         while len(scores) < len(trajectories):
@@ -139,7 +140,7 @@ class Scorer:
         async def result() -> Any:
             return await waiting.awaitable
 
-        with _Judged(waiting.judged) as judged:
+        with _Judged(waiting.judged.attempt, waiting.judged) as judged:
             outcome = await self._limited(result, seconds)
         return judged.score(self.ref.name, outcome)
 
@@ -239,23 +240,25 @@ class Scorer:
 
 
 class _Judged:
-    """A context manager around a call, which measures it and collects its judge calls.
+    """A context manager around a call, which measures it and collects its judge calls, made as part of an attempt.
 
     `before` is the first part of the same score, if any.
     """
 
-    def __init__(self, before: _Judged | None = None) -> None:
+    def __init__(self, attempt: int, before: _Judged | None = None) -> None:
+        self.attempt = attempt
         self._started: float = perf_counter() if before is None else before._started
         self._before: list[JudgeCall] = [] if before is None else before._calls
-        self._tracing = trace_judge_calls()
+        self._contexts = ExitStack()
         self._calls: list[JudgeCall] = []
 
     def __enter__(self) -> _Judged:
-        self._calls = self._tracing.__enter__()
+        self._contexts.enter_context(judged_attempt(self.attempt))
+        self._calls = self._contexts.enter_context(trace_judge_calls())
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._tracing.__exit__(*exc)
+        self._contexts.close()
 
     def score(self, name: str, outcome: float | Failure) -> Score:
         duration_ms = round((perf_counter() - self._started) * 1000, 3)

@@ -54,10 +54,12 @@ from osmosis_ai.store.codec import decode_scoring_input
 from osmosis_ai.tasks import task_group
 
 if TYPE_CHECKING:
+    from osmosis_ai.masking import Masker
     from osmosis_ai.mcp_tools.host import ToolHost
     from osmosis_ai.mcp_tools.session import CallOutcome, ToolSession
     from osmosis_ai.mcp_tools.setups import Setup
     from osmosis_ai.models.cache import ReplyCache
+    from osmosis_ai.models.cassette import Cassette
     from osmosis_ai.rollout.client import TrainerPool
     from osmosis_ai.rollout.core.base import CompletionsResult
     from osmosis_ai.rollout.core.schemas import RolloutRequest
@@ -214,7 +216,7 @@ class Worker:
             cache = _open_cache(worker.spec)
             if cache is not None:
                 stack.push_async_callback(cache.aclose)
-            options = HostOptions(worker.spec.batch_size, cache=cache)
+            options = HostOptions(worker.spec.batch_size, cache=cache, cassette=_open_cassette(worker.spec))
             for policy, model in worker.spec.policies.items():
                 worker._models[policy] = create_model(model, options)
                 stack.push_async_callback(worker._models[policy].aclose)
@@ -776,11 +778,23 @@ def _hashes(files: Iterable[Path], root: Path) -> dict[str, str]:
 def _open_cache(spec: protocol.WorkerSpec) -> ReplyCache | None:
     if spec.cache is None or not spec.policies:
         return None
-    from osmosis_ai.masking import Masker
     from osmosis_ai.models.cache import open_cache
 
-    keys = [model.api_key for model in spec.policies.values() if model.api_key]
-    return open_cache(Path(spec.cache), Masker.from_environment(os.environ, keys))
+    return open_cache(Path(spec.cache), _masker(spec))
+
+
+def _open_cassette(spec: protocol.WorkerSpec) -> Cassette | None:
+    if spec.cassette is None or not spec.policies:
+        return None
+    from osmosis_ai.models.cassette import Cassette
+
+    return Cassette(spec.cassette, _masker(spec))
+
+
+def _masker(spec: protocol.WorkerSpec) -> Masker:
+    from osmosis_ai.masking import Masker
+
+    return Masker.from_environment(os.environ, [model.api_key for model in spec.policies.values() if model.api_key])
 
 
 def _load_functions(functions: list[FunctionRef], *, keep_going: bool) -> tuple[dict[str, Scorer], list[Failure]]:
