@@ -5,12 +5,14 @@ To add an option, add one field here and use it. `options` derives the flag, var
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from osmosis_ai.options import Option, config_of, option_values, read_size
+from osmosis_ai.options import Option, config_of, once, option_values, read_size
 from osmosis_ai.records import Record
+from osmosis_ai.row_numbers import read_row_numbers
 
 __all__ = [
     "AgentConfig",
@@ -32,8 +34,16 @@ Command = Literal["test", "eval"]
 Sdk = Literal["declared", "own"]
 Isolation = Literal["session", "rollout", "sandbox"]
 EVAL = ("eval",)
+RUN_NAME = re.compile(r"(?!\.+$|latest$)[A-Za-z0-9._-]{1,96}")
 SECONDS = "SECONDS"
 SHORTEST = 0.001
+
+
+def read_run_name(text: str) -> str:
+    """Return a run's name as given; raise ValueError if it can't be one."""
+    if not RUN_NAME.fullmatch(text):
+        raise ValueError("write up to 96 letters, digits, dots, dashes and underscores; `latest` isn't a name")
+    return text
 
 
 class AgentConfig(Record, frozen=True):
@@ -68,6 +78,7 @@ class WorkflowConfig(Record, frozen=True):
         Option(
             "Run your own rollout server instead of --mcp: a folder with main.py, as in rollouts/my-rollout.",
             metavar="DIR|FILE",
+            identity="rollout server",
             path=True,
         ),
     ] = None
@@ -77,6 +88,7 @@ class WorkflowConfig(Record, frozen=True):
             "With --rollout: the SDK that its pyproject.toml declares, in an environment of its own, or Osmosis's own.",
             metavar="declared|own",
             choices=get_args(Sdk),
+            identity="rollout server",
         ),
     ] = "declared"
 
@@ -97,6 +109,15 @@ class DataConfig(Record, frozen=True):
     ] = None
     limit: Annotated[int | None, Option("Run at most N rows.", metavar="N", minimum=1, identity="rows")] = None
     offset: Annotated[int, Option("Skip the first N rows.", metavar="N", minimum=0, identity="rows")] = 0
+    rows: Annotated[
+        str | None,
+        once(
+            "Run these rows of the file, counted from 0, instead of --limit and --offset: 3,7,10-20.",
+            metavar="ROWS",
+            identity="rows",
+            read=read_row_numbers,
+        ),
+    ] = None
 
 
 class ModelConfig(Record, frozen=True):
@@ -334,12 +355,19 @@ class ResumeConfig(Record, frozen=True):
     resume_run: Annotated[
         str | None, Option("Continue this run; see `osmosis runs`.", metavar="RUN", lasting=False)
     ] = None
+    name: Annotated[
+        str | None, once("Name the run; if there is one of this name, continue it.", metavar="NAME", read=read_run_name)
+    ] = None
+    fresh: Annotated[bool, once("With --name: start anew, even if there is a run of this name.")] = False
     retry_failed: Annotated[bool, Option("Run the failed rollouts of a run again.", lasting=False)] = False
+    regrade: Annotated[
+        bool, once("With --rollout: grade a run's rollouts again, playing the stored replies instead of the model.")
+    ] = False
 
     @property
     def wanted(self) -> bool:
-        """True if this run continues a stored one."""
-        return self.resume or self.resume_run is not None or self.retry_failed
+        """True if this run must continue a stored one."""
+        return self.resume or self.resume_run is not None or self.retry_failed or self.regrade
 
 
 class RunConfig(Record, frozen=True):

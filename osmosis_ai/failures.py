@@ -15,7 +15,7 @@ Origin: TypeAlias = Literal["model", "tool", "setup", "agent", "reward", "rubric
 
 _OfModels = Literal["auth", "bad_reply", "bad_request", "dropped", "not_found", "overloaded", "quota", "rate_limit"]
 _OfTools = Literal["bad_json", "schema", "session", "unknown_tool"]
-_OfCode = Literal["error", "exception", "exit", "load", "no_ground_truth", "not_finite", "wrong_type"]
+_OfCode = Literal["error", "exception", "exit", "load", "no_ground_truth", "no_report", "not_finite", "wrong_type"]
 _OfWorkers = Literal["blocked", "died", "rollout", "start"]
 FailureKind: TypeAlias = Literal[
     _OfModels, "refused", "solution", "timeout", "unknown_model", "unrecorded", _OfTools, _OfCode, _OfWorkers
@@ -51,7 +51,7 @@ FAILURE_KINDS: dict[FailureKind, KindOfFailure] = {
     "bad_request": KindOfFailure(("model",), "the endpoint refuses the request"),
     "bad_reply": KindOfFailure(("model",), "the reply isn't a chat completion"),
     "solution": KindOfFailure(("model",), "a row's solution refers to a value that no earlier result holds"),
-    "unrecorded": KindOfFailure(("model",), "the request isn't among the recordings that `--replay` names"),
+    "unrecorded": KindOfFailure(("model", "reward"), "the request isn't recorded, for `--replay` or `--regrade`"),
     # A tool call
     "unknown_tool": KindOfFailure(("tool",), "no tool has that name"),
     "bad_json": KindOfFailure(("tool",), "the arguments aren't a JSON object"),
@@ -64,6 +64,7 @@ FAILURE_KINDS: dict[FailureKind, KindOfFailure] = {
     "wrong_type": KindOfFailure(("agent", "reward", "rubric"), "a value of the wrong type was returned"),
     "not_finite": KindOfFailure(("agent", "reward", "rubric"), "a score that isn't a finite number was returned"),
     "no_ground_truth": KindOfFailure(("reward", "rubric"), "the function needs a ground truth, and the row has none"),
+    "no_report": KindOfFailure(("timeout", "reward"), "a rollout server reported nothing within the time limit"),
     "load": KindOfFailure(("reward", "rubric"), "the function can't be loaded"),
     # Workers
     "rollout": KindOfFailure(("timeout",), "the rollout took longer than `--timeout`"),

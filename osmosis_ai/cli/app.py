@@ -116,13 +116,31 @@ def evaluate_config(
             rich_help_panel="Config",
         ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show the server's output; the same as --debug.", rich_help_panel="Config")
+    ] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", hidden=True)] = False,
+    upload: Annotated[bool, typer.Option("--upload", hidden=True)] = False,
+    rollout_port: Annotated[int | None, typer.Option("--rollout-port", metavar="PORT", hidden=True)] = None,
 ) -> None:
-    """Evaluate the rollout, model and dataset that a run config names; options override it."""
-    from osmosis_ai.cli.eval_run import given_by_config
+    """Evaluate the rollout, model and dataset that a run config names; options override it.
 
-    also = {"dataset": dataset_file, "batch_size": max_in_flight}
+    -o DIR writes the run's files into a folder of its name in DIR. The exit code is 0 once every rollout is recorded,
+    even if some failed.
+    """
+    from osmosis_ai.cli.eval_run import evaluate_config
+
+    # The options of earlier versions. Nothing is ever asked, so --yes changes nothing.
+    if upload:
+        raise UsageError("--upload: results stay on this machine; -o DIR and `osmosis runs export` write them to files")
+    if rollout_port is not None:
+        raise UsageError(
+            "--rollout-port: each server has a free port of its own, because a new one starts while the old one ends; "
+            "leave the option out, and let main.py listen on the port in _OSMOSIS_ROLLOUT_PORT"
+        )
+    also = {"dataset": dataset_file, "batch_size": max_in_flight, "debug": verbose or None}
     typed = {**{name: value for name, value in also.items() if value is not None}, **given}
-    _run(given_by_config(config, typed, secrets_file), "eval")
+    raise typer.Exit(evaluate_config(config, typed, secrets_file))
 
 
 def _run(given: Given, command: Command) -> None:

@@ -1,54 +1,103 @@
-"""`osmosis eval run CONFIG`: the options that a run config stands for."""
+"""`osmosis eval run CONFIG`: a run with the options of a run config."""
 
 from __future__ import annotations
 
+import getpass
 import os
+import secrets
 import sys
+import time
 from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
 
-from osmosis_ai.cli.options import Given
+from osmosis_ai.cli.console import Output
+from osmosis_ai.cli.options import Given, dash_is_json
 from osmosis_ai.discovery.eval_configs import EvalConfig, read_eval_config
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import UsageError
 from osmosis_ai.folders import UnreadableError, given_path, read_bounded
+from osmosis_ai.masking import VARIABLE
 
-__all__ = ["given_by_config"]
+__all__ = ["evaluate_config"]
 
 MAX_SECRETS_BYTES = 1 << 20
 
 
-def given_by_config(config: str, typed: Given, secrets_file: str | None) -> Given:
-    """Return a run config's options, overridden by the typed ones, and put its variables into the environment.
-
-    Secrets come from the file, else from the environment or a `.env`. Raises UsageError.
-    """
+def evaluate_config(config: str, typed: Given, secrets_file: str | None) -> int:
+    """Run what a run config says, with the typed options overriding it, and return the exit code. Raises UsageError."""
     cwd = Path.cwd()
     found = read_eval_config(config, cwd)
-    given = {**found.options, **typed}
+    typed = dash_is_json(typed)
+    given = _given(config, found, typed)
+    output = Output(quiet=bool(given.get("quiet")))
+    _set_variables(found, secrets_file, cwd, output, offline=str(given["model"]).startswith("offline/"))
+    if found.key_variable is not None and "api_key" not in typed:
+        given["api_key"] = _known(found, cwd).get(found.key_variable)
+        if not given["api_key"]:
+            raise UsageError(f"{config}: api_key_env names {found.key_variable}, which isn't set")
+    for name in found.ignored:
+        output.say(f"{name} has no effect: what runs is the code in {found.root}")
+    folder = given.pop("output", found.output)
+    if given.get("watch"):
+        from osmosis_ai.cli.watch import watch_command
+
+        if folder is not None:
+            raise UsageError("-o writes the files of a run that has ended, and --watch never ends; remove one of them")
+        return watch_command(given, "eval")
+    from osmosis_ai.cli.run import run_command
+    from osmosis_ai.runtime.run.eval_files import check_folder
+
+    return run_command(
+        given, "eval", files=None if folder is None else check_folder(folder, cwd), counts_failures=False
+    )
+
+
+def _given(config: str, found: EvalConfig, typed: Given) -> Given:
+    """Return the run's options. An unnamed new run gets a name of its own, by which it can be continued."""
+    options = dict(found.options)
+    if "rows" in typed:
+        options = {name: value for name, value in options.items() if name not in ("limit", "offset")}
+    given = {**options, **typed}
     if "dataset" not in given:
         raise UsageError(
             f"{config}: the dataset {found.dataset!r} is no file in {Path(found.root, 'data')}; "
             "name one with --dataset-file FILE"
         )
-    secrets = _secrets(found, secrets_file, cwd)
-    if found.key_variable is not None and "api_key" not in typed:
-        given["api_key"] = _known(found, cwd).get(found.key_variable)
-        if not given["api_key"]:
-            raise UsageError(f"{config}: api_key_env names {found.key_variable}, which isn't set")
-    os.environ.update({**found.env, **secrets})
+    if not given.keys() & {"name", "resume", "resume_run", "retry_failed", "regrade"}:
+        stem = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in Path(config).stem)
+        given["name"] = f"{stem[:64]}-{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
     return given
 
 
-def _secrets(config: EvalConfig, file: str | None, cwd: Path) -> dict[str, str]:
+def _set_variables(config: EvalConfig, secrets_file: str | None, cwd: Path, output: Output, *, offline: bool) -> None:
+    """Put a config's variables and secrets into the environment, which the server inherits.
+
+    An offline model needs no key, so a run with one may lack secrets.
+    """
+    found, missing = _secrets(config, secrets_file, cwd, ask=not offline)
+    if missing and not offline:
+        where = "the environment, a .env file, or a file named with --secrets-file"
+        raise UsageError(f"the config needs the secrets {', '.join(missing)}: put them into {where}")
+    if missing:
+        output.say(f"not set: {', '.join(missing)} of [secrets]; the offline model needs no key, a grader may")
+    # Whatever their names are.
+    masked = ",".join(filter(None, [os.environ.get(VARIABLE), *found]))
+    os.environ.update({**config.env, **found, **({VARIABLE: masked} if found else {})})
+
+
+def _secrets(config: EvalConfig, file: str | None, cwd: Path, *, ask: bool) -> tuple[dict[str, str], list[str]]:
+    """Return the secrets, and the names of those that are missing.
+
+    They come from the file, else from the environment or a `.env`, else, with `ask`, from the terminal.
+    """
     given = {} if file is None else _read_secrets(file, cwd)
     known = {**_known(config, cwd), **given}
     missing = [name for name in config.secrets if not known.get(name)]
-    if missing:
-        where = "the environment, a .env file, or a file named with --secrets-file"
-        raise UsageError(f"the config needs the secrets {', '.join(missing)}: put them into {where}")
-    return {**given, **{name: known[name] for name in config.secrets}}
+    if ask and missing and file != "-" and sys.stdin.isatty():
+        known |= {name: getpass.getpass(f"{name}: ") for name in missing}
+        missing = [name for name in missing if not known[name]]
+    return {**given, **{name: known[name] for name in config.secrets if name not in missing}}, missing
 
 
 def _known(config: EvalConfig, cwd: Path) -> Mapping[str, str]:

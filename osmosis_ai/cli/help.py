@@ -75,7 +75,7 @@ PAGES = {
             ("Evaluate what a config names", "osmosis eval run configs/eval/my-rollout.toml"),
             ("Try its first rows offline", "osmosis eval run configs/eval/my-rollout.toml --model offline/oracle"),
         ],
-        f"{_RUN_FAILED}, or a mean is below --fail-under",
+        "a rollout is missing, or a mean is below --fail-under",
     ),
     "eval-rubric": Page(
         "docs/rubrics.md",

@@ -33,14 +33,22 @@ __all__ = ["begin_command", "introduce", "run_command", "save_results"]
 GRACE_SECONDS = 10.0
 
 
-def run_command(given: Given, command: Command) -> int:
-    """Run a command line of `test` or `eval` and return the exit code."""
+def run_command(given: Given, command: Command, *, files: Path | None = None, counts_failures: bool = True) -> int:
+    """Run a command line of `test` or `eval` and return the exit code.
+
+    Args:
+        given: The typed options.
+        command: The kind of run.
+        files: The folder for the files of `eval_files`, None to write none.
+        counts_failures: False if only missing rollouts count, and not failed ones.
+    """
     output = output_options(given)
     with command_session(quiet=output.quiet, store_error=ExitCode.FAILED) as session:
         config, results = begin_command(session, given, command, output)
         calm_collector()
         with BesideRun(session, config, shown=output.view) as viewer:
-            code = asyncio.run(_Run(session, config, output, results, viewer).run())
+            run = _Run(session, config, output, results, viewer, files, counts_failures=counts_failures)
+            code = asyncio.run(run.run())
             viewer.stay()
         return code
 
@@ -68,7 +76,12 @@ class _Run:
         output: OutputOptions,
         results: Path | None,
         viewer: BesideRun,
+        files: Path | None,
+        *,
+        counts_failures: bool,
     ) -> None:
+        self._files = files
+        self._counts_failures = counts_failures
         self._session = session
         self._output = session.output
         self._config = config
@@ -146,19 +159,23 @@ class _Run:
             print_report(self._output, report)
             if self._results is not None:
                 self._output.say(f"results written to {self._results}")
+        if self._files is not None:
+            from osmosis_ai.runtime.run.eval_files import write_eval_files
+
+            self._output.say(f"files written to {write_eval_files(self._files, report, self._session.masker)}")
         lead_on(self._output, report)
 
     def _exit_code(self, report: Report, *, interrupted: bool) -> int:
         if interrupted:
             return ExitCode.INTERRUPTED
-        if not report.whole:
+        if not (report.whole if self._counts_failures else report.complete):
             return ExitCode.FAILED
         if self._config.command == "eval" and not report.functions:
             self._output.warn(
                 "nothing was scored: there is no reward function, and the agent loop returned no reward; "
                 "name a function with --eval-fn MODULE:FUNCTION"
             )
-            return ExitCode.FAILED
+            return ExitCode.FAILED if self._counts_failures else ExitCode.OK
         bound = self._config.scoring.fail_under
         low = [name for name, found in report.functions.items() if bound is not None and found.mean < bound]
         for name in low:

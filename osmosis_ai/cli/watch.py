@@ -68,7 +68,7 @@ def watch_command(given: Given, command: Command) -> int:
 def _check(config: RunConfig, cwd: Path) -> None:
     """Raise errors that no save can fix; an unreadable discovered function is shown like any broken save."""
     if config.resume.wanted:
-        raise UsageError("--watch always starts a new run; remove --resume, --resume-run and --retry-failed")
+        raise UsageError("--watch always starts a new run; remove --resume, --resume-run, --retry-failed and --regrade")
     if config.workers.workers == 0:
         raise UsageError("--watch needs worker processes: this process can't reload code; remove --workers 0")
     if config.model.record is not None or config.model.replay is not None:

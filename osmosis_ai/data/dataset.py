@@ -4,7 +4,8 @@ No file is ever held in memory: a reader keeps one row, or a few megabytes of ro
 `source.MAX_ROW_BYTES` is reported as a problem instead of being read.
 
 Columns, names case-insensitive:
-    system_prompt, user_prompt   non-blank strings
+    system_prompt, user_prompt   non-blank strings; for rollout servers, the first is optional, and with a `metadata`
+                                 column so is the second
     ground_truth                 optional; values other than strings become JSON text with sorted keys; null, an absent
                                  column and an empty CSV cell are None
     solution                     optional: a reference solution (see `data.solution`), a list of steps or its JSON text;
@@ -34,6 +35,7 @@ from osmosis_ai.data.formats.source import CHUNK, BadRowError, Item, Source, Unr
 from osmosis_ai.data.solution import read_solution
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import JsonObject, Record, Row, SolutionStep
+from osmosis_ai.row_numbers import RowNumbers
 from osmosis_ai.text import counted
 
 __all__ = ["Dataset", "DatasetSummary", "RowProblem", "open_dataset"]
@@ -58,8 +60,11 @@ class DatasetSummary(Record, frozen=True):
     solutions: str = ""
 
 
-def open_dataset(path: Path) -> Dataset:
-    """Open the dataset in `path` in the format of its suffix, without reading rows. Raises DatasetError."""
+def open_dataset(path: Path, *, bare: bool = False) -> Dataset:
+    """Open the dataset in `path` in the format of its suffix, without reading rows. Raises DatasetError.
+
+    Rows of a `bare` dataset may lack prompts, as those of rollout servers may.
+    """
     known = suffixes()
     try:
         status = path.stat()
@@ -84,7 +89,7 @@ def open_dataset(path: Path) -> Dataset:
         raise DatasetError(f"{path}: can't be read: {_reason(error)}") from None
     if format_.is_text and start in (b"\xff\xfe", b"\xfe\xff"):
         raise DatasetError(f"{path}: the file is UTF-16. Save it as UTF-8.")
-    return Dataset(path)
+    return Dataset(path, bare)
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class Dataset:
     """Rows in a file; see `open_dataset`. Every pass reads the file again."""
 
     path: Path
+    bare: bool = False
 
     def rows(self, *, offset: int = 0, limit: int | None = None) -> Iterator[Row]:
         """Stream at most `limit` rows from number `offset` (the first is 0).
@@ -130,6 +136,7 @@ class Dataset:
         *,
         offset: int = 0,
         limit: int | None = None,
+        only: RowNumbers | None = None,
         progress: Callable[[int, int], None] | None = None,
         each: Callable[[Row], None] | None = None,
     ) -> DatasetSummary:
@@ -138,12 +145,13 @@ class Dataset:
         Args:
             offset: Number of the first row; the file's first is 0.
             limit: Maximum number of rows; None for all.
+            only: The numbers of the rows, instead of a range.
             progress: Called now and then with the bytes read so far and the file's size in bytes.
             each: Called with every row in the range, as it was hashed.
 
         Raises:
-            DatasetError: Rows have problems (ten are listed, the others counted), no row is in the range, or the file
-                changed while it was read.
+            DatasetError: Rows have problems (ten are listed, the others counted), no row is in the range, the file has
+                fewer rows than `only` names, or it changed while it was read.
             ValueError: `offset` or `limit` is negative.
         """
         _check_range(offset, limit)
@@ -153,7 +161,7 @@ class Dataset:
         solutions = hashlib.sha256()
         columns = dict.fromkeys(("system_prompt", "user_prompt"))
         with self._open() as source:
-            for item in self._scan(source, offset, limit, progress):
+            for item in self._scan(source, offset, limit, progress, only):
                 if isinstance(item, RowProblem):
                     if len(problems) < _SHOWN_PROBLEMS or item.final:
                         problems.append(item)
@@ -174,6 +182,8 @@ class Dataset:
                     columns.update(dict.fromkeys(item.extra))
             if problems:
                 raise DatasetError(self._report(problems, unlisted))
+            if only is not None and count < sum(map(len, only.ranges)):
+                raise DatasetError(self._too_short(only))
             if not count:
                 raise DatasetError(self._nothing(offset))
             try:
@@ -194,9 +204,16 @@ class Dataset:
         )
 
     def _scan(
-        self, source: Source, offset: int, limit: int | None, progress: Callable[[int, int], None] | None = None
+        self,
+        source: Source,
+        offset: int,
+        limit: int | None,
+        progress: Callable[[int, int], None] | None = None,
+        only: RowNumbers | None = None,
     ) -> Iterator[Row | RowProblem]:
         end = None if limit is None else offset + limit
+        if only is not None:
+            end = only.end
         size = self._status()[0]
         occurrences: Counter[bytes] = Counter()
         due = 0
@@ -208,16 +225,17 @@ class Dataset:
                 problem = item.content if isinstance(item.content, str) else None
                 if not isinstance(item.content, str):
                     try:
-                        fields, solution = _fields(item.content)
+                        fields, solution = _fields(item.content, bare=self.bare)
                     except BadRowError as error:
                         problem = str(error)
+                wanted = index >= offset if only is None else index in only
                 if problem is not None:
-                    if index >= offset:
+                    if wanted:
                         yield RowProblem(item.where, problem)
                     continue
                 # Rows before the offset count too; otherwise an id would depend on the range.
                 row_id = _row_id(fields, occurrences)
-                if index >= offset:
+                if wanted:
                     yield Row(index, row_id, *fields, solution)
         except UnreadableError as error:
             yield RowProblem(error.where, error.message, final=True)
@@ -258,9 +276,17 @@ class Dataset:
             lines.append("  Reading stopped there; what follows was not checked.")
         return "\n".join(lines)
 
-    def _nothing(self, offset: int) -> str:
+    def count(self) -> int:
+        """Count the rows, usable or not. Raises DatasetError."""
         with self._open() as source:
-            total = sum(1 for _ in self._items(source))
+            return sum(1 for _ in self._items(source))
+
+    def _too_short(self, only: RowNumbers) -> str:
+        total = self.count()
+        return f"{self.path}: there is no row {only.end - 1}; the file has {counted(total, 'row')}, counted from 0."
+
+    def _nothing(self, offset: int) -> str:
+        total = self.count()
         if total == 0:
             return f"{self.path}: the file has no rows."
         if offset >= total:
@@ -292,7 +318,7 @@ class _Fields(NamedTuple):
     extra: JsonObject
 
 
-def _fields(values: JsonObject) -> tuple[_Fields, list[SolutionStep] | None]:
+def _fields(values: JsonObject, *, bare: bool) -> tuple[_Fields, list[SolutionStep] | None]:
     names = {name.casefold(): name for name in values}
     if len(names) != len(values):
         raise BadRowError(collision(list(values)))
@@ -301,7 +327,9 @@ def _fields(values: JsonObject) -> tuple[_Fields, list[SolutionStep] | None]:
     for column in ("system_prompt", "user_prompt"):
         name = names.pop(column, None)
         value = None if name is None else values[name]
-        if name is None:
+        if bare and value in (None, "") and (column == "system_prompt" or "metadata" in names):
+            prompts.append("")
+        elif name is None:
             wrong.append(missing(column, list(values)))
         elif not isinstance(value, str) or not value.strip():
             wrong.append(f"column {column}: {found(value)}, where text is expected")

@@ -13,6 +13,7 @@ import msgspec
 from osmosis_ai.data.dataset import Dataset, DatasetSummary
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Row
+from osmosis_ai.row_numbers import RowNumbers
 
 __all__ = ["KeptRows", "keep_rows"]
 
@@ -26,6 +27,7 @@ def keep_rows(
     *,
     offset: int = 0,
     limit: int | None = None,
+    only: RowNumbers | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[DatasetSummary, KeptRows]:
     """Check a range of a dataset as `Dataset.check` does, and keep its rows in a file in `folder` that has no name.
@@ -35,7 +37,7 @@ def keep_rows(
     """
     kept = KeptRows(dataset, folder)
     try:
-        summary = dataset.check(offset=offset, limit=limit, progress=progress, each=kept.add)
+        summary = dataset.check(offset=offset, limit=limit, only=only, progress=progress, each=kept.add)
         kept.finish(summary)
     except BaseException:
         kept.close()

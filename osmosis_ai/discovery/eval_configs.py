@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from osmosis_ai.config import RunConfig
 from osmosis_ai.data.formats import FORMATS
 from osmosis_ai.errors import UsageError
 from osmosis_ai.folders import given_path
+from osmosis_ai.options import declared_options
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.toml_files import TomlError, read_toml
 
@@ -22,13 +24,21 @@ __all__ = ["EvalConfig", "read_eval_config"]
 ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 RESERVED = "_OSMOSIS_"
+TRAINING = {"training", "sampling", "checkpoints"}
+KEYS = {
+    "model": "model_path",
+    "base_url": "base_url",
+    "timeout": "agent_workflow_timeout_s",
+    "reward_timeout": "grader_timeout_s",
+}
+"""Options that configs call by another name."""
 
 
 class EvalConfig(Record, frozen=True):
     """A run config: options by their names, the server's variables, and the names of the secrets it needs.
 
     `dataset` is a name or a path; the options have one only if it is a file of the workspace. `key_variable` is the
-    variable that holds the model's key.
+    variable that holds the model's key, `output` the folder for results. `ignored` names what has no effect here.
     """
 
     root: str
@@ -37,6 +47,8 @@ class EvalConfig(Record, frozen=True):
     env: dict[str, str] = {}
     secrets: list[str] = []
     key_variable: str | None = None
+    output: str | None = None
+    ignored: list[str] = []
 
 
 class _Table(Record, frozen=True, forbid_unknown_fields=True):
@@ -126,6 +138,11 @@ def read_eval_config(text: str, cwd: Path) -> EvalConfig:
     except TomlError as error:
         place = f"{path}:{error.line}" if error.line is not None else str(path)
         raise UsageError(f"{place}: {error.message}") from error
+    if TRAINING & document.keys():
+        raise UsageError(
+            f"{path}: a training config, as [{min(TRAINING & document.keys())}] shows; name one of configs/eval. "
+            "`osmosis validate` checks training configs, and `osmosis rollout serve` serves the rollout to a trainer"
+        )
     if "experiment" in document:
         return _current(_as(_Current, document, path), path)
     if "eval" in document:
@@ -166,7 +183,15 @@ def _current(config: _Current, path: Path) -> EvalConfig:
         "timeout": evaluation.agent_workflow_timeout_s,
         "reward_timeout": evaluation.grader_timeout_s,
     }
-    return EvalConfig(str(root), experiment.dataset, _given(options), config.env, config.secrets.required)
+    pinned = {"commit_sha": experiment.commit_sha, "branch": experiment.branch}
+    return EvalConfig(
+        str(root),
+        experiment.dataset,
+        _given(options, path),
+        config.env,
+        config.secrets.required,
+        ignored=[name for name, value in pinned.items() if value is not None],
+    )
 
 
 def _older(config: _Older, path: Path) -> EvalConfig:
@@ -179,6 +204,7 @@ def _older(config: _Older, path: Path) -> EvalConfig:
         "dataset": _dataset(root, asked.dataset),
         "limit": asked.limit,
         "offset": asked.offset,
+        "fresh": asked.fresh or None,
         "retry_failed": asked.retry_failed or None,
         "n": runs.n,
         "batch_size": runs.batch_size,
@@ -188,11 +214,24 @@ def _older(config: _Older, path: Path) -> EvalConfig:
         "quiet": config.output.quiet or None,
         "debug": config.output.debug or None,
     }
-    return EvalConfig(str(root), asked.dataset, _given(options), config.env, key_variable=config.llm.api_key_env)
+    return EvalConfig(
+        str(root),
+        asked.dataset,
+        _given(options, path),
+        config.env,
+        key_variable=config.llm.api_key_env,
+        output=config.output.output_path,
+    )
 
 
-def _given(options: JsonObject) -> JsonObject:
-    return {name: value for name, value in options.items() if value is not None}
+def _given(options: JsonObject, path: Path) -> JsonObject:
+    """Return the options that have a value; raise UsageError for one that is out of bounds."""
+    declared = {option.name: option for option in declared_options(RunConfig)}
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if name in declared:
+            declared[name].check(value, f"{path}: {KEYS.get(name, name)} =")
+    return given
 
 
 def _root_of(path: Path, rollout: str) -> Path:

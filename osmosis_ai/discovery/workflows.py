@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from pathlib import Path
 
 from osmosis_ai.code_hashes import file_hash, python_files
 from osmosis_ai.discovery.repository import root_above
 from osmosis_ai.errors import UsageError
 from osmosis_ai.folders import given_path
-from osmosis_ai.records import Record
+from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.toml_files import TomlError, read_toml
 
-__all__ = ["WorkflowSource", "resolve_workflow", "workflow_root", "workflow_sources"]
+__all__ = [
+    "ENTRYPOINT",
+    "PARENT",
+    "ListedRollout",
+    "WorkflowSource",
+    "find_workflow",
+    "list_rollouts",
+    "resolve_workflow",
+    "workflow_root",
+    "workflow_sources",
+    "workspace_above",
+]
 
 ENTRYPOINT = "main.py"
 PARENT = "rollouts"
@@ -35,16 +49,72 @@ class WorkflowSource(Record, frozen=True):
         return Path(self.folder).name
 
 
+class ListedRollout(Record, frozen=True, omit_defaults=False):
+    """A rollout of a workspace. `requires` is what its pyproject.toml says of the SDK, and `configs` name it."""
+
+    name: str
+    entrypoint: str
+    sdk: str
+    requires: str | None
+    configs: list[str]
+
+
+def workspace_above(cwd: Path) -> Path:
+    """Return the workspace that a folder is in: the nearest folder upwards with `rollouts`, up to the top of a git
+    working copy; without any, as for other repositories.
+    """
+    for folder in (cwd, *cwd.parents):
+        if (folder / PARENT).is_dir():
+            return folder
+        if (folder / ".git").exists() or folder == Path.home():
+            break
+    return root_above(cwd)
+
+
+def find_workflow(name: str, cwd: Path, artifacts: Path, *, own_sdk: bool = False) -> WorkflowSource:
+    """Resolve the name of a folder in `rollouts`, or a path to a rollout; raise UsageError."""
+    folder = workspace_above(cwd) / PARENT / name
+    if Path(name).name == name and (folder / ENTRYPOINT).is_file():
+        return resolve_workflow(str(folder), cwd, artifacts, own_sdk=own_sdk)
+    if not given_path(name, cwd).exists():
+        others = _others(folder) or f" in {folder.parent}"
+        raise UsageError(f"there is no rollout {name!r} with {ENTRYPOINT}{others}")
+    return resolve_workflow(name, cwd, artifacts, own_sdk=own_sdk)
+
+
+def list_rollouts(root: Path) -> list[ListedRollout]:
+    """List the rollouts of a workspace, by name; those whose pyproject.toml can't be read declare nothing."""
+    named: dict[str, list[str]] = {}
+    for config in sorted((root / "configs").glob("*/*.toml")):
+        with suppress(TomlError):
+            experiment = read_toml(config, root).get("experiment") or {}
+            named.setdefault(str(experiment.get("rollout")), []).append(config.relative_to(root).as_posix())
+    found = []
+    for script in sorted((root / PARENT).glob(f"*/{ENTRYPOINT}")):
+        folder, requires, own = script.parent, None, True
+        with suppress(TomlError, UsageError):
+            project = _declaration(folder).get("project") or {}
+            requires = next((text for text in project.get("dependencies", []) if _is_sdk(text)), None)
+            own = _declares_own(folder) or not (folder / "pyproject.toml").is_file()
+        entrypoint = script.relative_to(root).as_posix()
+        sdk = "own" if own else "declared"
+        found.append(ListedRollout(folder.name, entrypoint, sdk, requires, named.get(folder.name, [])))
+    return found
+
+
 def workflow_root(text: str, cwd: Path) -> Path:
     """Return the root of the workspace that a `--rollout` value belongs to; raise UsageError if there is no rollout."""
     folder = _locate(text, cwd).parent
     return folder.parent.parent if folder.parent.name == PARENT else root_above(folder)
 
 
-def resolve_workflow(text: str, cwd: Path, artifacts: Path, *, own_sdk: bool) -> WorkflowSource:
-    """Resolve a `--rollout` value: a folder with main.py, or the script itself. Raises UsageError."""
+def resolve_workflow(text: str, cwd: Path, artifacts: Path, *, own_sdk: bool = False) -> WorkflowSource:
+    """Resolve a `--rollout` value: a folder with main.py, or the script itself. Raises UsageError.
+
+    A rollout also runs on the current interpreter if its pyproject.toml says so: `sdk = "own"` in `[tool.osmosis]`.
+    """
     entrypoint = _locate(text, cwd)
-    own = own_sdk or not (entrypoint.parent / DECLARATIONS[0]).is_file()
+    own = own_sdk or not (entrypoint.parent / DECLARATIONS[0]).is_file() or _declares_own(entrypoint.parent)
     return WorkflowSource(str(entrypoint.parent), str(entrypoint), str(artifacts), own)
 
 
@@ -56,6 +126,28 @@ def workflow_sources(source: WorkflowSource, root: Path) -> dict[str, str]:
         if (folder / name).is_file():
             found[(folder / name).resolve().relative_to(root.resolve()).as_posix()] = file_hash(folder / name)
     return found
+
+
+def _is_sdk(requirement: str) -> bool:
+    return re.match(r"osmosis[-_.]ai(?![\w.-])", requirement, re.IGNORECASE) is not None
+
+
+def _declaration(folder: Path) -> JsonObject:
+    file = folder / "pyproject.toml"
+    return read_toml(file, folder) if file.is_file() else {}
+
+
+def _declares_own(folder: Path) -> bool:
+    file = folder / "pyproject.toml"
+    try:
+        tool = _declaration(folder).get("tool")
+    except TomlError as error:
+        raise UsageError(f"{file}: {error.message}") from error
+    table = tool.get("osmosis") if isinstance(tool, dict) else None
+    sdk = table.get("sdk", "declared") if isinstance(table, dict) else "declared"
+    if sdk not in ("declared", "own"):
+        raise UsageError(f"{file}: [tool.osmosis] sdk is {sdk!r}; write declared or own")
+    return bool(sdk == "own")
 
 
 def _locate(text: str, cwd: Path) -> Path:

@@ -176,7 +176,8 @@ def _with_paths(spec: WorkerSpec, change: Callable[[str], str]) -> WorkerSpec:
 class RolloutJob(Record, frozen=True, tag=True):
     """Run the agent on one row. `policy` names one of the spec's policies; if `stepping`, it pauses at every step.
 
-    A new `draw` asks the model anew: the reply cache answers only requests of the same draw.
+    A new `draw` asks the model anew: the reply cache answers only requests of the same draw. With `repeat`, a recorded
+    conversation, its replies stand for the model's.
     """
 
     id: str
@@ -185,6 +186,7 @@ class RolloutJob(Record, frozen=True, tag=True):
     policy: str
     stepping: bool = False
     draw: str = ""
+    repeat: list[Message] | None = None
 
 
 class ScoreJob(Record, frozen=True, tag=True):

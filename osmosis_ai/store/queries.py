@@ -194,6 +194,7 @@ _ORDER = "ORDER BY rollouts.row_index, run_index, policy, pk LIMIT :limit"
 
 # ruff: noqa: S608 - put together from the constants above; values are always bound
 _RUNS = f"SELECT {select(RunColumns)} FROM runs "
+_NAMED = "SELECT id FROM runs WHERE json_extract(config, '$.name') = ?"
 # By the order of their creation: the clock may have been set back since.
 _NEWEST_FIRST = "ORDER BY pk DESC"
 _ITS_ROW = "JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id"
@@ -276,8 +277,16 @@ class Queries:
             found = db.execute(f"{_RUNS} {_NEWEST_FIRST} LIMIT ?", (limit,))
             return [self._run_info(RunColumns(*columns)) for columns in found]
 
+    def named_run(self, name: str, command: str) -> str | None:
+        """Return the id of a command's newest run with this name, None if there is none."""
+        with open_reader(self._path) as db:
+            found = db.execute(f"{_NAMED} AND command = ? {_NEWEST_FIRST} LIMIT 1", (name, command)).fetchone()
+        return None if found is None else str(found[0])
+
     def find_run(self, name: str) -> RunInfo:
-        """Return the run with this id, the only one with this prefix, or the newest for `latest`."""
+        """Return the run with this id, the newest with this name, the only one with this prefix of its id, or the
+        newest for `latest`.
+        """
         if name == "latest":
             newest = self.list_runs(1)
             if not newest:
@@ -285,6 +294,9 @@ class Queries:
             return newest[0]
         with open_reader(self._path) as db:
             found = db.execute(_RUNS + "WHERE id = ?", (name,)).fetchall()
+            if not found:
+                named = db.execute(f"{_NAMED} {_NEWEST_FIRST} LIMIT 1", (name,)).fetchone()
+                found = db.execute(_RUNS + "WHERE id = ?", named or ("",)).fetchall()
             if not found and name:
                 # A range instead of LIKE, whose wildcards the name may contain.
                 bounds = (name, name + "\U0010ffff")

@@ -154,6 +154,27 @@ class RunStore(Queries):
         await self._writer.write(write, f"saving rollout {rollout.id}")
         return saved
 
+    async def save_report(self, run_id: str, rollout: Rollout) -> None:
+        """Replace the report of a recorded rollout by its repository's own code, and the score in it.
+
+        Raises StoreError if that was not recorded.
+        """
+        report = rollout.agent
+        assert report is not None
+        trajectory = self._encoder.trajectory(rollout)
+        own = None if report.score is None else self._encoder.score(report.score)
+
+        def write(db: sqlite3.Connection) -> None:
+            key = (self._pk(db, run_id), rollout.row_id, rollout.run_index, rollout.policy)
+            pk, _ = db.execute(_FIND_ROLLOUT, key).fetchone()
+            db.execute("UPDATE trajectories SET data = ? WHERE rollout = ?", (trajectory, pk))
+            db.execute("DELETE FROM scores WHERE rollout = ? AND function = ?", (pk, report.name))
+            if own is not None:
+                own.rollout = pk
+                db.execute(_INSERT_SCORE, astuple(own))
+
+        await self._writer.write(write, f"saving the grading of rollout {rollout.id}")
+
     async def save_scores(
         self, scores: Mapping[int, Sequence[Score]], *, code: Mapping[str, str] | None = None
     ) -> None:

@@ -1,4 +1,4 @@
-"""`osmosis eval run CONFIG`: both forms of run configs, the options that override them, variables and secrets."""
+"""`osmosis eval run CONFIG`: both forms of run configs, options, variables, secrets, names, regrading, exit codes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_variables_and_secrets_reach_the_server_and_no_result(workspace: Path) -
     shown = 'print("got", os.environ["COLOUR"], os.environ["MY_TOKEN"], flush=True)\n\n\nasync def health'
     main.write_text(main.read_text(encoding="utf-8").replace("async def health", shown, 1), encoding="utf-8")
     config = CURRENT + '\n[env]\nCOLOUR = "green"\n\n[secrets]\nrequired = ["MY_TOKEN"]\n'
-    missing = run(workspace, config)
+    missing = run(workspace, config.replace("offline/oracle", "openai/gpt-5-mini"))
     assert missing.code == 2
     assert "needs the secrets MY_TOKEN" in missing.stderr
     (workspace / "secrets").write_text("MY_TOKEN=abracadabra\n", encoding="utf-8")
@@ -123,9 +123,125 @@ def test_variables_and_secrets_reach_the_server_and_no_result(workspace: Path) -
         ("[evaluation]", '[env]\n_OSMOSIS_X = "1"\n[evaluation]', "can't set _OSMOSIS_X"),
         ("[evaluation]", '[env]\nA = "1"\n[secrets]\nrequired = ["A"]\n[evaluation]', "keep one of them"),
         ("[experiment]", "[experiment", "plain.toml:2"),
+        ("[evaluation]", "[training]\nlr = 1e-6\n[evaluation]", "a training config, as [training] shows"),
+        ("n = 2", "n = 0", "plain.toml: n = 0: write a whole number of at least 1"),
+        ("_timeout_s = 30", "_timeout_s = -1", "agent_workflow_timeout_s = -1"),
     ],
 )
 def test_a_config_that_can_t_be_used_is_told(workspace: Path, before: str, after: str, said: str) -> None:
     finished = run(workspace, CURRENT.replace(before, after))
+    assert finished.code == 2
+    assert said in " ".join(finished.stderr.split())
+
+
+def values(finished: Finished) -> list[float | None]:
+    return [each["scores"].get("plain") for row in finished.json["rows"] for each in row["runs"]]
+
+
+def edit(workspace: Path, before: str, after: str) -> None:
+    main = workspace / "rollouts" / "plain" / "main.py"
+    source = main.read_text(encoding="utf-8")
+    assert before in source
+    main.write_text(source.replace(before, after), encoding="utf-8")
+
+
+def test_what_the_reference_has_is_accepted(workspace: Path) -> None:
+    every = CURRENT.replace(
+        "[evaluation]", 'commit_sha = "abc1234"\n[evaluation]\nbatch_size = 1\ngrader_timeout_s = 9'
+    )
+    finished = run(workspace, every + '[env]\nLOG_LEVEL = "INFO"\n[secrets]\nrequired = []\n', "--yes", "--verbose")
+    assert finished.code == 0, finished.stderr
+    assert "commit_sha has no effect" in finished.stderr
+
+
+def test_a_name_continues_its_run_and_fresh_starts_anew(workspace: Path) -> None:
+    first = run(workspace, CURRENT, "--name", "mine")
+    again = run(workspace, CURRENT, "--name", "mine")
+    assert again.json["config"]["run_id"] == first.json["config"]["run_id"]
+    assert "4 rollouts are recorded" in again.stderr
+    changed = run(workspace, CURRENT, "--name", "mine", "--n", "3")
+    assert changed.code == 2
+    assert "--n changed (2 → 3)" in changed.stderr
+    fresh = run(workspace, CURRENT, "--name", "mine", "--n", "3", "--fresh")
+    assert len(values(fresh)) == 6
+    shown = run_osmosis("runs", "show", "mine", "--json", cwd=workspace)
+    assert shown.json["run"]["id"] == fresh.json["config"]["run_id"] != first.json["config"]["run_id"]
+
+
+def test_an_unnamed_run_is_a_new_one(workspace: Path) -> None:
+    ids = {run(workspace, CURRENT).json["config"]["run_id"] for _ in range(2)}
+    assert len(ids) == 2
+
+
+def test_failed_rollouts_of_a_name_run_again(workspace: Path) -> None:
+    edit(workspace, 'if task == "raise":', 'if not os.path.exists("allowed"):')
+    finished = run(workspace, CURRENT, "--name", "mine")
+    assert values(finished) == [None] * 4
+    assert finished.code == 0, "every rollout is recorded"
+    (workspace / "rollouts" / "plain" / "allowed").touch()
+    assert values(run(workspace, CURRENT, "--name", "mine", "--retry-failed")) == [1.0] * 4
+
+
+def test_rows_are_named_by_their_numbers(workspace: Path) -> None:
+    finished = run(workspace, CURRENT, "--rows", "2,0")
+    assert [row["row_index"] for row in finished.json["rows"]] == [0, 2]
+    for rows, said in (("1,7", "there is no row 7; the file has 3 rows"), ("2-1", "write row numbers")):
+        refused = run(workspace, CURRENT, "--rows", rows)
+        assert refused.code == 2
+        assert said in refused.stderr
+    both = run(workspace, CURRENT, "--rows", "1", "--limit", "1")
+    assert "leave out --limit" in both.stderr
+
+
+def test_a_run_that_is_not_complete_ends_with_1(workspace: Path) -> None:
+    finished = run(workspace, CURRENT, "--max-cost", "0")
+    assert (finished.code, finished.json["summary"]["missing"]) == (1, 4)
+
+
+def test_grading_again_calls_no_model(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    config = OLDER.replace("{url}", endpoint.url)
+    key = {"MY_KEY": "sesame"}
+    assert values(run(workspace, config, "--name", "mine", env=key)) == [1.0, 1.0]
+    calls = len(endpoint.requests)
+    edit(workspace, 'reward = float(messages[-1]["content"] == body["label"])', "reward = 0.25")
+    again = run(workspace, config, "--name", "mine", "--regrade", env=key)
+    assert values(again) == [0.25, 0.25]
+    (rollout, _) = run_osmosis("runs", "show", "mine", "--row", "1", "--json", cwd=workspace).json["rollouts"]
+    assert len(rollout["turns"]) == 2, "the rollout itself stays"
+    edit(workspace, "Are you sure?", "Really?")
+    other = run(workspace, config, "--name", "mine", "--regrade", env=key)
+    (failure, _) = [each["scoring_errors"]["plain"] for each in other.json["rows"][0]["runs"]]
+    assert "has no reply to this request, which differs from message 4 on" in failure
+    assert len(endpoint.requests) == calls
+
+
+def test_rows_with_metadata_need_no_prompts(workspace: Path) -> None:
+    rows = [{"metadata": {"task": 1}, "label": "7"}, {"user_prompt": "1 + 0", "ground_truth": "1"}]
+    (workspace / "data" / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    edit(workspace, 'task = messages[-1]["content"]', 'task = messages[-1]["content"] if messages else "none"')
+    missing = run(workspace, CURRENT)
+    assert "line 2: column user_prompt" not in missing.stderr
+    assert missing.code == 0, missing.stderr
+    rows[0].pop("metadata")
+    (workspace / "data" / "sums.jsonl").write_text(json.dumps(rows[0]) + "\n", encoding="utf-8")
+    assert "user_prompt" in run(workspace, CURRENT).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--name", "a/b"], "letters, digits"),
+        (["--name", "new", "--resume"], "no run of `osmosis eval` with the name new"),
+        (["--fresh", "--resume"], "--fresh starts anew"),
+        (["--regrade", "--retry-failed"], "use one of them"),
+        (["--regrade"], "there is no run of"),
+        (["--upload"], "-o DIR"),
+        (["--rollout-port", "8000"], "_OSMOSIS_ROLLOUT_PORT"),
+        (["-o", "results.json"], "writes a folder of files"),
+        (["-o", "out", "--watch"], "--watch never ends"),
+    ],
+)
+def test_options_that_can_t_be_used_are_told(workspace: Path, options: list[str], said: str) -> None:
+    finished = run(workspace, CURRENT, *options)
     assert finished.code == 2
     assert said in " ".join(finished.stderr.split())

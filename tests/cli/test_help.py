@@ -55,6 +55,8 @@ def test_every_option_is_explained_and_names_its_value(path: str) -> None:
     shown = " ".join(help_of(path).split())
     assert "None" not in shown
     for parameter in OFFERED[path].params:
+        if parameter.hidden:
+            continue
         value = "" if parameter.param_type_name == "argument" or parameter.is_flag else f" {parameter.metavar}"
         assert f"{value} " in shown
         assert parameter.metavar or not value

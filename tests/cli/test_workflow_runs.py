@@ -190,6 +190,41 @@ def test_rollouts_run_under_every_isolation(
     assert values(workspace) == [1.0]
 
 
+def edit(workspace: Path, before: str, after: str) -> None:
+    main = workspace / "rollouts" / "plain" / "main.py"
+    source = main.read_text(encoding="utf-8")
+    assert before in source
+    main.write_text(source.replace(before, after), encoding="utf-8")
+
+
+def test_a_server_gets_as_many_rollouts_as_it_runs_at_a_time(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    rows(workspace, "one", "two", "three")
+    edit(workspace, '"status": "ok"', '"status": "ok", "concurrency": {"max_concurrent": 1}')
+    edit(workspace, 'request.app["tasks"].add(task)', 'app_is_free(request.app["tasks"], task)')
+    busy = """def app_is_free(tasks, task):
+    if any(not each.done() for each in tasks):
+        os._exit(3)
+    tasks.add(task)
+
+
+async def run("""
+    edit(workspace, "async def run(", busy)
+    evaluate(workspace, endpoint)
+    assert values(workspace) == [1.0] * 3
+
+
+def test_a_rollout_may_declare_our_own_sdk(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    rows(workspace, "6 × 7?")
+    declared = workspace / "rollouts" / "plain" / "pyproject.toml"
+    own = '[project]\nname = "x"\nversion = "1"\ndependencies = ["no-such-package-1"]\n[tool.osmosis]\nsdk = "own"\n'
+    declared.write_text(own, encoding="utf-8")
+    evaluate(workspace, endpoint)
+    assert values(workspace) == [1.0]
+    declared.write_text(own.replace("own", "other"), encoding="utf-8")
+    given = ["--rollout", "rollouts/plain", "-d", "rows.jsonl", "--model", "offline/empty"]
+    assert "write declared or own" in run_osmosis("eval", *given, cwd=workspace).stderr
+
+
 def test_a_server_that_does_not_start_ends_the_run_with_its_last_words(
     workspace: Path, endpoint: ScriptedEndpoint
 ) -> None:

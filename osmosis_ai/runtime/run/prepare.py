@@ -67,6 +67,10 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str], cassette: 
     """
     agent, repository = find_runner(config, cwd)
     own = None if isinstance(agent, McpSource) else agent
+    entrypoint = None
+    if isinstance(agent, WorkflowSource):
+        entrypoint = Path(agent.entrypoint).relative_to(repository.root.resolve()).as_posix()
+    _check_resume(config)
     dataset = find_dataset(config.data.dataset, repository, cwd)
     rewards, unreadable = find_functions(config.scoring.eval_fn, repository, cwd)
     rubrics, unusable = resolve_rubrics(config.scoring.rubric, repository, cwd)
@@ -97,6 +101,7 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str], cassette: 
         functions=functions,
         agent=None if own is None else own.name,
         agent_dir=None if repository.mcp_dir is None else str(repository.mcp_dir),
+        entrypoint=entrypoint,
     )
     worker = WorkerSpec(
         str(repository.root),
@@ -246,6 +251,19 @@ def _tools_beside(agent: AgentSource | WorkflowSource, root: Path) -> McpSource 
     """Return the repository's tools, if the agent can call them: a workflow on our own SDK."""
     own_sdk = isinstance(agent, WorkflowSource) and agent.own_sdk
     return parse_mcp_source("mcp", root) if own_sdk and (root / "mcp" / "main.py").is_file() else None
+
+
+def _check_resume(config: RunConfig) -> None:
+    """Raise UsageError for options that conflict with each other."""
+    resume, data = config.resume, config.data
+    if resume.fresh and resume.wanted:
+        raise UsageError("--fresh starts anew, and --resume, --resume-run, --retry-failed and --regrade continue a run")
+    if resume.regrade and config.workflow.rollout is None:
+        raise UsageError("--regrade is for rollout servers; `osmosis runs rescore` scores with reward functions")
+    if resume.regrade and resume.retry_failed:
+        raise UsageError("--regrade calls no model, and --retry-failed runs rollouts again; use one of them")
+    if data.rows is not None and (data.offset or data.limit is not None):
+        raise UsageError("--rows names the rows; leave out --limit and --offset")
 
 
 def _check_sandboxed(agent: McpSource | AgentSource | WorkflowSource) -> None:

@@ -140,9 +140,17 @@ class Report(Record, frozen=True, kw_only=True):
     @property
     def whole(self) -> bool:
         """True if every rollout ran without error and was scored by every function."""
-        everyone = [self.policy] if self.baseline is None else [self.policy, self.baseline]
         unscored = self.scoring_errors or self.not_scored
-        return not unscored and not any(policy.failed or policy.missing for policy in everyone)
+        return self.complete and not unscored and not any(policy.failed for policy in self._policies)
+
+    @property
+    def complete(self) -> bool:
+        """True if every planned rollout is recorded, whether or not it failed."""
+        return not any(policy.missing for policy in self._policies)
+
+    @property
+    def _policies(self) -> list[Policy]:
+        return [self.policy] if self.baseline is None else [self.policy, self.baseline]
 
     def outcomes(self) -> Iterator[Outcome]:
         """Stream every rollout with its scores but without its trajectory, in the order of the dataset.

@@ -7,23 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from osmosis_ai.code_hashes import combined_hash, python_files
-from osmosis_ai.config import RunConfig
+from osmosis_ai.config import ResumeConfig, RunConfig
 from osmosis_ai.errors import StartError, StoreError
 from osmosis_ai.options import declared_options, option_values, stored_options
 from osmosis_ai.records import JsonObject, JsonValue
 from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
+from osmosis_ai.store.queries import RunInfo
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.text import cut, json_text
 
-__all__ = ["find_resumable", "run_config", "run_identity"]
+__all__ = ["find_named", "find_resumable", "run_config", "run_identity"]
 
 RECENT_RUNS = 200
 VALUE_CHARACTERS = 80
+CODE = "tool code"
 
 _IN_WORDS = {
     "dataset": "the dataset's content changed",
-    "tool code": "the tools' code changed",
+    CODE: "the tools' code changed",
     "interactive": "it was stepped through with --interactive",
 }
 """Differences in parts of an identity that aren't options."""
@@ -40,6 +42,7 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
     resolved: dict[str, Any] = {
         "dataset": dataset_sha256,
         "module": plan.agent,
+        "rollout": plan.entrypoint,
         "model": policy.name,
         "base_url": policy.base_url,
         "param": policy.params,
@@ -58,7 +61,7 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
     # In a sandbox, a tool can do less; the other isolations don't change what it does.
     if plan.config.workers.isolation == "sandbox":
         identity["sandbox"] = "with network" if plan.config.workers.sandbox_network else "without network"
-    return {**identity, "tool code": combined_hash(_all_tool_sources(plan, tool_sources))}
+    return {**identity, CODE: combined_hash(_all_tool_sources(plan, tool_sources))}
 
 
 def _all_tool_sources(plan: RunPlan, imported: dict[str, str]) -> dict[str, str]:
@@ -85,17 +88,40 @@ def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
         "functions": loaded.functions,
         "tools": loaded.tools,
         "agent": plan.agent,
+        "name": plan.config.resume.name,
         "options": stored_options(plan.config),
     }
 
 
+def find_named(store: RunStore, command: str, resume: ResumeConfig) -> str | None:
+    """Return the run to continue by its name or id; None if there is none, or any will do. Raises StartError."""
+    if resume.name is None or resume.resume_run is not None:
+        return resume.resume_run
+    found = store.named_run(resume.name, command)
+    if found is None and (resume.resume or resume.regrade):
+        raise StartError(f"there is no run of `osmosis {command}` with the name {resume.name}")
+    return None if resume.fresh else found
+
+
 def find_resumable(
-    store: RunStore, command: str, identity: Mapping[str, Any], name: str | None, *, finished: bool
+    store: RunStore,
+    command: str,
+    identity: Mapping[str, Any],
+    name: str | None,
+    *,
+    finished: bool,
+    other_code: bool = False,
 ) -> str:
     """Find the run to resume: the named one, or the latest; with `finished`, it may be a finished run.
 
-    Raises StartError if there is none, or its identity differs; the message names the differences.
+    Raises StartError if there is none, or its identity differs, except for the code with `other_code`; the message
+    names the differences.
     """
+
+    def differences(run: RunInfo) -> dict[str, tuple[Any, Any]]:
+        found = store.differences(run, identity)
+        return {key: values for key, values in found.items() if not (other_code and key == CODE)}
+
     try:
         if name is not None:
             run = store.find_run(name)
@@ -110,12 +136,12 @@ def find_resumable(
         raise StartError(str(error)) from error
     # The latest run that matches, even if a newer one doesn't.
     for run in candidates:
-        if not store.differences(run, identity):
+        if not differences(run):
             return run.id
     if not candidates:
         kind = "" if finished else "unfinished "
         raise StartError(f"there is no {kind}run of `osmosis {command}` to continue; start a new one")
-    changes = ", ".join(_changes(store.differences(candidates[0], identity)))
+    changes = ", ".join(_changes(differences(candidates[0])))
     raise StartError(f"can't resume run {candidates[0].id}: {changes}; use the same as that run, or start a new one")
 
 

@@ -60,8 +60,8 @@ class Run:
         self.code_changed: CodeChangedError | None = None
         self.out_of_budget = False
         self._pool = pool
-        self._store = store
-        self._listener = listener
+        self.store = store
+        self.listener = listener
         self._recorded: set[RolloutKey] = set() if completed is None else completed.keys
         self._again = completed.failed if completed is not None and retry_failed else set()
         self._spent_before = spent_usd
@@ -102,10 +102,10 @@ class Run:
         """Run and score the missing rollouts; return once every record is durable, or after a cancellation."""
         plan = self.plan
         if plan.config.limits.max_cost is not None and self._spent_before is None:
-            self._spent_before = sum(map(_cost, self._store.outcomes(self.id)))
+            self._spent_before = sum(map(_cost, self.store.outcomes(self.id)))
         stored = self._waiting() if self._recorded else iter(())
         # One generator for all slots, so that rollouts start in the order of the rows.
-        jobs = self._jobs()
+        jobs = self.jobs()
         with self._scope:
             async with task_group() as group:
                 group.start_soon(self._scoring.run, stored, plan.config.workers.batch_size)
@@ -128,21 +128,26 @@ class Run:
     async def _rollout_slot(self, jobs: Iterator[RolloutJob]) -> None:
         for job in jobs:
             try:
-                rollout = await self._pool.rollout(job, self._listener.rollout_started(job))
+                rollout = await self._pool.rollout(job, self.listener.rollout_started(job))
             except CodeChangedError as error:
                 self._halt(error)
                 return
-            replace = RolloutKey(job.policy, job.row.id, job.run_index) in self._again
-            key = await self._store.save_rollout(self.id, rollout, job.row, replace=replace)
-            self._listener.rollout_done(rollout)
-            await self._scoring.add(key, rollout)
+            await self.record(job, rollout)
+
+    async def record(self, job: RolloutJob, rollout: Rollout) -> None:
+        """Store a rollout that has ended, and queue it for scoring."""
+        replace = RolloutKey(job.policy, job.row.id, job.run_index) in self._again
+        key = await self.store.save_rollout(self.id, rollout, job.row, replace=replace)
+        self.listener.rollout_done(rollout)
+        await self._scoring.add(key, rollout)
 
     def _halt(self, error: CodeChangedError) -> None:
         """Start no more rollouts, because a lost worker can't be replaced."""
         self.code_changed = error
         self.stop()
 
-    def _jobs(self) -> Iterator[RolloutJob]:
+    def jobs(self) -> Iterator[RolloutJob]:
+        """Yield the rollouts to run."""
         plan = self.plan
         for row in self._rows:
             for run_index in range(plan.config.scoring.n):

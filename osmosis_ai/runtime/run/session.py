@@ -11,7 +11,6 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -20,8 +19,8 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from osmosis_ai.config import RunConfig
-from osmosis_ai.data.dataset import DatasetSummary, open_dataset
-from osmosis_ai.data.kept_rows import KeptRows, keep_rows
+from osmosis_ai.data.dataset import DatasetSummary
+from osmosis_ai.data.kept_rows import KeptRows
 from osmosis_ai.discovery.source import relative_to_root
 from osmosis_ai.environment import environment_of
 from osmosis_ai.errors import DatasetError, FunctionError, StartError, StoreError
@@ -41,8 +40,9 @@ from osmosis_ai.runtime.run.events import RunEvent
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.prepare import Prepared, check_judges, find_root, prepare
 from osmosis_ai.runtime.run.recordings import Recordings, find_recordings
+from osmosis_ai.runtime.run.regrade import Regrading
 from osmosis_ai.runtime.run.report import Report, build_report, run_summary, score_names
-from osmosis_ai.runtime.run.resume import find_resumable, run_config, run_identity
+from osmosis_ai.runtime.run.resume import find_named, find_resumable, run_config, run_identity
 from osmosis_ai.runtime.run.run import Run
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store.queries import Completed
@@ -249,9 +249,15 @@ class RunSession:
         """Create the run's record, or find the one to resume; raise StartError if there is none, or it differs."""
         plan, resume = self.plan, self.plan.config.resume
         identity = run_identity(plan, self._summary.sha256, self.pool.loaded.tool_sources)
-        if resume.wanted:
+        named = find_named(self.store, plan.config.command, resume)
+        if named is not None or (resume.wanted and resume.name is None):
             self.id = find_resumable(
-                self.store, plan.config.command, identity, resume.resume_run, finished=resume.retry_failed
+                self.store,
+                plan.config.command,
+                identity,
+                named,
+                finished=resume.retry_failed or resume.regrade,
+                other_code=resume.regrade,
             )
             await self.store.resume_run(self.id)
             self._recorded = self.store.completed_keys(self.id)
@@ -283,8 +289,10 @@ class RunSession:
         """Number of existing rollouts that aren't run again."""
         if self._recorded is None:
             return 0
-        again = len(self._recorded.failed) if self.plan.config.resume.retry_failed else 0
-        return len(self._recorded.keys) - again
+        resume, failed = self.plan.config.resume, len(self._recorded.failed)
+        if resume.regrade:
+            return failed
+        return len(self._recorded.keys) - (failed if resume.retry_failed else 0)
 
     def __aiter__(self) -> RunSession:
         self._iterated = True
@@ -385,23 +393,20 @@ class RunSession:
         )
         priced = plan.config.limits.max_cost is not None
         check_judges(plan.functions, self._environ, priced=priced)
-        for policy, spec in plan.policies.items():
+        # Graded again, rollouts call no model.
+        for policy, spec in plan.policies.items() if not plan.config.resume.regrade else ():
             self._tell(events.Waiting(f"asking {spec.name} for a first reply"))
             await self.pool.probe(policy, price=priced)
 
     async def _check_dataset(self, counted: asyncio.Future[tuple[DatasetSummary, KeptRows]]) -> None:
         """Check and keep every row in a thread, while the workers load the repository."""
-        data = self.plan.config.data
         loop = asyncio.get_running_loop()
 
         def progress(read: int, total: int) -> None:
             loop.call_soon_threadsafe(self._tell, events.DatasetProgress(read, total))
 
         try:
-            dataset = open_dataset(Path(self.plan.dataset))
-            folder = self.store.path.parent
-            keep = partial(keep_rows, dataset, folder, offset=data.offset, limit=data.limit, progress=progress)
-            kept = await anyio.to_thread.run_sync(keep)
+            kept = await anyio.to_thread.run_sync(self.plan.keep_rows, self.store.path.parent, progress)
         except DatasetError as error:
             # Cancelling the session cancels the future too.
             if not counted.done():
@@ -429,8 +434,9 @@ class RunSession:
             self._news.set()
 
     async def _run_all(self) -> Report:
-        retry = self.plan.config.resume.retry_failed
-        self._run = Run(
+        resume = self.plan.config.resume
+        kind = Regrading if resume.regrade else Run
+        self._run = kind(
             self.id,
             self.plan,
             self._kept,
@@ -438,7 +444,7 @@ class RunSession:
             self.store,
             self,
             completed=self._recorded,
-            retry_failed=retry,
+            retry_failed=resume.retry_failed,
         )
         if self.interrupted:
             self._run.stop()

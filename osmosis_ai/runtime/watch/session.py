@@ -19,8 +19,8 @@ from anyio.abc import TaskGroup
 
 from osmosis_ai.code_hashes import file_hash, function_code
 from osmosis_ai.config import RunConfig
-from osmosis_ai.data.dataset import Dataset, DatasetSummary
-from osmosis_ai.data.kept_rows import KeptRows, keep_rows
+from osmosis_ai.data.dataset import DatasetSummary
+from osmosis_ai.data.kept_rows import KeptRows
 from osmosis_ai.discovery.repository import Repository
 from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.records import Outcome, Record, Rollout
@@ -482,8 +482,7 @@ def _sources(pool: Pool) -> dict[str, str]:
 
 
 def _read_dataset(plan: RunPlan, folder: Path) -> tuple[DatasetSummary, KeptRows, dict[str, _Place]]:
-    data = plan.config.data
-    summary, kept = keep_rows(Dataset(Path(plan.dataset)), folder, offset=data.offset, limit=data.limit)
+    summary, kept = plan.keep_rows(folder)
     return summary, kept, {row.id: _Place(row.index, excerpt(row.user_prompt, PROMPT_CHARACTERS)) for row in kept}
 
 

@@ -30,6 +30,7 @@ from osmosis_ai.errors import FunctionError, ModelError, ModelStartError, Osmosi
 from osmosis_ai.imports import import_from
 from osmosis_ai.models.base import ChatModel, Listen, streamed
 from osmosis_ai.models.host import HostOptions, ModelHost, create_model
+from osmosis_ai.models.repeat import RepeatingModel
 from osmosis_ai.records import (
     Completion,
     Failure,
@@ -361,7 +362,11 @@ class Worker:
             self._emit(protocol.Retiring("a function that ran out of time may still hold a thread"))
 
     async def _rollout(self, job: protocol.RolloutJob) -> None:
-        model = self._models[job.policy].for_rollout(job.row, job.run_index, job.draw)
+        model: ChatModel
+        if job.repeat is None:
+            model = self._models[job.policy].for_rollout(job.row, job.run_index, job.draw)
+        else:
+            model = RepeatingModel(job.repeat)
         edges = _RolloutRun(job, self.spec, model, self._emit, admission=self.admission)
         with rollout_scope(job.id, job.row.index, job.row.extra, self.spec.scratch):
             if self._agent is not None:

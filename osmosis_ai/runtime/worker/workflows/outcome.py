@@ -13,7 +13,7 @@ from osmosis_ai.runtime.worker.workflows.callbacks import ONLY, Ending, Sample, 
 from osmosis_ai.runtime.worker.workflows.raised import Raised
 from osmosis_ai.text import cut
 
-__all__ = ["TROUBLES", "Judged", "check_samples", "judged"]
+__all__ = ["TROUBLES", "Judged", "check_samples", "error_type", "judged"]
 
 MESSAGE_CHARACTERS = 2000
 
@@ -28,14 +28,26 @@ class Meaning(NamedTuple):
 
 TROUBLES: dict[Trouble, Meaning] = {
     "workflow_failed": Meaning("agent", "exception", late=("timeout", "rollout")),
-    "callback_timeout": Meaning("timeout", "rollout"),
+    "callback_timeout": Meaning("timeout", "no_report"),
     "rollout_protocol_error": Meaning("agent", "error"),
     # The rollout itself is whole; only its score is missing.
     "grader_failed": Meaning("reward", "exception", late=("reward", "timeout")),
-    "missing_grader_callback": Meaning("reward", "timeout"),
+    "missing_grader_callback": Meaning("reward", "no_report"),
     "not_graded": Meaning("reward", "no_ground_truth"),
 }
 """Every word for what went wrong. Those of origin `reward` fail the score, the others the rollout."""
+
+_WORDS: dict[tuple[str, str], str] = {
+    **{(meaning.origin, meaning.kind): word for word, meaning in TROUBLES.items() if word != "not_graded"},
+    **{meaning.late: "timeout" for meaning in TROUBLES.values() if meaning.late is not None},
+    ("timeout", "blocked"): "callback_timeout",
+}
+_OF_ORIGIN: dict[str, str] = {"reward": "grader_failed", "rubric": "grader_failed", "worker": "supervisor_error"}
+
+
+def error_type(failure: Failure) -> str:
+    """Return the rollout server's word for a recorded failure, for files in the form that its tools read."""
+    return _WORDS.get((failure.origin, failure.kind)) or _OF_ORIGIN.get(failure.origin, "workflow_failed")
 
 
 class Judged(NamedTuple):

@@ -20,7 +20,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.process_tree import end_processes
-from osmosis_ai.records import Record
+from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.rollout.vocabulary import API_KEY_VARIABLE, ARTIFACT_ROOT_VARIABLE, INSTANCE_VARIABLE, PORT_VARIABLE
 from osmosis_ai.runtime.worker.workflows import keeper
 from osmosis_ai.runtime.worker.workflows.wire import RolloutServer, RolloutServerError
@@ -79,10 +79,15 @@ class ServerCommand(Record, frozen=True):
 
 
 class ServerProcess:
-    """A running rollout server that is healthy, and whose address is `server`'s. Made by `ServerProcess.open`."""
+    """A running rollout server that is healthy, and whose address is `server`'s. Made by `ServerProcess.open`.
+
+    Attributes:
+        max_concurrent: How many rollouts the server runs at a time, None if it doesn't say.
+    """
 
     def __init__(self, process: Process, port: int, log: Callable[[str], None]) -> None:
         self.port = port
+        self.max_concurrent: int | None = None
         # The server has our environment, and with it the key that it may ask for.
         self.server = RolloutServer(f"http://127.0.0.1:{port}", key=os.environ.get(API_KEY_VARIABLE) or None)
         self._process = process
@@ -178,6 +183,7 @@ class ServerProcess:
             else:
                 named = health.get("instance_id")
                 if named == instance or (named is None and await self._owns_port()):
+                    self.max_concurrent = _max_concurrent(health)
                     return None
                 problem = f"another process answers on port {self.port}"
                 self._lost_port = True
@@ -224,6 +230,12 @@ class ServerProcess:
         if self._process.stdout is not None:
             await self._process.stdout.aclose()
         await self.server.aclose()
+
+
+def _max_concurrent(health: JsonObject) -> int | None:
+    concurrency = health.get("concurrency")
+    limit = concurrency.get("max_concurrent") if isinstance(concurrency, dict) else None
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def _free_port() -> int:

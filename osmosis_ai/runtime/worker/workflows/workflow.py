@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -92,6 +93,8 @@ class WorkflowServer:
         self._listener = listener
         self._process = process
         self._limits = limits
+        # What waits in the server's own queue would use up its time there.
+        self._room = anyio.CapacityLimiter(process.max_concurrent or math.inf)
         self._stuck = anyio.Event()
         self._blocked_seconds = 0.0
 
@@ -120,7 +123,11 @@ class WorkflowServer:
                 await listener.aclose()
 
     async def run(self, job: protocol.RolloutJob, edges: Edges, emit: Callable[[protocol.Event], None]) -> None:
-        """Run one rollout, and emit its end."""
+        """Run one rollout, once the server has room for it, and emit its end."""
+        async with self._room:
+            await self._run(job, edges, emit)
+
+    async def _run(self, job: protocol.RolloutJob, edges: Edges, emit: Callable[[protocol.Event], None]) -> None:
         started = monotonic()
         rollout = _Rollout(job, self._limits, edges, emit)
         emit(protocol.Acting(job.id))
@@ -272,7 +279,7 @@ class _Rollout:
 
 
 def _asked(name: str, row: Row, url: str, key: str, limits: LimitsConfig, tools: list[Tool]) -> Asked:
-    messages = [message for message in opening_messages(row) if message["role"] != "system" or message["content"]]
+    messages = [message for message in opening_messages(row) if message["content"]]
     return Asked(
         name,
         messages,

@@ -46,11 +46,11 @@ def test_metrics_are_those_of_the_samples() -> None:
     [
         (Ending(trouble="workflow_failed", message="boom"), ("agent", "exception"), None),
         (Ending(trouble="workflow_failed", message="late", category="timeout"), ("timeout", "rollout"), None),
-        (Ending(trouble="callback_timeout", message="late"), ("timeout", "rollout"), None),
+        (Ending(trouble="callback_timeout", message="late"), ("timeout", "no_report"), None),
         (Ending(trouble="rollout_protocol_error", message="odd"), ("agent", "error"), None),
         (Ending(trouble="grader_failed", message="boom"), None, ("reward", "exception")),
         (Ending(trouble="grader_failed", message="late", category="timeout"), None, ("reward", "timeout")),
-        (Ending(trouble="missing_grader_callback", message="late"), None, ("reward", "timeout")),
+        (Ending(trouble="missing_grader_callback", message="late"), None, ("reward", "no_report")),
         (Ending(trouble="not_graded", message="no"), None, ("reward", "no_ground_truth")),
     ],
 )
