@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from osmosis_ai.cli import cache, config, eval_rubric, init, preview, runs, validate, view
+from osmosis_ai.cli import cache, config, eval_rubric, init, preview, rollout, runs, validate, view
 from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Given, OutputConfig, takes
 from osmosis_ai.cli.streams import discard_stdout
@@ -184,7 +184,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, cls=HelpCommand)(_command)
-for _name, _group in {"eval": eval_app, "runs": runs.app, "cache": cache.app}.items():
+for _name, _group in {"eval": eval_app, "rollout": rollout.app, "runs": runs.app, "cache": cache.app}.items():
     app.add_typer(_group, name=_name)
 for _name, _today in COMMANDS.items():
     eval_app.command(_name.removeprefix("eval "), cls=HelpCommand)(_COMMANDS[_today])

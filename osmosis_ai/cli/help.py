@@ -192,6 +192,43 @@ PAGES = {
         "docs/watch.md",
         [("Remove all stored replies", "osmosis cache clear"), ("In a script", "osmosis cache clear --json")],
     ),
+    "rollout": Page(
+        "docs/workflows.md",
+        [
+            ("Create a rollout and try it", "osmosis rollout init my-rollout && osmosis rollout validate my-rollout"),
+            ("List the workspace's rollouts", "osmosis rollout list"),
+        ],
+        "an error was found",
+    ),
+    "rollout init": Page(
+        "docs/workflows.md",
+        [
+            ("Create a rollout with configs and rows", "osmosis rollout init my-rollout"),
+            ("Overwrite what it wrote before", "osmosis rollout init my-rollout -f"),
+        ],
+    ),
+    "rollout list": Page(
+        "docs/workflows.md",
+        [
+            ("List the workspace's rollouts", "osmosis rollout list"),
+            ("Read them from a script", "osmosis rollout list --json"),
+        ],
+    ),
+    "rollout validate": Page(
+        "docs/workflows.md, docs/checks.md",
+        [
+            ("Check a rollout without a model", "osmosis rollout validate my-rollout"),
+            ("Try the first row of a file", "osmosis rollout validate my-rollout -d data/rows.jsonl"),
+        ],
+        "an error was found",
+    ),
+    "rollout serve": Page(
+        "docs/workflows.md",
+        [
+            ("Serve a rollout to a trainer", "osmosis rollout serve my-rollout"),
+            ("Serve it on another port", "osmosis rollout serve my-rollout --port 9000"),
+        ],
+    ),
     "serve": Page(
         "docs/agent-loops.md",
         [

@@ -17,7 +17,7 @@ from osmosis_ai.validate.controls import ControlReport
 from osmosis_ai.validate.probes import WRONG
 from osmosis_ai.validate.validation import Validation
 
-__all__ = ["print_annotations", "print_validation"]
+__all__ = ["print_agent", "print_annotations", "print_rollout", "print_validation"]
 
 _STYLES = {"error": f"bold {BAD}", "warning": CAUTION, "note": FAINT}
 _ANNOTATIONS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -65,6 +65,14 @@ def print_agent(validation: Validation, output: Output, *, verbose: bool) -> Non
         output.line("")
         _print_findings(validation.findings, output)
     output.line("")
+    output.result(_sum(validation, static=False))
+
+
+def print_rollout(validation: Validation, output: Output) -> None:
+    """Print the report on a rollout server: its findings and totals."""
+    (rollout,) = validation.components
+    output.result("rollout ", (rollout.name, "bold"), f", {rollout.file}")
+    _print_findings(validation.findings, output)
     output.result(_sum(validation, static=False))
 
 

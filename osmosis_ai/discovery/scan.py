@@ -53,14 +53,14 @@ _FUNCTION_KINDS: dict[str, Literal["reward", "rubric"]] = {"reward": "reward", "
 
 
 class Component(Record, frozen=True):
-    """One function, tool or agent loop.
+    """One function, tool, agent loop or rollout server.
 
     `file` is relative to the repository's root, with forward slashes; `line` is the line of the `def`. `module` is the
     import path from the root. `name` is the function's name, or the tool's if it was given its own. `parameters` are
     names in order, `*args` and `**kwargs` with their stars.
     """
 
-    kind: Literal["reward", "rubric", "tool", "agent"]
+    kind: Literal["reward", "rubric", "tool", "agent", "rollout"]
     name: str
     file: str
     line: int

@@ -8,6 +8,7 @@ __all__ = [
     "API_KEY_VARIABLE",
     "ARTIFACT_ROOT_VARIABLE",
     "INSTANCE_VARIABLE",
+    "NOT_GRADED",
     "POLLING_LEASE_HEADER",
     "PORT_VARIABLE",
     "GraderStatus",
@@ -27,6 +28,9 @@ INSTANCE_VARIABLE = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
 """Names what a rollout server's health calls `instance_id`."""
 ARTIFACT_ROOT_VARIABLE = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"
 """Names the folder with one subfolder per rollout."""
+
+NOT_GRADED = "the rollout isn't graded"
+"""How the message of our own server begins if no grader was called."""
 
 
 class _Word(str, Enum):

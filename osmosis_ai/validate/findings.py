@@ -172,5 +172,14 @@ CODES: dict[str, Code] = {
     "OSM606": _error("a .env file is tracked"),
     "OSM607": _warning("a .env file isn't ignored"),
     "OSM608": _warning("git ignores a needed file"),
+    # rollouts/, by `osmosis rollout validate`
+    "OSM701": _error("a rollout's environment can't be made"),
+    "OSM702": _error("a rollout server doesn't start"),
+    "OSM703": _error("a workflow fails"),
+    "OSM704": _error("a workflow or grader takes too long"),
+    "OSM705": _warning("a workflow makes no model call"),
+    "OSM706": _error("no grader is called"),
+    "OSM707": _error("a grader fails, or gives no finite reward"),
+    "OSM708": _warning("a right answer doesn't earn the full reward"),
 }
 """Every kind of finding, by its code."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from osmosis_ai.validate import functions, imports, judges, layout, rows, run_configs, state, tools, workcopy
 from osmosis_ai.validate.findings import codes
 
-__all__ = ["CHECKS", "CONTROLS", "FIRST", "LOADING", "SOLUTIONS"]
+__all__ = ["CHECKS", "CONTROLS", "FIRST", "LOADING", "ROLLOUTS", "SOLUTIONS"]
 
 FIRST = layout.CHECKS
 """Run before anything is loaded, because they fill `Subject.components`."""
@@ -25,4 +25,5 @@ CHECKS = (
 LOADING = "OSM009 OSM102 OSM103 OSM202 OSM203"
 CONTROLS = codes(301, 320)
 SOLUTIONS = "OSM122 OSM410 OSM411"
-"""The codes reported by loading, by the controls of reward functions, and by playing solutions."""
+ROLLOUTS = codes(701, 708)
+"""The codes reported by loading, by the controls of reward functions, by playing solutions, and for a rollout."""

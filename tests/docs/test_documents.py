@@ -326,6 +326,7 @@ OPTION_TABLES = {
     "cache": ["## osmosis cache"],
     "cache clear": ["## osmosis cache"],
     "serve": ["## osmosis serve"],
+    **{f"rollout {name}": [f"### osmosis rollout {name}"] for name in ("init", "list", "validate", "serve")},
 }
 """The tables in docs/cli.md that a command's options are in, by the headings above them."""
 DECLARED = {"serve": ServeConfig, "eval-rubric": EvalRubricConfig}

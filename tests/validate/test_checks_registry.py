@@ -9,7 +9,7 @@ from pathlib import Path
 import osmosis_ai
 from osmosis_ai.validate import CODES, Finding, finding
 from osmosis_ai.validate.check import Check, Subject, run_check
-from osmosis_ai.validate.registry import CHECKS, CONTROLS, FIRST, LOADING, SOLUTIONS
+from osmosis_ai.validate.registry import CHECKS, CONTROLS, FIRST, LOADING, ROLLOUTS, SOLUTIONS
 
 ROOT = Path(osmosis_ai.__file__).parents[1]
 PACKAGE = ROOT / "osmosis_ai"
@@ -26,7 +26,8 @@ def test_the_document_has_every_code_once_with_cause_and_remedy() -> None:
 
 
 def test_every_code_is_registered_for_a_check_and_no_other_is() -> None:
-    registered = " ".join([*(check.codes for check in (*FIRST, *CHECKS)), LOADING, CONTROLS, SOLUTIONS]).split()
+    others = LOADING, CONTROLS, SOLUTIONS, ROLLOUTS
+    registered = " ".join([*(check.codes for check in (*FIRST, *CHECKS)), *others]).split()
     assert set(registered) == set(CODES)
 
 

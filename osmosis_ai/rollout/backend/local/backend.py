@@ -20,7 +20,7 @@ from osmosis_ai.rollout.backend.local.deadline import DeadlineError, within
 from osmosis_ai.rollout.context import AgentWorkflowContext, GraderContext, RolloutContext, get_rollout_context
 from osmosis_ai.rollout.types.output import output_of
 from osmosis_ai.rollout.types.sample import ExecutionOutcome, ExecutionRequest, ExecutionResult, RolloutSample
-from osmosis_ai.rollout.vocabulary import RolloutErrorCategory, RolloutStatus, category_of
+from osmosis_ai.rollout.vocabulary import NOT_GRADED, RolloutErrorCategory, RolloutStatus, category_of
 from osmosis_ai.tracebacks import locate, short_traceback
 
 if TYPE_CHECKING:
@@ -136,9 +136,9 @@ class LocalBackend(ExecutionBackend):
         samples = result.samples or ({} if result.sample is None else {_name(result.sample, request): result.sample})
         grader = self.grader_cls
         if grader is None:
-            return _refused("the rollout isn't graded: its LocalBackend has no grader", samples)
+            return _refused(f"{NOT_GRADED}: its LocalBackend has no grader", samples)
         if request.label is None and request.metadata is None:
-            return _refused("the rollout isn't graded: its row has neither a label nor metadata", samples)
+            return _refused(f"{NOT_GRADED}: its row has neither a label nor metadata", samples)
         await rollout.set_status(RolloutStatus.GRADING)
         folder = await artifacts_dir(self.artifact_root, request.id)
         ctx = GraderContext(request.label, None, None, request.metadata, folder, samples=samples)

@@ -16,6 +16,7 @@ import msgspec
 from osmosis_ai.bounds import MAX_DEPTH, too_deep
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Record
+from osmosis_ai.rollout.vocabulary import NOT_GRADED
 
 __all__ = ["Callbacks", "Category", "Ending", "RefusedReportError", "Sample", "Trouble", "graded", "read_report"]
 
@@ -123,6 +124,8 @@ def graded(report: Report) -> Ending:
                 trouble="not_graded",
                 message="the server called no grader: it has none, or the row has neither a ground truth nor metadata",
             )
+        if message.startswith(NOT_GRADED):
+            return Ending(samples, "not_graded", message)
         # The reward of a grading that failed means nothing.
         kept = {name: msgspec.structs.replace(sample, reward=None) for name, sample in samples.items()}
         return Ending(kept, "grader_failed", message or "grading failed without a message", category)
