@@ -39,7 +39,7 @@ test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pypro
 	$(LOWEST)/bin/python -m pytest -n $(PROCESSES) --dist loadgroup $(TESTS)
 
 test-released: $(VENV)/.dev  ## workflows on released SDKs, which the package index has; skipped, with the reason, without it
-	$(BIN)/python -m pytest -m released -rs tests/runtime/worker/workflows
+	$(BIN)/python -m pytest -m released -rs tests/runtime/worker/workflows tests/test_example_workflow.py
 
 benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py

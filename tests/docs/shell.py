@@ -31,6 +31,8 @@ class Shell:
         """Run a command and return its stdout and stderr; `code` is then its exit code."""
         if command == "echo $?":
             output, self.code = f"{self.code}\n", 0
+        elif entered := re.fullmatch(r"cd (\S+)", command):
+            self.folder, output = self.folder / entered[1], ""
         elif SYNTAX.search(_without_quoted(command)):
             output = self._bash(command)
         elif exported := ASSIGNMENT.match(command):
