@@ -155,7 +155,7 @@ class RunStore(Queries):
         return saved
 
     async def save_report(self, run_id: str, rollout: Rollout) -> None:
-        """Replace the report of a recorded rollout by its repository's own code, and the score in it.
+        """Replace the report of a recorded rollout by its repository's own code, the score in it, and how it ended.
 
         Raises StoreError if that was not recorded.
         """
@@ -167,6 +167,7 @@ class RunStore(Queries):
         def write(db: sqlite3.Connection) -> None:
             key = (self._pk(db, run_id), rollout.row_id, rollout.run_index, rollout.policy)
             pk, _ = db.execute(_FIND_ROLLOUT, key).fetchone()
+            db.execute("UPDATE rollouts SET finish_reason = ? WHERE pk = ?", (rollout.finish_reason, pk))
             db.execute("UPDATE trajectories SET data = ? WHERE rollout = ?", (trajectory, pk))
             db.execute("DELETE FROM scores WHERE rollout = ? AND function = ?", (pk, report.name))
             if own is not None:

@@ -100,9 +100,8 @@ def _judge(scored: ScoredRollout, source: WorkflowSource, script: Place, *, righ
     if failure is not None:
         return
     if score is None:
-        if rollout.agent is not None and rollout.agent.metrics.get("remove_sample"):
-            return
-        yield finding("OSM706", "no reward came back", script)
+        if rollout.finish_reason != "removed":
+            yield finding("OSM706", "no reward came back", script)
     elif score.failure is not None:
         code = GRADING.get(score.failure.kind, "OSM707")
         yield finding(code, score.failure.message, _at(score.failure, script))

@@ -206,6 +206,13 @@ def test_grading_again_calls_no_model(workspace: Path, endpoint: ScriptedEndpoin
     edit(workspace, 'reward = float(messages[-1]["content"] == body["label"])', "reward = 0.25")
     again = run(workspace, config, "--name", "mine", "--regrade", env=key)
     assert values(again) == [0.25, 0.25]
+    edit(workspace, "reward = 0.25", "reward = None")
+    edit(workspace, '"reward": reward, "metrics"', '"remove_sample": True, "metrics"')
+    removed = run(workspace, config, "--name", "mine", "--regrade", env=key)
+    assert (removed.json["summary"]["removed"], values(removed)) == (2, [None, None])
+    edit(workspace, '"remove_sample": True, "metrics"', '"reward": 0.5, "metrics"')
+    counted = run(workspace, config, "--name", "mine", "--regrade", env=key)
+    assert ("removed" in counted.json["summary"], values(counted)) == (False, [0.5, 0.5])
     (rollout, _) = run_osmosis("runs", "show", "mine", "--row", "1", "--json", cwd=workspace).json["rollouts"]
     assert len(rollout["turns"]) == 2, "the rollout itself stays"
     edit(workspace, "Are you sure?", "Really?")

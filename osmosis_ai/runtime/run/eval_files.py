@@ -159,7 +159,8 @@ class _Files:
         place = rollout.row_index - self._offset if self._only is None else self._only.place(rollout.row_index)
         name = f"row_{place}_run_{rollout.run_index}"
         failure, score = _judged(scored)
-        status: Status = "failed" if failure is not None else "skipped" if score is None else "success"
+        removed = rollout.finish_reason == "removed"
+        status: Status = "skipped" if removed else "success" if failure is None else "failed"
         item = Item(
             row_index=place,
             run_index=rollout.run_index,
@@ -294,12 +295,12 @@ def _judged(scored: ScoredRollout) -> tuple[Failure | None, Score | None]:
     rollout, scores = scored.stored.rollout, scored.scores
     own = None if rollout.agent is None else scores.get(rollout.agent.name)
     score = own or (next(iter(scores.values())) if len(scores) == 1 else None)
-    if rollout.failure is not None:
+    if rollout.failure is not None or rollout.finish_reason == "removed":
         return rollout.failure, None
     if score is not None and score.failure is not None:
         return score.failure, None
-    if score is None and rollout.finish_reason in ("max_turns", "max_tokens_total"):
-        return Failure("agent", f"the rollout ended at its limit ({rollout.finish_reason})", kind="error"), None
+    if score is None:
+        return Failure("agent", f"the rollout has no reward; it ended with {rollout.finish_reason}"), None
     return None, score
 
 

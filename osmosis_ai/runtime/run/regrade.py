@@ -35,7 +35,9 @@ class Regrading(Run):
     async def record(self, job: RolloutJob, rollout: Rollout) -> None:
         """Store the new grading of a rollout."""
         stored = self._stored.pop(job.id)
-        regraded = msgspec.structs.replace(stored, agent=_report(stored, rollout))
+        # What its grader removed before may count now, and the other way round.
+        ended = rollout.finish_reason if rollout.failure is None else stored.finish_reason
+        regraded = msgspec.structs.replace(stored, agent=_report(stored, rollout), finish_reason=ended)
         await self.store.save_report(self.id, regraded)
         self.listener.rollout_done(regraded)
 
