@@ -13,7 +13,7 @@ INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: abo
 	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
 	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
 
-.PHONY: demo environment test check fuzz test-lowest test-released benchmark clean
+.PHONY: demo environment test check fuzz test-lowest test-released test-browser benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
@@ -41,6 +41,11 @@ test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pypro
 test-released: $(VENV)/.dev  ## workflows on released SDKs, which the package index has; skipped, with the reason, without it
 	$(BIN)/python -m pytest -m released -rs tests/runtime/worker/workflows tests/test_example_workflow.py
 
+test-browser: $(VENV)/.browser  ## the viewer in Chromium, installed with apt-get if it can be; skipped, with the reason, without it
+	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 || \
+		echo "Chromium isn't there, and apt-get can't install it" >&2
+	$(BIN)/python -m pytest -m browser -rs tests/viewer
+
 benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py
 
@@ -54,6 +59,10 @@ $(VENV)/.package: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	$(call INSTALL,'.[dev]')
+	touch $@
+
+$(VENV)/.browser: pyproject.toml | $(VENV)/.dev
+	$(BIN)/python -m uv pip install $(QUIET) --python $(BIN)/python --editable '.[dev,browser]'
 	touch $@
 
 $(LOWEST)/.dev: pyproject.toml $(VENV)/.dev

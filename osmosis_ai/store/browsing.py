@@ -20,6 +20,7 @@ import msgspec
 
 from osmosis_ai.records import Message, Outcome, Record, Row
 from osmosis_ai.store.codec import decode_outcome, decode_row, unpack
+from osmosis_ai.store.owners import is_owned
 from osmosis_ai.store.queries import Queries, scores_of
 from osmosis_ai.store.schema import connect_reader, database_errors, open_reader
 from osmosis_ai.store.tables import RolloutColumns, select
@@ -214,15 +215,18 @@ class Browser(Queries):
 
     _watching: sqlite3.Connection | None = None
 
-    def version(self) -> int:
-        """Return a number that changes with every commit of another process, as long as this object lives.
+    def version(self) -> tuple[int, int]:
+        """Return what changes with every commit of another process, and with the end of one that writes a run.
 
-        One thread at a time may call.
+        It means something as long as this object lives. One thread at a time may call.
         """
         with database_errors(self._path, "reading it"):
             if self._watching is None:
                 self._watching = connect_reader(self._path)
-            return int(self._watching.execute("PRAGMA data_version").fetchone()[0])
+            (commits,) = self._watching.execute("PRAGMA data_version").fetchone()
+            running = self._watching.execute("SELECT id FROM runs WHERE status = 'running'").fetchall()
+        # A process that is killed commits nothing.
+        return commits, sum(is_owned(self._path, run_id) for (run_id,) in running)
 
     def close(self) -> None:
         """Close the connection that `version` keeps open."""

@@ -50,15 +50,15 @@ class Repository:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
-    def version(self) -> int:
-        """Return a number that changes with every commit to the store."""
+    def version(self) -> tuple[int, int]:
+        """Return what changes with every change of the store: see `Browser.version`."""
         with self._lock:
             try:
                 return self.runs.version()
             except StoreError:
                 if self.exists:
                     raise
-                return 0
+                return 0, 0
 
     @property
     def exists(self) -> bool:
@@ -117,7 +117,8 @@ class Stores:
 
     def version(self) -> str:
         """Return a text that changes with every commit to one of the stores."""
-        return ".".join([self._started, *(str(repository.version()) for repository in self._found.values())])
+        versions = ("-".join(map(str, repository.version())) for repository in self._found.values())
+        return ".".join([self._started, *versions])
 
     def close(self) -> None:
         """Close the files that are open."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from viewed import made, viewer, write_run
+from viewed import HOSTILE, hostile_run, made, viewer, write_run
 
 from commands import Osmosis
-from osmosis_ai.records import Failure, ToolCall
+from osmosis_ai.records import Failure
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.viewer.pages import environment, images_of, shown
 from osmosis_ai.viewer.trees import MAX_NODES, tree
@@ -285,60 +285,6 @@ def test_repositories_of_one_name_have_different_addresses(tmp_path: Path) -> No
 
 
 # Hostile content
-
-HOSTILE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "javascript:alert(1)",
-    "{{ 7 * 7 }}{% raw %}",
-    "\x1b[31mred\x1b]0;title\x07",
-    "\u202egnp.exe\u2066",
-    "\ud800 alone",
-    "</pre></details></article><b>",
-    "&lt;b&gt;",
-    "\x00\x0b\r",
-]
-
-
-def hostile_run(root: Path, text: str) -> str:
-    call = {"id": text, "type": "function", "function": {"name": text, "arguments": text}}
-    nested = {"id": "c", "type": "function", "function": {"name": "n", "arguments": '{"\\ud800": "\\ud800<b>"}'}}
-    messages = [
-        {"role": "system", "content": text},
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": text}}],
-        },
-        {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call, nested]},
-        {"role": "tool", "tool_call_id": text, "content": text},
-        {"role": text, "content": text},
-    ]
-    failure = Failure("tool", text, "tool_raised", text, 1, text)
-    calls = [
-        ToolCall(0, text, text, text, 1.0, "exception", content=[{"type": "image", "data": text}], failure=failure)
-    ]
-    row = {"ground_truth": text, "extra": {text: text}}
-    rollout = made(0, messages=messages, tool_calls=calls, failure=failure, text=text, row=row)
-    broken = made(1, score=None, messages=messages, row=row)
-    return write_run(root, [rollout, broken], model=text, dataset=text, base_url=text, functions=[text], tools=[])
-
-
-BENIGN = {
-    "html",
-    "head",
-    "meta",
-    "title",
-    "link",
-    "script",
-    "body",
-    "a",
-    "header",
-    "nav",
-    "span",
-    "button",
-    "kbd",
-    "main",
-}
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

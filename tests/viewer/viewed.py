@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from anyio.from_thread import start_blocking_portal
 from starlette.testclient import TestClient
 
+from osmosis_ai.conversation import message_text
 from osmosis_ai.records import Failure, JudgeCall, Rollout, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.viewer.app import build_app
@@ -71,13 +73,15 @@ def write_run(root: Path, rollouts: Sequence[Made], *, status: Any = "finished",
         with RunStore.open(root) as store:
             known = {"model": "m/one", "dataset": "/data/rows.jsonl", "n": 1, "functions": ["r:exact"]}
             run_id = await store.create_run("eval", identity={}, config={**known, "planned": len(rollouts), **config})
-            for rollout, scores, fields in rollouts:
-                row = Row(
-                    rollout.row_index, rollout.row_id, "Use the tools.", str(rollout.messages[1]["content"]), **fields
-                )
+
+            async def save(rollout: Rollout, scores: list[Score], fields: dict[str, Any]) -> None:
+                prompt = message_text(rollout.messages[1]["content"])
+                row = Row(rollout.row_index, rollout.row_id, "Use the tools.", prompt, **fields)
                 key = await store.save_rollout(run_id, rollout, row)
                 if scores:
                     await store.save_scores({key: scores})
+
+            await asyncio.gather(*(save(*each) for each in rollouts))
             values = [score.value or 0.0 for _, scores, _ in rollouts for score in scores]
             mean = sum(values) / max(len(rollouts), 1)
             summary = {"functions": {"r:exact": mean}, "intervals": {"r:exact": (mean / 2, mean)}, "total_tokens": 1}
@@ -85,7 +89,61 @@ def write_run(root: Path, rollouts: Sequence[Made], *, status: Any = "finished",
                 await store.mark(run_id, status, summary)
             return run_id
 
-    return asyncio.run(write())
+    # In a thread of its own, because Playwright runs a loop in this one.
+    with start_blocking_portal() as portal:
+        return portal.call(write)
 
 
-Answer = Callable[..., str]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "javascript:alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+    "\x1b[31mred\x1b]0;title\x07",
+    "\u202egnp.exe\u2066",
+    "\ud800 alone",
+    "</pre></details></article><b>",
+    "&lt;b&gt;",
+    "\x00\x0b\r",
+]
+
+
+def hostile_run(root: Path, text: str) -> str:
+    call = {"id": text, "type": "function", "function": {"name": text, "arguments": text}}
+    nested = {"id": "c", "type": "function", "function": {"name": "n", "arguments": '{"\\ud800": "\\ud800<b>"}'}}
+    messages = [
+        {"role": "system", "content": text},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": text}}],
+        },
+        {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call, nested]},
+        {"role": "tool", "tool_call_id": text, "content": text},
+        {"role": text, "content": text},
+    ]
+    failure = Failure("tool", text, "tool_raised", text, 1, text)
+    calls = [
+        ToolCall(0, text, text, text, 1.0, "exception", content=[{"type": "image", "data": text}], failure=failure)
+    ]
+    row = {"ground_truth": text, "extra": {text: text}}
+    rollout = made(0, messages=messages, tool_calls=calls, failure=failure, text=text, row=row)
+    broken = made(1, score=None, messages=messages, row=row)
+    return write_run(root, [rollout, broken], model=text, dataset=text, base_url=text, functions=[text], tools=[])
+
+
+BENIGN = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "link",
+    "script",
+    "body",
+    "a",
+    "header",
+    "nav",
+    "span",
+    "button",
+    "kbd",
+    "main",
+}

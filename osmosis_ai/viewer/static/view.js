@@ -195,7 +195,10 @@ function listen() {
   if (!since) return;
   const source = new EventSource(`/live?since=${encodeURIComponent(since)}`);
   source.addEventListener("open", () => say("live"));
-  source.addEventListener("error", () => say("not connected, trying again"));
+  source.addEventListener("error", () => {
+    // A browser gives up when the server answers with an error: another one listens there now.
+    say(source.readyState === EventSource.CLOSED ? "the viewer has ended" : "not connected, trying again");
+  });
   source.addEventListener("change", changed);
 }
 
@@ -224,7 +227,7 @@ const keys = {
   "[": () => follow('[data-key="["]'),
   "]": () => follow('[data-key="]"]'),
   u: () => follow("[data-up]"),
-  "/": () => document.getElementById("search")?.focus() ?? follow("[data-up]"),
+  "/": () => document.getElementById("search")?.focus(),
   "?": () => document.getElementById("help").showModal(),
 };
 
