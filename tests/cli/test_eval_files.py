@@ -139,7 +139,7 @@ def test_the_journal_and_the_log_tell_what_happened_when(written: Path) -> None:
     assert len(log) == len(events)
     (raised, _) = [line for line in log if " ERROR [row 1 run " in line]
     details = json.loads(raised[raised.index("{") :])
-    assert (details["err_message"], details["file"]) == ("the workflow broke", "rollouts/plain/main.py")
+    assert (details["err_message"], details["file"]) == ("RuntimeError: the workflow broke", "rollouts/plain/main.py")
     assert details["traceback"].endswith("RuntimeError: the workflow broke")
 
 

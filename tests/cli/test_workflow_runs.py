@@ -106,7 +106,11 @@ def test_failures_of_workflow_and_grader_are_told_apart(workspace: Path, endpoin
     evaluate(workspace, endpoint)
     raised, broken, nan, _ = stored(workspace)
     failure = raised["failure"]
-    assert (failure["origin"], failure["kind"], failure["message"]) == ("agent", "exception", "the workflow broke")
+    assert (failure["origin"], failure["kind"], failure["message"]) == (
+        "agent",
+        "exception",
+        "RuntimeError: the workflow broke",
+    )
     # Its line comes from the traceback in the server's output.
     line = (workspace / failure["file"]).read_text(encoding="utf-8").splitlines()[failure["line"] - 1]
     assert (failure["file"], line.strip()) == ("rollouts/plain/main.py", 'raise RuntimeError("the workflow broke")')
@@ -123,7 +127,7 @@ def test_a_workflow_and_its_grader_run_on_our_own_sdk(workspace: Path, endpoint:
     evaluate(workspace, endpoint, "--sdk", "own")
     assert values(workspace) == [1.0, None]
     failure = stored(workspace)[1]["failure"]
-    assert (failure["origin"], failure["message"]) == ("agent", "the workflow broke")
+    assert (failure["origin"], failure["message"]) == ("agent", "RuntimeError: the workflow broke")
     line = (workspace / failure["file"]).read_text(encoding="utf-8").splitlines()[failure["line"] - 1]
     assert (failure["file"], line.strip()) == ("rollouts/plain/main.py", 'raise RuntimeError("the workflow broke")')
     assert failure["detail"].startswith("Traceback (most recent call last, this repository's code only):")

@@ -84,7 +84,9 @@ def judged(ending: Ending, name: str, raised: Raised | None = None) -> Judged:
         origin, kind = late or (meaning.origin, meaning.kind)
         failure = Failure(origin, cut(ending.message, MESSAGE_CHARACTERS), kind=kind)
         if raised is not None:
-            failure = msgspec.structs.replace(failure, file=raised.file, line=raised.line, detail=raised.detail)
+            message = f"{raised.type}: {failure.message}"
+            place = {"file": raised.file, "line": raised.line, "detail": raised.detail}
+            failure = msgspec.structs.replace(failure, message=message, **place)
         if origin != "reward":
             return Judged(failure, None)
     metrics = _metrics(ending.samples)

@@ -1,30 +1,36 @@
-"""Find the traceback of an error in a server's output: the protocol carries only the error's text."""
+"""Find errors in a server's output: the traceback behind a reported text, and the module without which it ended."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from osmosis_ai.text import cut
 
-__all__ = ["Raised", "find_raised"]
+__all__ = ["Raised", "find_missing", "find_raised"]
 
 MAX_LINES = 200
 MAX_CHARACTERS = 20_000
 # Our own SDK goes on to say that it shows the repository's code only.
 START = "Traceback (most recent call last"
+MISSING = re.compile(r"^ModuleNotFoundError: (?:No module named '(?P<module>[\w-]+)|.*osmosis-ai\[(?P<extra>[\w-]+)\])")
 FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 class Raised(NamedTuple):
-    """Where an error was raised: the last line of the rollout's own code, relative to the root, and the traceback."""
+    """Where an error was raised: the last line of the rollout's own code, relative to the root, and the traceback.
+
+    `type` is the name of the exception's class.
+    """
 
     file: str
     line: int
     detail: str
+    type: str
 
 
 def find_raised(output: Sequence[str], message: str, folder: Path, root: Path) -> Raised | None:
@@ -53,4 +59,24 @@ def _raised(trace: Sequence[str], folder: Path, root: Path) -> Raised | None:
         # What is installed below the folder isn't the rollout's own.
         if file.is_relative_to(folder) and "site-packages" not in frame["file"]:
             found = os.path.relpath(file, root), int(frame["line"])
-    return None if found is None else Raised(*found, cut("\n".join(trace), MAX_CHARACTERS))
+    if found is None:
+        return None
+    name = trace[-1].partition(": ")[0].rpartition(".")[2]
+    return Raised(*found, cut("\n".join(trace), MAX_CHARACTERS), name)
+
+
+def find_missing(output: Sequence[str], folder: Path, *, own_sdk: bool) -> str | None:
+    """Say how to install what a server lacked when it ended; None if it ended for another reason.
+
+    Args:
+        output: The server's last lines.
+        folder: The rollout's folder.
+        own_sdk: True if the server ran on the current interpreter.
+    """
+    match = next((match for line in reversed(output) if (match := MISSING.match(line))), None)
+    if match is None:
+        return None
+    what = f"osmosis-ai[{match['extra']}]" if match["extra"] else match["module"]
+    if own_sdk:
+        return f"install it beside osmosis: {sys.executable} -m pip install '{what}'"
+    return f"add {what} to `dependencies` in {folder / 'pyproject.toml'}"

@@ -23,6 +23,7 @@ from osmosis_ai.process_tree import end_processes
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.rollout.vocabulary import API_KEY_VARIABLE, ARTIFACT_ROOT_VARIABLE, INSTANCE_VARIABLE, PORT_VARIABLE
 from osmosis_ai.runtime.worker.workflows import keeper
+from osmosis_ai.runtime.worker.workflows.raised import find_missing
 from osmosis_ai.runtime.worker.workflows.wire import RolloutServer, RolloutServerError
 from osmosis_ai.tasks import task_group
 
@@ -141,7 +142,10 @@ class ServerProcess:
                         break
                     # Somebody else may have taken the port in between.
                     if not (start + 1 < STARTS and port is None and running._lost_port):
-                        raise RepositoryError(f"{command.entrypoint}: {problem}{running.tail()}")
+                        own = command.python == sys.executable
+                        missing = find_missing(running.output()[-TAIL_LINES:], command.folder, own_sdk=own)
+                        advice = "" if missing is None else f"; {missing}"
+                        raise RepositoryError(f"{command.entrypoint}: {problem}{advice}{running.tail()}")
                 finally:
                     with anyio.CancelScope(shield=True):
                         await running._stop(grace)
