@@ -108,6 +108,7 @@ PAGES = {
         [
             ("Open the last run", "osmosis view latest"),
             ("Look at the runs of two repositories", "osmosis view --root agents/search --root agents/code"),
+            ("Write what failed as one page", "osmosis view latest --html failed.html --failed"),
         ],
     ),
     "runs view": Page(

@@ -23,14 +23,16 @@ import typer
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.session import ExitCode, SharedOptions, Store, command_session, shared_options, stored_runs
 from osmosis_ai.cli.status import STATUS
-from osmosis_ai.errors import StoreError, UsageError
-from osmosis_ai.folders import private_file
+from osmosis_ai.errors import OutputError, StoreError, UsageError
+from osmosis_ai.folders import given_path, private_file, replaced_file
+from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
     from osmosis_ai.cli.session import CommandSession
     from osmosis_ai.config import RunConfig
-    from osmosis_ai.viewer.stores import Stores
+    from osmosis_ai.store.queries import RunInfo
+    from osmosis_ai.viewer.stores import Repository, Stores
 
 __all__ = ["BesideRun", "view"]
 
@@ -55,6 +57,19 @@ def view(
         bool, typer.Option("--allow-remote", help="Let --host be an address that other machines reach.")
     ] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address; don't open a browser.")] = False,
+    html: Annotated[
+        str | None, typer.Option("--html", metavar="FILE", help="Write the run as one HTML file, and serve nothing.")
+    ] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="With --html: only rows that failed or could not be scored.")
+    ] = False,
+    rows: Annotated[str | None, typer.Option(metavar="ROWS", help="With --html: only these rows: 0-49,60.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="RUN", help="The run to compare with; it comes before RUN.")
+    ] = None,
+    flipped: Annotated[
+        bool, typer.Option("--flipped", help="With --html and --against: only rows that flipped.")
+    ] = False,
     store_dir: Store = None,
     json: Json = False,
     until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True, help="Stop at the end of stdin.")] = False,
@@ -72,11 +87,24 @@ def view(
             raise UsageError("--store names the runs of one repository, but there are several --root")
         found = [stored_runs(session.cwd, SharedOptions(each, shared.store)) for each in roots]
         session.use(*(repository for repository, _ in found))
-        with _opened(found) as stores, open_socket(host, port) as listener:
-            path = _path(stores, run)
-            if until_eof:
-                threading.Thread(target=_stop_at_eof, daemon=True).start()
-            raise typer.Exit(_serve(stores, listener, host, path, session.output, json=shared.json, opens=not no_open))
+        with _opened(found) as stores:
+            if html is not None:
+                file, written = _write(stores, run or "latest", against, session, html, failed, rows, flipped)
+                if shared.json:
+                    session.output.json(msgspec.json.encode({"file": file, "rows": written}))
+                else:
+                    session.output.say(f"{counted(written, 'row')} written to {file}")
+                return
+            for name, given in (("--failed", failed), ("--rows", rows is not None), ("--flipped", flipped)):
+                if given:
+                    raise UsageError(
+                        f"{name} chooses the rows of a file: add --html FILE; a page has filters of its own"
+                    )
+            path = _path(stores, run, against)
+            with open_socket(host, port) as listener:
+                if until_eof:
+                    threading.Thread(target=_stop_at_eof, daemon=True).start()
+                _serve(stores, listener, host, path, session.output, json=shared.json, opens=not no_open)
 
 
 def open_browser(url: str, folder: Path) -> None:
@@ -165,27 +193,62 @@ def _opened(found: Sequence[tuple[Path, Path]]) -> Iterator[Stores]:
         stores.close()
 
 
-def _path(stores: Stores, run: str | None) -> str:
+def _find(stores: Stores, run: str) -> tuple[Repository, RunInfo]:
+    """Find a run in one of the repositories; raises StoreError."""
+    errors: list[StoreError] = []
+    for repository in stores:
+        try:
+            return repository, repository.runs.find_run(run)
+        except StoreError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _path(stores: Stores, run: str | None, against: str | None) -> str:
     """Return the path of the page to open first; raises StoreError if there is no such run."""
+    if against is not None:
+        repository, found = _find(stores, run or "latest")
+        before = repository.runs.find_run(against)
+        return f"/compare/{quote(repository.name)}/{quote(before.id)}/{quote(found.id)}"
     if run is None:
         return "/"
     if run == "latest":
         # This page follows the runs of `--watch`, and waits for the first one.
         return f"/runs/{quote(next(iter(stores)).name)}/latest"
-    errors: list[StoreError] = []
-    for repository in stores:
-        try:
-            found = repository.runs.find_run(run)
-        except StoreError as error:
-            errors.append(error)
-        else:
-            return f"/runs/{quote(repository.name)}/{quote(found.id)}"
-    raise errors[0]
+    repository, found = _find(stores, run)
+    return f"/runs/{quote(repository.name)}/{quote(found.id)}"
+
+
+def _write(
+    stores: Stores,
+    run: str,
+    against: str | None,
+    session: CommandSession,
+    file: str,
+    failed: bool,
+    rows: str | None,
+    flipped: bool,
+) -> tuple[str, int]:
+    """Write the file of `--html`; return its path and the number of rows in it."""
+    from osmosis_ai.viewer.pages import Pages
+    from osmosis_ai.viewer.report import Wanted, parse_rows, write_report
+
+    if flipped and against is None:
+        raise UsageError("--flipped needs a run to compare with: add --against RUN")
+    path = given_path(file, session.cwd)
+    repository, found = _find(stores, run)
+    before = None if against is None else repository.runs.find_run(against)
+    wanted = Wanted("failed" if failed else None, None if rows is None else parse_rows(rows), before, flipped)
+    try:
+        with replaced_file(path) as sink:
+            return file, write_report(sink, Pages(stores, session.masker.text), repository, found, wanted)
+    except OSError as error:
+        raise OutputError(f"{file} could not be written: {error.strerror or error}") from error
 
 
 def _serve(
     stores: Stores, listener: socket.socket, host: str, path: str, output: Output, *, json: bool, opens: bool
-) -> int:
+) -> None:
     from osmosis_ai.rollout.server.serve import address_of
     from osmosis_ai.viewer.server import serve_viewer
 
@@ -206,11 +269,8 @@ def _serve(
             if opens:
                 open_browser(url, Path(folder))
 
-        try:
-            serve_viewer(stores, listener, host, ready)
-        except KeyboardInterrupt:
-            return ExitCode.INTERRUPTED
-    return ExitCode.OK
+        # Ctrl-C is how it ends; the exit code says so as for every command.
+        serve_viewer(stores, listener, host, ready)
 
 
 def _stop_at_eof() -> None:

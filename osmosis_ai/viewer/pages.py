@@ -44,9 +44,13 @@ FRAGMENT = "fragment"
 
 def shown(value: Any) -> Any:
     """Escape what a browser would render as something else: control characters, bidi overrides, lone surrogates."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
+    if not isinstance(value, str) or _is_markup(value):
         return value
     return visible(value.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+def _is_markup(value: object) -> bool:
+    return hasattr(value, "__html__")
 
 
 @functools.cache
@@ -181,11 +185,19 @@ class Figures(NamedTuple):
 
 
 class Pages:
-    """Renders the pages of a viewer. Any thread may call; raises StoreError if something isn't there."""
+    """Renders the pages of a viewer. Any thread may call; raises StoreError if something isn't there.
 
-    def __init__(self, stores: Stores) -> None:
+    `masked` masks keys in what a page shows, also keys that weren't known when a run was stored.
+    """
+
+    def __init__(self, stores: Stores, masked: Callable[[str], str] | None = None) -> None:
         self._stores = stores
         self._templates = environment()
+        if masked is not None:
+            mask = masked
+            self._templates = self._templates.overlay(
+                finalize=lambda value: shown(mask(value) if isinstance(value, str) and not _is_markup(value) else value)
+            )
 
     def render(self, template: str, **values: Any) -> str:
         """Render a template."""
@@ -217,9 +229,9 @@ class Pages:
         store, run = self._find(repository, name)
         here = Address(f"/runs/{quote(repository)}/{quote(name)}", query)
         wanted = _filter(query)
-        selection = self._select(store, run, wanted)
+        selection = self.select(store, run, wanted)
         offset = min(_number(query.get("offset")), max(len(selection) - 1, 0))
-        figures = self._figures(store, run) if run.rollouts <= FIGURES_AT_ONCE or FRAGMENT in query else None
+        figures = self.figures_of(store, run) if run.rollouts <= FIGURES_AT_ONCE or FRAGMENT in query else None
         return self.render(
             "run.html",
             repository=store,
@@ -230,7 +242,7 @@ class Pages:
             wanted=wanted,
             filtered=wanted != RowFilter(sort=wanted.sort),
             functions=_functions(run, figures),
-            threshold=_threshold(run),
+            threshold=threshold_of(run),
             count=len(selection),
             offset=offset,
             page_rows=PAGE_ROWS,
@@ -244,7 +256,7 @@ class Pages:
     def table(self, repository: str, name: str, query: Mapping[str, str]) -> str:
         """A part of a run's rows, as the rows of a table."""
         store, run = self._find(repository, name)
-        selection = self._select(store, run, _filter(query))
+        selection = self.select(store, run, _filter(query))
         limit = min(_number(query.get("limit"), PAGE_ROWS), 2 * PAGE_ROWS)
         rows = self._table(store, run, selection, _number(query.get("offset")), limit, query)
         return self.render("rows.html", rows=rows, count=len(selection))
@@ -253,8 +265,8 @@ class Pages:
         """A run's figures."""
         store, run = self._find(repository, name)
         here = Address(f"/runs/{quote(repository)}/{quote(name)}", query)
-        figures = self._figures(store, run)
-        return self.render("figures.html", figures=figures, run=run, here=here, threshold=_threshold(run))
+        figures = self.figures_of(store, run)
+        return self.render("figures.html", figures=figures, run=run, here=here, threshold=threshold_of(run))
 
     def row(self, repository: str, name: str, row: int, query: Mapping[str, str]) -> str:
         """A row's conversation in one of its attempts."""
@@ -267,8 +279,8 @@ class Pages:
         listed = found[0]
         chosen = _chosen(listed, query)
         scored = self.rollout(store, run, row, chosen)
-        selection = self._select(store, run, _filter(query))
-        failing = self._select(store, run, RowFilter(status="not-passed"))
+        selection = self.select(store, run, _filter(query))
+        failing = self.select(store, run, RowFilter(status="not-passed"))
         here = Address(f"{run_url.path}/rows/{row}", query)
         return self.render(
             "row.html",
@@ -279,13 +291,13 @@ class Pages:
             back=run_url,
             row=listed.row,
             attempts=[
-                _attempt(outcome, run, query, here.but(attempt=outcome.run_index, policy=_policy(outcome)))
+                attempt_cell(outcome, run, query, here.but(attempt=outcome.run_index, policy=_policy(outcome)))
                 for outcome in listed.outcomes
             ],
             chosen=listed.outcomes.index(chosen),
             outcomes=listed.outcomes,
             scored=scored,
-            threshold=_threshold(run),
+            threshold=threshold_of(run),
             position=selection.position(row),
             count=len(selection),
             steps=Conversation(scored.stored.rollout).steps,
@@ -306,7 +318,7 @@ class Pages:
         store, run_a = self._find(repository, a)
         _, run_b = self._find(repository, b)
         here = Address(f"/compare/{quote(repository)}/{quote(a)}/{quote(b)}", query)
-        compared = self._compared(store, run_a, run_b, query)
+        compared = self.compared(store, run_a, run_b, query)
         offset = _number(query.get("offset"))
         function = query["fn"] if query.get("fn") in compared.functions else next(iter(compared.functions), None)
         flips = [] if function is None else compared.functions[function].flips
@@ -341,15 +353,15 @@ class Pages:
         attempt = _number(query.get("attempt"))
         attempt_b = _number(query.get("attempt_b"), attempt)
         compared, first, second = compare_row(store.runs, run_a, run_b, row, attempt, attempt_b)
-        functions = self._compared(store, run_a, run_b, query).functions
+        functions = self.compared(store, run_a, run_b, query).functions
         function = query["fn"] if query.get("fn") in functions else next(iter(functions), None)
         flipped = [] if function is None else [flip.row_index for flip in functions[function].flips]
         after = next((index for index in flipped if index > row), None)
-        selection = self._select(store, run_a, RowFilter())
+        selection = self.select(store, run_a, RowFilter())
         return self.render(
             "compare_row.html",
             compared=compared,
-            blocks=_blocks(compared.steps),
+            blocks=blocks_of(compared.steps),
             runs=runs,
             here=here,
             row=row,
@@ -373,15 +385,17 @@ class Pages:
         both = {"attempt": _number(here.query.get("attempt"))}
         both["attempt_b"] = _number(here.query.get("attempt_b"), both["attempt"])
         attempts = [
-            _attempt(outcome, run, here.query, here.but(**{**both, name: outcome.run_index})) for outcome in outcomes
+            attempt_cell(outcome, run, here.query, here.but(**{**both, name: outcome.run_index}))
+            for outcome in outcomes
         ]
         chosen = [outcome.run_index for outcome in outcomes].index(rollout.run_index)
         url = f"/runs/{quote(store.name)}/{quote(run.id)}/rows/{scored.row.index}?attempt={rollout.run_index}"
         return Side(run_view(run), url, attempts, chosen, scored)
 
-    def _compared(self, store: Repository, a: RunInfo, b: RunInfo, query: Mapping[str, str]) -> ComparedRuns:
+    def compared(self, store: Repository, a: RunInfo, b: RunInfo, query: Mapping[str, str] = {}) -> ComparedRuns:
+        """Compare two runs; `query` may have a `threshold`."""
         threshold = _float(query.get("threshold"))
-        threshold = _threshold(b) if threshold is None else threshold
+        threshold = threshold_of(b) if threshold is None else threshold
         # Two runs that have ended don't change, and the other one's changes show in its own key.
         running, other = (a, b) if a.alive else (b, a)
         key = ("compared", a.id, b.id, threshold, other.rollouts, other.finished_at, repr(other.summary))
@@ -415,17 +429,20 @@ class Pages:
         store = self._stores.get(repository)
         return store, store.runs.find_run(name)
 
-    def _select(self, store: Repository, run: RunInfo, wanted: RowFilter) -> Selection:
-        return store.kept(("rows", run.id, wanted), run, lambda: store.runs.select(run.id, wanted, _threshold(run)))
+    def select(self, store: Repository, run: RunInfo, wanted: RowFilter) -> Selection:
+        """Return the rows that a filter selects."""
+        return store.kept(("rows", run.id, wanted), run, lambda: store.runs.select(run.id, wanted, threshold_of(run)))
 
-    def _figures(self, store: Repository, run: RunInfo) -> Figures:
+    def figures_of(self, store: Repository, run: RunInfo) -> Figures:
+        """Return what a run's scores and calls add up to."""
+
         def compute() -> Figures:
             runs = store.runs
             histograms = runs.histograms(run.id)
             names = dict.fromkeys([*_functions(run, None), *histograms])
             errors = {each.function: each.errors for each in runs.function_totals(run.id)}
             statistics = {
-                name: summarize(runs.scores_by_row(run.id, name), _threshold(run), scoring_errors=errors.get(name, 0))
+                name: summarize(runs.scores_by_row(run.id, name), threshold_of(run), scoring_errors=errors.get(name, 0))
                 for name in names
             }
             failures = runs.failure_groups(run.id)
@@ -444,14 +461,14 @@ class Pages:
     ) -> list[TableRow]:
         listed = store.runs.page(run.id, selection.rows[offset : offset + limit])
         url = Address(f"/runs/{quote(store.name)}/{quote(run.id)}", _without(query, "offset", "limit", FRAGMENT))
-        return [_table_row(each, run, query, url) for each in listed]
+        return [table_row(each, run, query, url) for each in listed]
 
     def _listed(self, repository: Repository, run: RunInfo) -> ListedRun:
         view = run_view(run)
         intervals = view.intervals
         means = view.functions
         if run.status == "running" and 0 < run.rollouts <= FIGURES_AT_ONCE:
-            statistics = self._figures(repository, run).statistics
+            statistics = self.figures_of(repository, run).statistics
             means = {name: each.mean for name, each in statistics.items()}
             intervals = {name: each.confidence_interval for name, each in statistics.items()}
         scores = [ScoreBar(name, mean, intervals.get(name)) for name, mean in means.items()]
@@ -465,7 +482,7 @@ class Conversation:
         self.steps: list[Step] = list(steps(rollout.messages, rollout.turns, rollout.tool_calls))
 
 
-def _blocks(aligned: Sequence[AlignedStep]) -> list[Block]:
+def blocks_of(aligned: Sequence[AlignedStep]) -> list[Block]:
     """Group aligned steps into spans that are equal and those that aren't."""
     blocks: list[Block] = []
     for equal, group in groupby(aligned, key=lambda step: step.change == "equal"):
@@ -628,7 +645,7 @@ def _without(query: Mapping[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in query.items() if name not in names}
 
 
-def _threshold(run: RunInfo) -> float:
+def threshold_of(run: RunInfo) -> float:
     return float(run.config.get("pass_threshold", 1.0))
 
 
@@ -649,10 +666,10 @@ def _chosen(listed: ListedRow, query: Mapping[str, str]) -> Outcome:
     return listed.outcomes[0]
 
 
-def _table_row(listed: ListedRow, run: RunInfo, query: Mapping[str, str], url: Address) -> TableRow:
+def table_row(listed: ListedRow, run: RunInfo, query: Mapping[str, str], url: Address) -> TableRow:
     index, outcomes = listed.row.index, listed.outcomes
     attempts = [
-        _attempt(
+        attempt_cell(
             outcome, run, query, url.at(f"/rows/{index}", attempt=outcome.run_index or None, policy=_policy(outcome))
         )
         for outcome in outcomes[:SHOWN_ATTEMPTS]
@@ -676,7 +693,7 @@ def _problem(outcome: Outcome) -> Failure | None:
     return outcome.failure or next(failures, None)
 
 
-def _attempt(outcome: Outcome, run: RunInfo, query: Mapping[str, str], url: str) -> Attempt:
+def attempt_cell(outcome: Outcome, run: RunInfo, query: Mapping[str, str], url: str) -> Attempt:
     whose = "baseline, " if outcome.policy == "baseline" else ""
     title = f"{whose}attempt {outcome.run_index}: "
     if outcome.failure is not None:
@@ -690,7 +707,7 @@ def _attempt(outcome: Outcome, run: RunInfo, query: Mapping[str, str], url: str)
         return Attempt(url, "!", "unscored", title + excerpt(told, 400))
     if not values:
         return Attempt(url, "–", "plain", title + told)
-    mean, threshold = sum(values) / len(values), _threshold(run)
+    mean, threshold = sum(values) / len(values), threshold_of(run)
     passes = all(value >= threshold for value in values)
     part = 0 if threshold <= 0 else max(min(int(mean / threshold * 3), 2), 0)
     return Attempt(url, f"{mean:.3g}", "passed" if passes else f"part{part}", title + excerpt(told, 400))

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from viewed import HOSTILE, hostile_run, made, write_run
 
+from commands import Osmosis
 from osmosis_ai.records import Failure
 from osmosis_ai.rollout.server.serve import address_of, open_socket
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, text
@@ -316,6 +318,33 @@ def test_a_page_says_when_its_viewer_has_ended(browser: Browser, root: Path) -> 
         # Another viewer listens there now, with another token.
         with served(root, port=int(seen.address.rpartition(":")[2])):
             page.wait_for_selector("#connection:text-is('the viewer has ended')")
+
+
+def test_the_page_of_a_file_works_from_disk_without_a_network(browser: Browser, root: Path, osmosis: Osmosis) -> None:
+    after, before = runs_of(root)
+    with ThreadPoolExecutor() as thread:
+        # In a thread of its own, because Playwright runs a loop in this one.
+        file = root / "page.html"
+        written = thread.submit(osmosis, "view", after, "--html", file, "--against", before, cwd=root).result()
+    assert written.code == 0, written.stderr
+    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+    asked: list[str] = []
+    context.on("request", lambda request: asked.append(request.url))
+    page = context.new_page()
+    page.on("console", lambda message: asked.append(message.text))
+    page.goto(file.as_uri())
+    assert page.locator("#row-2-1").is_hidden()
+    page.click("a[href='#row-2-1']")
+    assert page.locator("#row-2-1").is_visible()
+    assert "What is 2 + 2?" in page.inner_text("#row-2-1")
+    page.click("#row-2-1 >> text=all rows")
+    page.click("a[href='#change-2']")
+    assert page.locator("#change-2 ins").first.is_visible()
+    page.goto(f"{file.as_uri()}#row-0-0")
+    page.click("#row-0-0 .image summary")
+    eventually(lambda: page.evaluate("document.querySelector('#row-0-0 img').naturalWidth") == 1)
+    assert [url for url in asked if not url.startswith((file.as_uri(), "data:"))] == []
+    context.close()
 
 
 def test_pages_work_without_the_script(browser: Browser, root: Path) -> None:
