@@ -253,6 +253,10 @@ def _contain_exits(server: object) -> None:
     from fastmcp.exceptions import ToolError as FastMCPToolError
     from fastmcp.server.middleware import Middleware
 
+    chain = getattr(server, "middleware", None)
+    # In one process, several hosts may open the same server.
+    if isinstance(chain, list) and any(hasattr(each, TOOL_CALLS_ONLY) for each in chain):
+        return
     if isinstance(server, FastMCP):
 
         class ContainExits(Middleware):
@@ -271,7 +275,6 @@ def _contain_exits(server: object) -> None:
         setattr(ContainExits, TOOL_CALLS_ONLY, True)
         server.add_middleware(ContainExits())
         return
-    chain = getattr(server, "middleware", None)
     if isinstance(chain, list):
 
         async def contain_exits(context: _McpRequest, call_next: _Next) -> object:
@@ -283,6 +286,7 @@ def _contain_exits(server: object) -> None:
                 text = f"the tool raised {describe(exc)}"
                 return {"content": [{"type": "text", "text": text}], "isError": True}
 
+        setattr(contain_exits, TOOL_CALLS_ONLY, True)
         chain.append(contain_exits)
 
 
