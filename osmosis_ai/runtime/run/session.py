@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
@@ -353,7 +354,11 @@ class RunSession:
 
             # Here and not first in the workers, because it can take minutes.
             self._tell(events.Waiting(f"preparing the environment of {plan.agent}"))
-            await anyio.to_thread.run_sync(interpreter_of, workflow)
+            stopped = threading.Event()
+            try:
+                await anyio.to_thread.run_sync(interpreter_of, workflow, stopped, abandon_on_cancel=True)
+            finally:
+                stopped.set()
         self._tell(events.Waiting(f"loading {_loaded(self._prepared)}"))
         try:
             # Not `wait_for`, which would cancel the future at the timeout.

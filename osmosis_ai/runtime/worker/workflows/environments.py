@@ -1,7 +1,8 @@
 """The Python environment that a rollout's own pyproject.toml declares, made by uv.
 
-Environments are kept in the user's cache folder by the hash of what declares them, and shared between runs. Nothing is
-written into the user's tree: the rollout's folder is on the path, but isn't installed.
+Environments are kept in the user's cache folder by the hash of what declares them, and shared between runs. Those that
+haven't been used for a month are removed when another is made. Nothing is written into the user's tree: the rollout's
+folder is on the path, but isn't installed.
 """
 
 from __future__ import annotations
@@ -15,22 +16,29 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Event
+from time import monotonic, time
+from typing import TextIO
 
 from platformdirs import user_cache_path
 
 from osmosis_ai.discovery.workflows import WorkflowSource
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.folders import UnreadableError, read_bounded
+from osmosis_ai.process_tree import end_descendants
 from osmosis_ai.toml_files import parse_toml, read_toml_text
 
-__all__ = ["environments_folder", "interpreter_of", "prepare_environment"]
+__all__ = ["environments_folder", "interpreter_of", "prepare_environment", "uv_command"]
 
 UV_SECONDS = 900.0
 SHOWN_LINES = 12
 MAX_LOCK_BYTES = 16 * 1024 * 1024
+POLL_SECONDS = 0.1
+UNUSED_SECONDS = 30 * 24 * 3600.0
 COMPLETE = "osmosis-complete"
-"""A file in an environment whose installation has ended well."""
+"""A file in an environment whose installation has ended well; its time is that of the last use."""
 
 
 def environments_folder() -> Path:
@@ -38,7 +46,13 @@ def environments_folder() -> Path:
     return user_cache_path("osmosis", appauthor=False) / "environments"
 
 
-def prepare_environment(rollout: Path, *, folder: Path | None = None, environ: Mapping[str, str] | None = None) -> Path:
+def prepare_environment(
+    rollout: Path,
+    *,
+    folder: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    stopped: Event | None = None,
+) -> Path:
     """Return the interpreter of a rollout's environment, and make the environment first if there is none.
 
     Without a pyproject.toml in the rollout's folder, that is the current interpreter. If several processes ask for the
@@ -48,10 +62,12 @@ def prepare_environment(rollout: Path, *, folder: Path | None = None, environ: M
         rollout: The rollout's folder.
         folder: Where environments are kept; `environments_folder()` by default.
         environ: The environment variables for uv; this process's by default.
+        stopped: Ends the preparation soon after it is set, from another thread.
 
     Raises:
         RepositoryError: The environment can't be made; the message has uv's own last lines.
     """
+    stopped = stopped or Event()
     declaration, lock = rollout / "pyproject.toml", rollout / "uv.lock"
     if not declaration.is_file():
         return Path(sys.executable)
@@ -59,25 +75,27 @@ def prepare_environment(rollout: Path, *, folder: Path | None = None, environ: M
         text = read_toml_text(declaration, rollout)
         project = parse_toml(text)
         locked = read_bounded(lock, MAX_LOCK_BYTES, "larger than 16 MiB") if lock.is_file() else None
-        uv = _Uv(rollout, project, environ)
+        uv = _Uv(rollout, project, environ, stopped)
         name = f"{rollout.resolve().name}-{_key(rollout, text.encode(), locked, local=uv.has_local_sources)}"
     except UnreadableError as error:
         raise RepositoryError(f"{declaration}: {error.message}") from error
     home = environments_folder() if folder is None else folder
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home / f"{name}.lock"):
-            target = home / name
-            python = target / "bin" / "python"
-            if not (python.exists() and (target / COMPLETE).exists()):
+        target = home / name
+        python = target / "bin" / "python"
+        with _locked(target, stopped):
+            made = python.exists() and (target / COMPLETE).exists()
+            if not made:
                 # What an interrupted installation left behind.
                 shutil.rmtree(target, ignore_errors=True)
                 uv.run("venv", "--quiet", str(target))
+            # Local sources may have changed, unlike packages of an index.
+            if not made or uv.has_local_sources:
                 uv.install(target, python, locked=locked is not None)
-                (target / COMPLETE).touch()
-            elif uv.has_local_sources:
-                # They may have changed, unlike packages of an index.
-                uv.install(target, python, locked=locked is not None)
+            (target / COMPLETE).touch()
+        if not made:
+            _remove_unused(home)
     except OSError as error:
         raise RepositoryError(
             f"can't make the environment of {rollout} in {home}: {error.strerror or error}"
@@ -85,16 +103,29 @@ def prepare_environment(rollout: Path, *, folder: Path | None = None, environ: M
     return python
 
 
-def interpreter_of(source: WorkflowSource) -> Path:
+def interpreter_of(source: WorkflowSource, stopped: Event | None = None) -> Path:
     """Return the interpreter for a rollout server, whose environment is made if needed; raise RepositoryError."""
-    return Path(sys.executable) if source.own_sdk else prepare_environment(Path(source.folder))
+    return Path(sys.executable) if source.own_sdk else prepare_environment(Path(source.folder), stopped=stopped)
+
+
+def uv_command(path: str | None, *, installed: bool) -> list[str]:
+    """Return the command of uv: the installed package, else the one on the PATH; raise RepositoryError without both."""
+    if installed:
+        return [sys.executable, "-m", "uv"]
+    found = shutil.which("uv", path=path)
+    if found is None:
+        raise RepositoryError("uv, which makes the environments of rollouts, is missing: pip install uv")
+    return [found]
 
 
 class _Uv:
     """Runs uv for one rollout."""
 
-    def __init__(self, rollout: Path, project: Mapping[str, object], environ: Mapping[str, str] | None) -> None:
+    def __init__(
+        self, rollout: Path, project: Mapping[str, object], environ: Mapping[str, str] | None, stopped: Event
+    ) -> None:
         self._rollout = rollout
+        self._stopped = stopped
         given = dict(os.environ if environ is None else environ)
         for name in ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT_ENVIRONMENT"):
             given.pop(name, None)
@@ -118,23 +149,35 @@ class _Uv:
 
     def run(self, *arguments: str) -> None:
         """Run a command of uv; raise RepositoryError if it fails."""
-        try:
-            done = subprocess.run(  # noqa: S603 - our own interpreter, and arguments without a shell
-                [sys.executable, "-m", "uv", *arguments],
-                cwd=self._rollout,
-                env=self._environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=UV_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RepositoryError(f"{self._what}: uv took longer than {UV_SECONDS:g} s") from error
-        if done.returncode != 0:
-            lines = [line.rstrip() for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+        command = uv_command(self._environ["PATH"], installed=find_spec("uv") is not None)
+        process = subprocess.Popen(  # noqa: S603 - arguments without a shell
+            [*command, *arguments],
+            cwd=self._rollout,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        output = self._wait(process)
+        if process.returncode != 0:
+            lines = [line.rstrip() for line in output.decode("utf-8", "replace").splitlines() if line.strip()]
             said = "\n".join(f"  {line}" for line in lines[-SHOWN_LINES:]) or "  (no output)"
             raise RepositoryError(f"{self._what}; `uv {' '.join(arguments[:2])}` said:\n{said}")
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Return a command's output, once it has ended."""
+        deadline = monotonic() + UV_SECONDS
+        while True:
+            try:
+                return process.communicate(timeout=POLL_SECONDS)[0]
+            except subprocess.TimeoutExpired:
+                late = monotonic() > deadline
+                if late or self._stopped.is_set():
+                    end_descendants(process.pid)
+                    process.kill()
+                    process.communicate()
+                    reason = f"uv took longer than {UV_SECONDS:g} s" if late else "stopped"
+                    raise RepositoryError(f"{self._what}: {reason}") from None
 
     @property
     def _what(self) -> str:
@@ -162,8 +205,28 @@ def _key(rollout: Path, declared: bytes, locked: bytes | None, *, local: bool) -
     return digest.hexdigest()
 
 
+def _remove_unused(home: Path) -> None:
+    """Remove the environments that haven't been used for a month, unless a process is making them."""
+    for stamp in home.glob(f"*/{COMPLETE}"):
+        with Path(f"{stamp.parent}.lock").open("a", encoding="utf-8") as file:
+            if _lock(file) and time() - stamp.stat().st_mtime > UNUSED_SECONDS:
+                shutil.rmtree(stamp.parent, ignore_errors=True)
+
+
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def _locked(target: Path, stopped: Event) -> Iterator[None]:
+    """Lock an environment for the block, once no other process does."""
+    with Path(f"{target}.lock").open("a", encoding="utf-8") as file:
+        while not _lock(file):
+            if stopped.wait(POLL_SECONDS):
+                raise RepositoryError(f"stopped while another process made the environment {target}")
         yield
+
+
+def _lock(file: TextIO) -> bool:
+    """Lock an open file until it is closed; return False if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

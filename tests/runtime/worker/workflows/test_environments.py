@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Event
 
+import psutil
 import pytest
 
 from osmosis_ai.errors import RepositoryError
-from osmosis_ai.runtime.worker.workflows.environments import COMPLETE, prepare_environment
+from osmosis_ai.runtime.worker.workflows.environments import COMPLETE, prepare_environment, uv_command
 
 ENVIRON = {**os.environ, "UV_OFFLINE": "1", "UV_PYTHON_DOWNLOADS": "never"}
 PROJECT = '[project]\nname = "raw"\nversion = "0.1.0"\nrequires-python = ">=3.10"\ndependencies = {dependencies}\n'
@@ -97,3 +102,45 @@ def test_a_broken_declaration_is_told(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project\n", encoding="utf-8")
     with pytest.raises(RepositoryError, match=r"pyproject\.toml"):
         prepare(tmp_path, tmp_path / "home")
+
+
+def test_what_has_not_been_used_for_a_month_is_removed_when_another_is_made(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    old, used = declared(tmp_path / "old"), declared(tmp_path / "used")
+    old_python, used_python = prepare(old, home), prepare(used, home)
+    for python in (old_python, used_python):
+        long_ago = time.time() - 31 * 24 * 3600
+        os.utime(python.parent.parent / COMPLETE, (long_ago, long_ago))
+    prepare(used, home)
+    assert old_python.exists()
+    prepare(declared(tmp_path / "new", "[\"pip; python_version < '3'\"]"), home)
+    assert not old_python.parent.parent.exists()
+    assert used_python.exists()
+    assert prepare(old, home) == old_python
+
+
+def test_an_installation_is_ended_when_its_command_is(tmp_path: Path) -> None:
+    stopped = Event()
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        rollout = declared(tmp_path / "raw", '["any"]')
+        # It takes connections, and never answers.
+        url = f"http://127.0.0.1:{index.getsockname()[1]}"
+        environ = {**ENVIRON, "UV_OFFLINE": "0", "UV_DEFAULT_INDEX": url, "UV_CACHE_DIR": str(tmp_path / "cache")}
+        with ThreadPoolExecutor(2) as pool:
+            ask = partial(prepare_environment, rollout, folder=tmp_path / "home", environ=environ, stopped=stopped)
+            making = pool.submit(ask)
+            with index.accept()[0]:
+                waiting = pool.submit(ask)
+                stopped.set()
+                for asked in (making, waiting):
+                    with pytest.raises(RepositoryError, match="stopped"):
+                        asked.result(30)
+    assert not any(str(tmp_path) in " ".join(each.info["cmdline"] or []) for each in psutil.process_iter(["cmdline"]))
+
+
+def test_uv_is_the_installed_package_or_the_one_on_the_path(tmp_path: Path) -> None:
+    assert uv_command(None, installed=True) == [sys.executable, "-m", "uv"]
+    with pytest.raises(RepositoryError, match="pip install uv"):
+        uv_command(str(tmp_path), installed=False)
+    (tmp_path / "uv").touch(mode=0o755)
+    assert uv_command(str(tmp_path), installed=False) == [str(tmp_path / "uv")]
