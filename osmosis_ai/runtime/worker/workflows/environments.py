@@ -129,6 +129,8 @@ class _Uv:
         given = dict(os.environ if environ is None else environ)
         for name in ("VIRTUAL_ENV", "PYTHONPATH", "UV_PROJECT_ENVIRONMENT"):
             given.pop(name, None)
+        # Once here, instead of at each start of a server that may not write it.
+        given.setdefault("UV_COMPILE_BYTECODE", "1")
         # uv looks for interpreters on the PATH, where pyenv has only the chosen ones.
         given["PATH"] = os.pathsep.join([given.get("PATH", os.defpath), *_pyenv_folders(given)])
         self._environ = given
@@ -140,12 +142,10 @@ class _Uv:
         """Install what the rollout declares: exactly what its lock file says, if it has one."""
         if locked:
             self._environ["UV_PROJECT_ENVIRONMENT"] = str(target)
-            self.run(
-                "sync", "--quiet", "--frozen", "--no-install-project", "--compile-bytecode", "--python", str(python)
-            )
+            self.run("sync", "--quiet", "--frozen", "--no-install-project", "--python", str(python))
         else:
             declaration = str(self._rollout / "pyproject.toml")
-            self.run("pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), "-r", declaration)
+            self.run("pip", "install", "--quiet", "--python", str(python), "-r", declaration)
 
     def run(self, *arguments: str) -> None:
         """Run a command of uv; raise RepositoryError if it fails."""

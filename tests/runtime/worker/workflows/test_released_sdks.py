@@ -1,4 +1,4 @@
-"""A workflow on the released SDKs themselves, one of each form of the protocol, in the environments they declare.
+"""Workflows on the released SDKs themselves, in the environments they declare; agent frameworks also on our own SDK.
 
 `make test-released` runs them. The environments are kept in the user's cache folder. Without Python 3.12 or a package
 index, the tests are skipped.
@@ -12,12 +12,13 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.models.base import Listen
-from osmosis_ai.records import Completion, Usage
+from osmosis_ai.records import Completion, JsonObject, Usage
 from osmosis_ai.runtime.worker.workflows.bridge import Bridge, ChatCall
 from osmosis_ai.runtime.worker.workflows.callbacks import Ending
 from osmosis_ai.runtime.worker.workflows.environments import prepare_environment
@@ -26,15 +27,25 @@ from osmosis_ai.runtime.worker.workflows.listener import Listener
 from osmosis_ai.runtime.worker.workflows.server_process import ServerCommand, ServerProcess
 from osmosis_ai.runtime.worker.workflows.wire import Asked
 
-VERSIONS = ("0.2.25", "0.3.2", "0.3.7")
 pytestmark = [pytest.mark.anyio, pytest.mark.released]
 
+VERSIONS = ("0.2.25", "0.3.2", "0.3.7")
+"""One of each form of the protocol."""
+NEWEST = VERSIONS[-1]
+OWN = Path(__file__).parents[4]
+
+# The newest has the agent frameworks, too, so that one environment serves all tests of it.
+FRAMEWORKS = "server,strands,openai-agents"
 DECLARATION = """
 [project]
-name = "raw"
+name = "rollout"
 version = "0.1.0"
 requires-python = ">=3.12,<3.13"
-dependencies = ["osmosis-ai[server]=={version}", "httpx"]
+dependencies = ["osmosis-ai[{extras}]{version}", "httpx"]
+"""
+OF_CHECKOUT = f"""
+[tool.uv.sources]
+osmosis-ai = {{ path = "{OWN}", editable = true }}
 """
 
 
@@ -43,64 +54,103 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=VERSIONS)
-def command(request: pytest.FixtureRequest, tmp_path: Path) -> ServerCommand:
-    folder = tmp_path / "raw"
+def declared(folder: Path, script: str, version: str) -> ServerCommand:
+    """Return the command of a rollout server in the environment of a released version, or of this checkout (`own`)."""
     folder.mkdir()
-    (folder / "pyproject.toml").write_text(DECLARATION.format(version=request.param), encoding="utf-8")
-    shutil.copy(Path(__file__).with_name("raw_rollout.py"), folder / "main.py")
+    extras = FRAMEWORKS if version in ("own", NEWEST) else "server"
+    bound, source = ("", OF_CHECKOUT) if version == "own" else (f"=={version}", "")
+    declaration = DECLARATION.format(extras=extras, version=bound) + source
+    (folder / "pyproject.toml").write_text(declaration, encoding="utf-8")
+    shutil.copy(Path(__file__).with_name(script), folder / "main.py")
     try:
-        python = prepare_environment(folder, environ={**os.environ, "UV_PYTHON_DOWNLOADS": "never"})
+        # Compiling all of a framework's packages takes longer than importing those that are used.
+        python = prepare_environment(
+            folder, environ={**os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_COMPILE_BYTECODE": "0"}
+        )
     except RepositoryError as error:
         pytest.skip(str(error))
-    return ServerCommand(str(python), str(folder / "main.py"), str(tmp_path / "artifacts"))
+    return ServerCommand(str(python), str(folder / "main.py"), str(folder.parent / "artifacts"))
 
 
-def check_trajectory(command: ServerCommand, rollout: str) -> None:
-    """Check that SDK 0.3.2, which reads the figures from the answers to its callbacks, wrote them into a file."""
-    if "==0.3.2" in (command.folder / "pyproject.toml").read_text(encoding="utf-8"):
-        trajectory = json.loads(Path(command.artifacts, rollout, "trajectory.json").read_bytes())
-        assert trajectory["final_metrics"]["total_prompt_tokens"] == 14
+class Driven(NamedTuple):
+    """A running rollout server, what it printed and the model calls it made."""
+
+    running: ServerProcess
+    listener: Listener
+    lines: list[str]
+    calls: list[ChatCall]
+    figures: CallFigures
+
+    async def run(self, name: str, task: str, label: str | None = "42", seconds: float = 60.0) -> Ending:
+        """Run a rollout. The model answers 42, after a call of the tool that it is given."""
+
+        async def complete(call: ChatCall, listen: Listen | None) -> Completion:
+            self.calls.append(call)
+            message = {"role": "assistant", "content": "42"}
+            if call.tools and call.messages[-1]["role"] == "user":
+                function = {"name": call.tools[0]["function"]["name"], "arguments": '{"a": 20, "b": 22}'}
+                message = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+            completion = Completion(message, usage=Usage(7, 3, 10))
+            self.figures.add(call.sample, completion)
+            return completion
+
+        answer = Bridge(complete).answer
+        with self.listener.host(name, answer, None, self.figures.acknowledgement) as hosted:
+            messages = [{"role": "user", "content": task}]
+            asked = Asked(name, messages, hosted.url, hosted.key, seconds, 30.0, label)
+            return await self.running.server.run(asked, hosted.callbacks)
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[Listener]:
+async def driving(command: ServerCommand) -> AsyncIterator[Driven]:
+    lines: list[str] = []
     listener = Listener()
     await listener.start()
-    yield listener
+    async with ServerProcess.open(command, lines.append, grace=1.0) as running:
+        yield Driven(running, listener, lines, [], CallFigures("right"))
     await listener.aclose()
 
 
-async def test_a_workflow_runs_on_every_released_form(command: ServerCommand) -> None:
-    calls: list[ChatCall] = []
-    lines: list[str] = []
-    figures = CallFigures("right")
+def trajectory(command: ServerCommand, rollout: str) -> JsonObject:
+    written: JsonObject = json.loads(Path(command.artifacts, rollout, "trajectory.json").read_bytes())
+    return written
 
-    async def complete(call: ChatCall, listen: Listen | None) -> Completion:
-        calls.append(call)
-        completion = Completion({"role": "assistant", "content": "42"}, usage=Usage(7, 3, 10))
-        figures.add(call.sample, completion)
-        return completion
 
-    async def run(name: str, task: str, label: str | None = "42", seconds: float = 60.0) -> Ending:
-        with listener.host(name, Bridge(complete).answer, None, figures.acknowledgement) as hosted:
-            messages = [{"role": "user", "content": task}]
-            asked = Asked(name, messages, hosted.url, hosted.key, seconds, 30.0, label)
-            return await running.server.run(asked, hosted.callbacks)
+def rewards(ending: Ending) -> list[float | None]:
+    assert ending.trouble is None, ending.message
+    return [sample.reward for sample in ending.samples.values()]
 
-    async with listening() as listener, ServerProcess.open(command, lines.append, grace=1.0) as running:
-        right = await run("right", "6 × 7?")
-        assert right.trouble is None
-        assert [sample.reward for sample in right.samples.values()] == [1.0]
-        assert [len(call.messages) for call in calls] == [1, 3]
-        assert [sample.reward for sample in (await run("wrong", "6 × 7?", "43")).samples.values()] == [0.0]
-        assert (await run("ungraded", "6 × 7?", None)).trouble == "not_graded"
-        raised = await run("raised", "raise")
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_workflow_runs_on_every_released_form(version: str, tmp_path: Path) -> None:
+    command = declared(tmp_path / "raw", "raw_rollout.py", version)
+    async with driving(command) as driven:
+        assert rewards(await driven.run("right", "6 × 7?")) == [1.0]
+        assert [len(call.messages) for call in driven.calls] == [1, 3]
+        assert rewards(await driven.run("wrong", "6 × 7?", "43")) == [0.0]
+        assert (await driven.run("ungraded", "6 × 7?", None)).trouble == "not_graded"
+        raised = await driven.run("raised", "raise")
         assert (raised.trouble, raised.message) == ("workflow_failed", "the workflow broke")
-        slow = await run("slow", "sleep", seconds=0.2)
+        slow = await driven.run("slow", "sleep", seconds=0.2)
         assert slow.category == "timeout"
         assert slow.trouble in ("workflow_failed", "callback_timeout")
-        assert running.ended is None
-    assert running.ended is not None
-    check_trajectory(command, "right")
-    assert any("the workflow broke" in line for line in lines)
+        assert driven.running.ended is None
+    assert driven.running.ended is not None
+    assert any("the workflow broke" in line for line in driven.lines)
+    if version == "0.3.2":
+        # It reads the figures of the model calls from the answers to its callbacks.
+        assert trajectory(command, "right")["final_metrics"]["total_prompt_tokens"] == 14
+
+
+@pytest.mark.parametrize("version", ["own", NEWEST])
+async def test_agent_frameworks_run(version: str, tmp_path: Path) -> None:
+    command = declared(tmp_path / "agents", "framework_rollout.py", version)
+    async with driving(command) as driven:
+        for framework in ("strands", "agents"):
+            driven.calls.clear()
+            assert rewards(await driven.run(framework, framework)) == [1.0], driven.lines
+            asked, answered = driven.calls
+            assert [tool["function"]["name"] for tool in asked.tools] == ["add"]
+            result = answered.messages[-1]
+            assert (result["role"], result["tool_call_id"]) == ("tool", "1")
+            assert "42" in str(result["content"])
