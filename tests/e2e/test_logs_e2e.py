@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from commands import run_osmosis
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 from repos import write_repo
 from running import run_whole
@@ -67,7 +68,9 @@ def test_output_is_logged_with_its_row(isolation: str, debug: list[str], tmp_pat
     root = write_repo(tmp_path / "repo", main=PRINTING, rewards=REWARDS)
     with ScriptedEndpoint(add).run_in_thread() as endpoint:
         options = ["--base-url", endpoint.url, "--model", "scripted", "--api-key", KEY, "--isolation", isolation]
-        done = run_whole("test", *options, *debug, "--json", cwd=root, env={"SECRET_API_KEY": "another-secret-value"})
+        # With --debug, output goes to the terminal that the workers' own fork server has.
+        run = run_whole if debug else run_osmosis
+        done = run("test", *options, *debug, "--json", cwd=root, env={"SECRET_API_KEY": "another-secret-value"})
     assert [row["reward"] for row in done.json["results"]] == [1.0, 1.0, None]
     (file,) = (root / ".osmosis" / "logs").glob("*.log")
     log = file.read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ import pytest
 from commands import Finished, run_osmosis
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, text, tool_call
 from repos import EXACT, write_repo
-from running import running
+from running import run_whole, running
 
 FUNCTION = "reward_fn.rewards:exact"
 ROWS = [
@@ -64,6 +64,16 @@ def kill_at(root: Path, endpoint: ScriptedEndpoint, done: int, in_flight: int, *
         command.until(lambda: len(asked(endpoint)) == done + in_flight)
         command.process.kill()
         command.wait()
+
+
+def interrupt_at(root: Path, endpoint: ScriptedEndpoint, gate: Gate, done: int, in_flight: int) -> None:
+    """Start a run, wait until this many rollouts are recorded and this many held by the gate, and interrupt it."""
+    model = ["--base-url", endpoint.url, "--model", "scripted", "--batch-size", str(in_flight)]
+    with running("eval", *model, cwd=root) as command:
+        command.until(lambda: len(asked(endpoint)) == done + in_flight)
+        command.interrupt()
+        gate.open()
+        assert command.wait().code == 130
 
 
 def comparable(done: Finished) -> dict[str, Any]:
@@ -113,37 +123,37 @@ def replace(file: str, old: str, new: str) -> Callable[[Path], object]:
     return change
 
 
+@pytest.mark.in_process
 def test_changed_rows_and_tools_are_refused_and_told(tmp_path: Path) -> None:
     cut = write_repo(tmp_path / "cut", rows=ROWS)
     gate = Gate()
     with ScriptedEndpoint(held_from(3, gate)).run_in_thread() as endpoint:
-        kill_at(cut, endpoint, 3, 2)
-        gate.open()
+        interrupt_at(cut, endpoint, gate, 3, 2)
         before = len(endpoint.chats)
         replace("test_data.jsonl", "What is 7", "What's 7")(cut)
         replace("mcp/main.py", "return a + b", "return b + a")(cut)
         model = ["--base-url", endpoint.url, "--model", "scripted"]
-        done = run_osmosis("eval", *model, "--resume", "-q", cwd=cut)
+        done = run_whole("eval", *model, "--resume", "-q", cwd=cut)
         assert (done.code, done.stdout, len(endpoint.chats)) == (2, "", before)
     assert "the dataset's content changed, the tools' code changed;" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.in_process
 def test_other_reward_code_scores_again_and_asks_no_model(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo", rows=ROWS)
     gate = Gate()
     with ScriptedEndpoint(held_from(3, gate)).run_in_thread() as endpoint:
-        kill_at(root, endpoint, 3, 2)
-        gate.open()
+        interrupt_at(root, endpoint, gate, 3, 2)
         before = asked(endpoint)
         (root / "reward_fn" / "rewards.py").write_text(EXACT.replace("else 0.0", "else 0.25"), encoding="utf-8")
         replace("reward_fn/rewards.py", "return 1.0", "return 0.75")(root)
         model = ["--base-url", endpoint.url, "--model", "scripted"]
-        done = run_osmosis("eval", *model, "--resume", "--json", cwd=root)
+        done = run_whole("eval", *model, "--resume", "--json", cwd=root)
         scores = [row["runs"][0]["scores"][FUNCTION] for row in done.json["rows"]]
         assert scores == [0.25 if number % 4 == 3 else 0.75 for number in range(8)]
         again = asked(endpoint)
-        for prompt in before[:3]:
+        for prompt in before:
             assert again.count(prompt) == 1
 
 
@@ -215,6 +225,7 @@ def test_two_runs_at_once_in_one_repository_that_git_does_not_see(tmp_path: Path
     assert git(["git", "status", "--porcelain"]).stdout == ""
 
 
+@pytest.mark.in_process
 def test_a_run_whose_store_is_removed_stops_and_goes_on_from_a_copy(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo", rows=ROWS)
     gate = Gate()
@@ -233,15 +244,16 @@ def test_a_run_whose_store_is_removed_stops_and_goes_on_from_a_copy(tmp_path: Pa
         # The two in flight ended, perhaps one of the next two began.
         assert len(asked(endpoint)) <= 7
         (copy,) = (root / ".osmosis").glob("recovered-*")
-        (run,) = run_osmosis("runs", "--json", "--store", copy, cwd=root).json["runs"]
+        (run,) = run_whole("runs", "--json", "--store", copy, cwd=root).json["runs"]
         assert run["status"] == "interrupted"
         assert run["rollouts"] >= 5
         before = len(asked(endpoint))
-        resumed = run_osmosis("eval", *options, "--resume", "--store", copy, cwd=root)
+        resumed = run_whole("eval", *options, "--resume", "--store", copy, cwd=root)
         assert (resumed.code, resumed.json["summary"]["missing"]) == (0, 0), resumed.stderr
         assert len(asked(endpoint)) == before + 8 - run["rollouts"]
 
 
+@pytest.mark.in_process
 @pytest.mark.parametrize("edit", ["the same length", "another length", "removed"])
 def test_a_dataset_that_changes_during_a_run_does_not_change_the_run(edit: str, tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo", rows=ROWS)
@@ -266,6 +278,7 @@ def test_a_dataset_that_changes_during_a_run_does_not_change_the_run(edit: str, 
         assert "changed during the run: test_data.jsonl; the results are those of" in done.stderr
 
 
+@pytest.mark.in_process
 def test_an_interrupted_run_whose_dataset_changed_says_so_when_it_is_resumed(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo", rows=ROWS)
     gate = Gate()
@@ -280,6 +293,6 @@ def test_an_interrupted_run_whose_dataset_changed_says_so_when_it_is_resumed(tmp
         assert done.code == 130, done.stderr
         assert "changed during the run: test_data.jsonl" in done.stderr
         (root / "test_data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:7]), encoding="utf-8")
-        again = run_osmosis("eval", *options, "--resume", "-q", cwd=root)
+        again = run_whole("eval", *options, "--resume", "-q", cwd=root)
         assert (again.code, again.stdout) == (2, "")
         assert "the dataset's content changed" in again.stderr
