@@ -14,14 +14,16 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter, itemgetter
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from osmosis_ai.records import Message, Outcome, Record, Row
 from osmosis_ai.store.codec import decode_outcome, decode_row, unpack
+from osmosis_ai.store.live import RunningRollout, live_path, read_live
 from osmosis_ai.store.owners import is_owned
-from osmosis_ai.store.queries import Queries, scores_of
+from osmosis_ai.store.queries import Queries, RunInfo, scores_of
 from osmosis_ai.store.schema import connect_reader, database_errors, open_reader
 from osmosis_ai.store.tables import RolloutColumns, select
 from osmosis_ai.text import content_text
@@ -215,8 +217,9 @@ class Browser(Queries):
 
     _watching: sqlite3.Connection | None = None
 
-    def version(self) -> tuple[int, int]:
-        """Return what changes with every commit of another process, and with the end of one that writes a run.
+    def version(self) -> tuple[int, int, int]:
+        """Return what changes with every commit of another process, with the end of one that writes a run, and with
+        what runs are doing.
 
         It means something as long as this object lives. One thread at a time may call.
         """
@@ -226,7 +229,12 @@ class Browser(Queries):
             (commits,) = self._watching.execute("PRAGMA data_version").fetchone()
             running = self._watching.execute("SELECT id FROM runs WHERE status = 'running'").fetchall()
         # A process that is killed commits nothing.
-        return commits, sum(is_owned(self._path, run_id) for (run_id,) in running)
+        alive = [run_id for (run_id,) in running if is_owned(self._path, run_id)]
+        return commits, len(alive), sum(_written_at(live_path(self._path, run_id)) for run_id in alive)
+
+    def in_flight(self, run: RunInfo) -> list[RunningRollout]:
+        """Return the rollouts of a run that are running now, the oldest first."""
+        return read_live(self._path, run.id) if run.alive else []
 
     def close(self) -> None:
         """Close the connection that `version` keeps open."""
@@ -310,6 +318,13 @@ class Browser(Queries):
         """Add up the tokens, cost and durations of a run's rollouts."""
         with open_reader(self._path) as db:
             return RunTotals(*db.execute(_TOTALS, (self._pk(db, run_id),)).fetchone())
+
+
+def _written_at(file: Path) -> int:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _finder(text: str) -> Callable[[bytes], bool]:

@@ -18,6 +18,7 @@ from osmosis_ai.masking import Masker
 from osmosis_ai.records import Rollout, Row, Score
 from osmosis_ai.store import owners, tables
 from osmosis_ai.store.codec import Encoder, decode_object
+from osmosis_ai.store.live import LiveFile
 from osmosis_ai.store.queries import Queries, RunInfo
 from osmosis_ai.store.rescue import rescue
 from osmosis_ai.store.schema import database_path, open_writer
@@ -212,6 +213,10 @@ class RunStore(Queries):
         await self._writer.write(write, f"marking run {run_id} as {status}")
         if status != "running":
             self._disown(run_id)
+
+    def live_file(self, run_id: str) -> LiveFile:
+        """Return the file that says what a run is doing now."""
+        return LiveFile(self._path, run_id, self._encoder.json)
 
     async def check(self) -> None:
         """Raise StoreError if the file can't be written. A write tells more than a read about a file that is gone."""

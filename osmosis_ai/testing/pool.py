@@ -113,10 +113,13 @@ class FakePool:
         return Inspected("", self.loaded.agent, self.loaded.tools)
 
     def oldest(self) -> InFlight | None:
-        for builder in self._running.values():
-            row, run_index = builder.job.row.index, builder.job.run_index
-            return InFlight(row, run_index, builder.elapsed_ms / 1000, builder.waiting_on)
-        return None
+        return next(iter(self.in_flight()), None)
+
+    def in_flight(self) -> list[InFlight]:
+        return [
+            InFlight(builder.job.row.index, builder.job.run_index, builder.elapsed_ms / 1000, builder.waiting_on)
+            for builder in self._running.values()
+        ]
 
     def kill(self) -> None:
         """Do nothing: there are no workers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +20,7 @@ from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Failure, Outcome, Rollout, Score
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, summarize
 from osmosis_ai.store.alignment import AlignedStep, word_changes
-from osmosis_ai.store.browsing import SORTS, FailureGroup, ListedRow, RowFilter, RunTotals, Selected, Selection
+from osmosis_ai.store.browsing import FailureGroup, ListedRow, RowFilter, RunTotals, Selected, Selection
 from osmosis_ai.store.compare import compare_row, compare_runs
 from osmosis_ai.store.queries import RolloutFilter, RunInfo, ScoredRollout
 from osmosis_ai.store.views import ComparedRuns, RunView, run_view
@@ -231,6 +232,7 @@ class Pages:
         wanted = _filter(query)
         selection = self.select(store, run, wanted)
         offset = min(_number(query.get("offset")), max(len(selection) - 1, 0))
+        now = time.time()
         figures = self.figures_of(store, run) if run.rollouts <= FIGURES_AT_ONCE or FRAGMENT in query else None
         return self.render(
             "run.html",
@@ -247,7 +249,7 @@ class Pages:
             offset=offset,
             page_rows=PAGE_ROWS,
             rows=self._table(store, run, selection, offset, PAGE_ROWS, query),
-            sorts=SORTS,
+            in_flight=[(each, max(now - each.started_at, 0.0) * 1000) for each in store.runs.in_flight(run)],
             figures=figures,
             others=[other for other in store.runs.list_runs(50) if other.id != run.id],
             live=live,

@@ -50,7 +50,7 @@ class Repository:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
-    def version(self) -> tuple[int, int]:
+    def version(self) -> tuple[int, int, int]:
         """Return what changes with every change of the store: see `Browser.version`."""
         with self._lock:
             try:
@@ -58,7 +58,7 @@ class Repository:
             except StoreError:
                 if self.exists:
                     raise
-                return 0, 0
+                return 0, 0, 0
 
     @property
     def exists(self) -> bool:
@@ -71,7 +71,7 @@ class Repository:
         What takes long to compute may be a little old: recomputing takes at most `SHARE` of the time.
         """
         # Another run that goes on doesn't change this one.
-        version = self.version() if run.alive else (run.status, run.rollouts, run.finished_at, repr(run.summary))
+        version = self.version()[:2] if run.alive else (run.status, run.rollouts, run.finished_at, repr(run.summary))
         now = perf_counter()
         with self._lock:
             kept = self._kept.get(key)

@@ -293,6 +293,7 @@ def test_a_run_is_followed_while_it_goes_on_is_killed_and_is_resumed(browser: Br
             gates["1 + 2"].open()
             page.wait_for_selector("#window tr[data-row]")
             assert "1 of 3" in page.inner_text("#head")
+            page.wait_for_selector("#in-flight td:text-is('the model (turn 1)')")
             # What someone typed or opened meanwhile stays.
             page.fill("#search", "half a wo")
             gates["3 + 4"].open()
@@ -305,6 +306,7 @@ def test_a_run_is_followed_while_it_goes_on_is_killed_and_is_resumed(browser: Br
         with running(*arguments, "--resume", cwd=repo) as command:
             command.wait()
         page.wait_for_selector(".status.finished")
+        assert page.locator("#in-flight").is_hidden()
         page.wait_for_selector("#window tr[data-row] >> nth=2")
 
 

@@ -118,6 +118,10 @@ class Pool(Protocol):
         """Validate the agent loop; raise JobFailedError if that kills its worker."""
         ...
 
+    def in_flight(self) -> list[InFlight]:
+        """Return the running rollouts, the oldest first."""
+        ...
+
     def oldest(self) -> InFlight | None:
         """Return the rollout that has been running longest, if any."""
         ...

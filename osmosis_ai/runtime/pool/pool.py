@@ -55,12 +55,11 @@ class _Rollouts:
             del self._builders[job.id]
             self._listeners.pop(job.id, None)
 
-    def oldest(self) -> InFlight | None:
+    def in_flight(self) -> Iterator[InFlight]:
         # Dicts keep insertion order, so the first entry is the oldest.
-        builder = next(iter(self._builders.values()), None)
-        if builder is None:
-            return None
-        return InFlight(builder.job.row.index, builder.job.run_index, builder.elapsed_ms / 1000, builder.waiting_on)
+        for builder in self._builders.values():
+            row, run_index = builder.job.row.index, builder.job.run_index
+            yield InFlight(row, run_index, builder.elapsed_ms / 1000, builder.waiting_on)
 
     def resume(self, order: protocol.Resume) -> None:
         """Let the clock of a paused rollout run again."""
@@ -210,7 +209,10 @@ class WorkerPool:
         return await self.agents.run(protocol.InspectJob(uuid4().hex), protocol.Inspected)
 
     def oldest(self) -> InFlight | None:
-        return self._rollouts.oldest()
+        return next(self._rollouts.in_flight(), None)
+
+    def in_flight(self) -> list[InFlight]:
+        return list(self._rollouts.in_flight())
 
     def kill(self) -> None:
         for group in (self.agents, self.scorers):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -14,11 +16,14 @@ from osmosis_ai.runtime.pool.group import CodeChangedError
 from osmosis_ai.runtime.protocol import Progress, RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.scoring import MAX_BATCH, Scoring, ScoringListener, judges_usd
+from osmosis_ai.store.live import RunningRollout
 from osmosis_ai.store.queries import Completed, RolloutKey, Unscored
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.tasks import task_group
 
 __all__ = ["Run", "RunListener"]
+
+TELL_SECONDS = 0.5
 
 
 class RunListener(ScoringListener, Protocol):
@@ -110,12 +115,36 @@ class Run:
             async with task_group() as group:
                 group.start_soon(self._scoring.run, stored, plan.config.workers.batch_size)
                 try:
-                    async with task_group() as slots:
+                    async with self._telling(), task_group() as slots:
                         for _ in range(min(plan.config.workers.batch_size, plan.total_rollouts)):
                             slots.start_soon(self._rollout_slot, jobs)
                 finally:
                     # Otherwise scoring would wait for more rollouts forever.
                     self._scoring.complete()
+
+    @asynccontextmanager
+    async def _telling(self) -> AsyncIterator[None]:
+        """Keep the file for viewers that says which rollouts are in flight, and what each waits for."""
+        file = self.store.live_file(self.id)
+
+        async def tell() -> None:
+            while True:
+                now = time.time()
+                file.show(
+                    [
+                        RunningRollout(each.row_index, each.run_index, now - each.seconds, each.waiting_on)
+                        for each in self._pool.in_flight()
+                    ]
+                )
+                await anyio.sleep(TELL_SECONDS)
+
+        async with task_group() as group:
+            group.start_soon(tell)
+            try:
+                yield
+            finally:
+                group.cancel_scope.cancel()
+                file.remove()
 
     def _waiting(self) -> Iterator[Unscored]:
         """Yield existing rollouts that lack scores."""

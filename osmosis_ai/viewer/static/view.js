@@ -169,6 +169,7 @@ async function refresh() {
         replacePart(part, (await parsed(part.dataset.load)).body);
       } else if (other) {
         replacePart(part, other);
+        part.hidden = other.hidden;
       } else if (part.id === "chart") {
         part.replaceChildren();
       }
