@@ -147,7 +147,7 @@ def _run(given: Given, command: Command) -> None:
     if given.get("watch"):
         from osmosis_ai.cli.watch import watch_command
 
-        raise typer.Exit(watch_command(given, command))
+        raise typer.Exit(watch_command(lambda: given, command))
     from osmosis_ai.cli.run import run_command
 
     raise typer.Exit(run_command(given, command))

@@ -26,48 +26,52 @@ MAX_SECRETS_BYTES = 1 << 20
 
 def evaluate_config(config: str, typed: Given, secrets_file: str | None) -> int:
     """Run what a run config says, with the typed options overriding it, and return the exit code. Raises UsageError."""
-    cwd = Path.cwd()
-    found = read_eval_config(config, cwd)
     typed = dash_is_json(typed)
-    given = _given(config, found, typed)
-    output = Output(quiet=bool(given.get("quiet")))
-    _set_variables(found, secrets_file, cwd, output, offline=str(given["model"]).startswith("offline/"))
-    if found.key_variable is not None and "api_key" not in typed:
-        given["api_key"] = _known(found, cwd).get(found.key_variable)
-        if not given["api_key"]:
-            raise UsageError(f"{config}: api_key_env names {found.key_variable}, which isn't set")
-    for name in found.ignored:
-        output.say(f"{name} has no effect: what runs is the code in {found.root}")
-    folder = given.pop("output", found.output)
-    if given.get("watch"):
+    if not typed.keys() & {"name", "resume", "resume_run", "retry_failed", "regrade"}:
+        # A new run can be continued by its name.
+        typed = {**typed, "name": _new_name(config)}
+    cwd = Path.cwd()
+    if typed.get("watch"):
         from osmosis_ai.cli.watch import watch_command
 
-        if folder is not None:
+        if "output" in typed:
             raise UsageError("-o writes the files of a run that has ended, and --watch never ends; remove one of them")
-        return watch_command(given, "eval")
+        return watch_command(lambda: _given(config, typed, secrets_file, cwd)[0], "eval")
     from osmosis_ai.cli.run import run_command
     from osmosis_ai.runtime.run.eval_files import check_folder
 
-    return run_command(
-        given, "eval", files=None if folder is None else check_folder(folder, cwd), counts_failures=False
-    )
+    given, folder = _given(config, typed, secrets_file, cwd)
+    files = None if folder is None else check_folder(folder, cwd)
+    return run_command(given, "eval", files=files, counts_failures=False)
 
 
-def _given(config: str, found: EvalConfig, typed: Given) -> Given:
-    """Return the run's options. An unnamed new run gets a name of its own, by which it can be continued."""
-    options = dict(found.options)
+def _given(config: str, typed: Given, secrets_file: str | None, cwd: Path) -> tuple[Given, str | None]:
+    """Return the run's options and the folder for its files, and set the config's variables."""
+    found = read_eval_config(config, cwd)
+    options = {**found.options, "output": found.output}
     if "rows" in typed:
         options = {name: value for name, value in options.items() if name not in ("limit", "offset")}
     given = {**options, **typed}
+    folder = given.pop("output")
     if "dataset" not in given:
         raise UsageError(
             f"{config}: the dataset {found.dataset!r} is no file in {Path(found.root, 'data')}; "
             "name one with --dataset-file FILE"
         )
-    if not given.keys() & {"name", "resume", "resume_run", "retry_failed", "regrade"}:
-        stem = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in Path(config).stem)
-        given["name"] = f"{stem[:64]}-{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
-    return given
+    output = Output(quiet=bool(given.get("quiet")))
+    for name in found.ignored:
+        output.say(f"{name} has no effect: what runs is the code in {found.root}")
+    _set_variables(found, secrets_file, cwd, output, offline=str(given["model"]).startswith("offline/"))
+    if found.key_variable is not None and "api_key" not in typed:
+        given["api_key"] = _known(found, cwd).get(found.key_variable)
+        if not given["api_key"]:
+            raise UsageError(f"{config}: api_key_env names {found.key_variable}, which isn't set")
+    return given, folder
+
+
+def _new_name(config: str) -> str:
+    stem = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in Path(config).stem)
+    return f"{stem[:64]}-{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
 
 
 def _set_variables(config: EvalConfig, secrets_file: str | None, cwd: Path, output: Output, *, offline: bool) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -43,8 +43,11 @@ EXCERPT_LINES = 2
 KEYS = "rfdq"
 
 
-def watch_command(given: Given, command: Command) -> int:
-    """Watch the repository until the user quits, and return the exit code."""
+def watch_command(read: Callable[[], Given], command: Command) -> int:
+    """Watch the repository until the user quits, and return the exit code. `read` returns the typed options; it is
+    called again when what they come from may have changed.
+    """
+    given = read()
     output = output_options(given)
     with command_session(quiet=output.quiet, store_error=ExitCode.FAILED) as session:
         watcher: _Watcher | None = None
@@ -62,6 +65,8 @@ def watch_command(given: Given, command: Command) -> int:
                     beside.enter_context(BesideRun(session, config, shown=output.view)).open("latest")
                 watcher = _Watcher(session, config, output, results, watcher)
                 asyncio.run(watcher.run())
+                if watcher.restarts:
+                    given = read()
         return ExitCode.INTERRUPTED if watcher.interrupted else ExitCode.OK
 
 

@@ -6,11 +6,14 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from commands import Finished, run_osmosis
 from osmosis_ai.testing import ScriptedEndpoint, by_turn, text
+from running import running
+from watching import Watching, write
 
 SERVER = Path(__file__).parents[1] / "runtime" / "worker" / "workflows" / "plain_rollout.py"
 CURRENT = """
@@ -252,3 +255,27 @@ def test_options_that_can_t_be_used_are_told(workspace: Path, options: list[str]
     finished = run(workspace, CURRENT, *options)
     assert finished.code == 2
     assert said in " ".join(finished.stderr.split())
+
+
+@pytest.mark.in_process
+def test_a_save_of_the_rollout_or_of_the_config_runs_again(workspace: Path) -> None:
+    config = CURRENT.replace("n = 2", "n = 1")
+    write(workspace, {"configs/eval/plain.toml": config})
+    with ScriptedEndpoint(by_turn(text("hm"), text("1"))).run_in_thread() as endpoint:
+        given = ["run", "configs/eval/plain.toml", "--watch", "--json", "--base-url", endpoint.url, "--model", "m"]
+        with running("eval", *given, cwd=workspace) as process:
+            watch = Watching(process, workspace, endpoint)
+
+            def seen(line: dict[str, Any]) -> list[list[float | None]]:
+                return [[each["scores"]["plain"] for each in row["runs"]] for row in line["rows"]]
+
+            assert seen(watch.next()) == [[0.0], [1.0]]
+            main = (workspace / "rollouts/plain/main.py").read_text(encoding="utf-8")
+            watch.requests()
+            graded = watch.save({"rollouts/plain/main.py": main.replace("reward = float(", "reward = 0.5 * float(")})
+            assert (seen(graded), watch.requests()) == ([[0.0], [0.5]], 0)
+            assert seen(watch.save({"configs/eval/plain.toml": config.replace("limit = 2", "limit = 3")})) == [
+                [0.0],
+                [0.5],
+                [0.0],
+            ]
