@@ -73,7 +73,8 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
     if run.finished_at is not None:
         parts.append(duration((run.finished_at - run.created_at) * 1000))
     where = f" at {show_url(run.config['base_url'])}" if run.config.get("base_url") else ""
-    output.line(f"run {run.id}: {run.command}, {shown_status(run)}, {_when(run.created_at)}")
+    named = f" ({run.config['name']})" if run.config.get("name") else ""
+    output.line(f"run {run.id}{named}: {run.command}, {shown_status(run)}, {_when(run.created_at)}")
     output.line(f"model {_model(run)}{where}{baseline} on {run.config.get('dataset', 'an unknown dataset')}{attempts}")
     output.line(", ".join(parts))
     if totals:

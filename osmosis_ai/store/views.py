@@ -26,6 +26,8 @@ class RunView(Record, frozen=True):
 
     id: str
     """Id of the run."""
+    name: str | None
+    """Name of the run (`--name`), null if it has none."""
     command: str
     """`test` or `eval`."""
     status: ShownStatus
@@ -286,6 +288,7 @@ def run_view(run: RunInfo) -> RunView:
     config, summary = run.config, run.summary or {}
     return RunView(
         id=run.id,
+        name=config.get("name"),
         command=run.command,
         status=shown_status(run),
         created_at=_iso(run.created_at),

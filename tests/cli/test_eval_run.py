@@ -164,10 +164,11 @@ def test_a_name_continues_its_run_and_fresh_starts_anew(workspace: Path) -> None
     assert "4 rollouts are recorded" in again.stderr
     changed = run(workspace, CURRENT, "--name", "mine", "--n", "3")
     assert changed.code == 2
-    assert "--n changed (2 → 3)" in changed.stderr
+    assert "--n changed (2 → 3); use the same as that run, or start a new one with --fresh" in changed.stderr
     fresh = run(workspace, CURRENT, "--name", "mine", "--n", "3", "--fresh")
     assert len(values(fresh)) == 6
     shown = run_osmosis("runs", "show", "mine", "--json", cwd=workspace)
+    assert shown.json["run"]["name"] == "mine"
     assert shown.json["run"]["id"] == fresh.json["config"]["run_id"] != first.json["config"]["run_id"]
 
 

@@ -69,6 +69,7 @@ def test_a_run_is_shown_with_every_field(store: RunStore) -> None:
     times = {"created_at": shown["created_at"], "finished_at": shown["finished_at"]}
     assert shown == {
         "id": run.id,
+        "name": None,
         "command": "eval",
         "status": "finished",
         **times,

@@ -237,7 +237,7 @@ class _Files:
                 "rollout_name": report.agent,
                 "duration_ms": round(((info.finished_at or info.created_at) - info.created_at) * 1000, 1),
                 "started_at": _iso(info.created_at),
-                "completed_at": None if info.finished_at is None else _iso(info.finished_at),
+                "completed_at": _iso(info.finished_at) if info.finished_at and self._report.complete else None,
             },
             "summary": summary,
         }

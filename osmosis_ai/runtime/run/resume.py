@@ -142,7 +142,12 @@ def find_resumable(
         kind = "" if finished else "unfinished "
         raise StartError(f"there is no {kind}run of `osmosis {command}` to continue; start a new one")
     changes = ", ".join(_changes(differences(candidates[0])))
-    raise StartError(f"can't resume run {candidates[0].id}: {changes}; use the same as that run, or start a new one")
+    advice = f"use the same as that run, or start a new one{_fresh(candidates[0])}"
+    raise StartError(f"can't resume run {candidates[0].id}: {changes}; {advice}")
+
+
+def _fresh(run: RunInfo) -> str:
+    return " with --fresh" if run.config.get("name") else ""
 
 
 def _changes(differences: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
