@@ -35,6 +35,8 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "runs-diff-row": views.ComparedRow,
     "runs-rescore": views.RescoredRun,
     "runs-export": views.WrittenExport,
+    "runs-pull": views.MovedRun,
+    "runs-push": views.MovedRun,
     "runs-rm": views.RemovedRuns,
     "export": ExportedRollout,
 }

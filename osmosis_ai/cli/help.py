@@ -137,8 +137,9 @@ PAGES = {
         [
             ("Compare the last run with an earlier one", "osmosis runs compare 20260301-0941 latest"),
             ("Count a row as passed from 0.5", "osmosis runs compare 20260301-0941 latest --pass-threshold 0.5"),
+            ("Gate a merge", "osmosis runs compare 20260301-0941 latest --fail-on worse --format markdown"),
         ],
-        "there is nothing to compare",
+        "there is nothing to compare, or --fail-on holds",
     ),
     "runs diff": Page(
         "docs/runs.md",
@@ -162,6 +163,22 @@ PAGES = {
             ("Score it with one function", "osmosis runs rescore latest --eval-fn numbers_match_reward"),
         ],
         "a score could not be computed",
+    ),
+    "runs push": Page(
+        "docs/testing.md",
+        [
+            ("Copy the last run to a file for another machine", "osmosis runs push pushed"),
+            ("Copy another one", "osmosis runs push pushed 20260301-0941"),
+        ],
+        "the file could not be written",
+    ),
+    "runs pull": Page(
+        "docs/testing.md",
+        [
+            ("Take in the latest pushed run and print its id", "osmosis runs pull pushed"),
+            ("Compare the last run with it", 'osmosis runs compare "$(osmosis runs pull pushed)" latest'),
+        ],
+        "the store could not be written",
     ),
     "runs rm": Page(
         "docs/runs.md",

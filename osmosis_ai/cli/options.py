@@ -33,6 +33,9 @@ class OutputOptions(Record, frozen=True):
     watch: Annotated[bool, once("Re-run what each save affects; press q to quit.")] = False
     view: Annotated[bool, once("Show the run in the browser while it goes on.")] = False
     output: Annotated[str | None, once("Write the results here; - is --json.", ("--output", "-o"), "FILE")] = None
+    junit: Annotated[
+        str | None, once("Also write the scores as test results in JUnit's form.", metavar="FILE", commands=("eval",))
+    ] = None
     quiet: Annotated[bool, once("No progress and no banner, only results.", ("--quiet", "-q"))] = False
     json: Annotated[bool, once("Print the results as one line of JSON on stdout, and nothing else.")] = False
 

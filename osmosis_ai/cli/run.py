@@ -18,7 +18,7 @@ from osmosis_ai.cli.view import BesideRun
 from osmosis_ai.collector import calm_collector
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import OutputError
-from osmosis_ai.folders import replaced_file
+from osmosis_ai.folders import given_path, replaced_file
 from osmosis_ai.options import secret_values
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.events import RunEvent
@@ -163,7 +163,22 @@ class _Run:
             from osmosis_ai.runtime.run.eval_files import write_eval_files
 
             self._output.say(f"files written to {write_eval_files(self._files, report, self._session.masker)}")
+        if self._options.junit is not None:
+            self._save_junit(report, self._options.junit)
         lead_on(self._output, report)
+
+    def _save_junit(self, report: Report, given: str) -> None:
+        from osmosis_ai.cli.gate import junit, score_cases
+
+        cases = score_cases(report.outcomes(), report.functions, report.pass_threshold)
+        lines = "\n".join(junit("osmosis eval", cases))
+        file = given_path(given, self._session.cwd)
+        try:
+            with replaced_file(file) as sink:
+                sink.write(f"{self._session.masker.text(lines)}\n".encode("utf-8", "replace"))
+        except OSError as error:
+            raise OutputError(f"{file} could not be written: {error.strerror or error}") from error
+        self._output.say(f"test results written to {file}")
 
     def _exit_code(self, report: Report, *, interrupted: bool) -> int:
         if interrupted:

@@ -21,7 +21,7 @@ from osmosis_ai.cli.status import STATUS
 from osmosis_ai.cli.view import view
 from osmosis_ai.errors import FunctionError, StoreError, UsageError
 from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
-from osmosis_ai.folders import replaced_file
+from osmosis_ai.folders import given_path, replaced_file
 from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from osmosis_ai.runtime.protocol import WorkerSpec
     from osmosis_ai.store.queries import RolloutFilter, RunInfo
     from osmosis_ai.store.run_store import RunStore
+    from osmosis_ai.store.views import MovedRun
 
 __all__ = ["app"]
 
@@ -72,6 +73,19 @@ class _Policy(str, Enum):
     policy = "policy"
     baseline = "baseline"
     all = "all"
+
+
+class _CompareFormat(str, Enum):
+    github = "github"
+    markdown = "markdown"
+    junit = "junit"
+    json = "json"
+
+
+class _FailOn(str, Enum):
+    worse = "worse"
+    undecided = "undecided"
+    any_flip = "any-flip"
 
 
 class _Session(NamedTuple):
@@ -194,25 +208,51 @@ def compare(
     b: Annotated[str, typer.Argument(metavar="B", help="The run to compare.")],
     pass_threshold: _Threshold = 1.0,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="List at most N flipped rows per function.")] = 20,
+    format: Annotated[
+        _CompareFormat | None,
+        typer.Option(
+            "--format",
+            metavar="|".join(each.value for each in _CompareFormat),
+            help="For a merge request: markdown for a comment, github for annotations, junit for test results.",
+        ),
+    ] = None,
+    fail_on: Annotated[
+        _FailOn | None,
+        typer.Option(
+            metavar="|".join(each.value for each in _FailOn),
+            help="Exit with 1 if a function is significantly worse; also if one is undecided; or if a row fails that "
+            "passed.",
+        ),
+    ] = None,
     root: _Root = None,
     store_dir: Store = None,
     json: Json = False,
 ) -> None:
     """Compare run B with run A on the rows both have."""
-    with _session(context, root, store_dir, json) as session:
+    with _session(context, root, store_dir, json or format is _CompareFormat.json) as session:
+        from osmosis_ai.cli.gate import FORMATS, gate
         from osmosis_ai.cli.runs_output import print_comparison
         from osmosis_ai.store.compare import compare_runs
 
         store = session.store
         found_a, found_b = store.find_run(a), store.find_run(b)
         comparison = compare_runs(store, found_a, found_b, pass_threshold)
+        judged = gate(comparison, store, found_a, found_b, 0 if format is None else limit)
         if session.json:
             session.show(comparison)
+        elif format is not None:
+            write = session.output.ci_command if format is _CompareFormat.github else session.output.line
+            for line in FORMATS[format.value](judged):
+                write(line)
         else:
             print_comparison(session.output, comparison, found_a, found_b, store, limit=limit)
         if not comparison.functions:
             if comparison.rows.shared:
                 session.output.warn("no function has scored both runs; `osmosis runs rescore` scores a stored run")
+            raise typer.Exit(ExitCode.FAILED)
+        if judged.failed(None if fail_on is None else fail_on.value):
+            verdicts = ", ".join(f"{name} is {verdict}" for name, verdict in judged.verdicts.items())
+            session.output.warn(f"{verdicts} (--fail-on {fail_on.value if fail_on else ''})")
             raise typer.Exit(ExitCode.FAILED)
 
 
@@ -436,6 +476,58 @@ def remove(
             session.show(RemovedRuns(list(found)))
         else:
             output.say(f"{counted(len(found), 'run')} removed")
+
+
+@app.command(cls=HelpCommand)
+def push(
+    context: typer.Context,
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder to write the file to.")],
+    run: _Run = "latest",
+    root: _Root = None,
+    store_dir: Store = None,
+    json: Json = False,
+) -> None:
+    """Copy a finished run to one file in a folder, for another machine to pull."""
+    with _session(context, root, store_dir, json) as session:
+        from osmosis_ai.store.transfer import push_run
+        from osmosis_ai.store.views import MovedRun
+
+        info = session.store.find_run(run)
+        try:
+            file = push_run(session.store.path, info, given_path(folder, Path.cwd()))
+        except OSError as error:
+            raise UsageError(f"{folder} can't be written: {error.strerror or error}") from None
+        _moved(session, MovedRun(info.id, str(file), True), f"run {info.id} is in {file}")
+
+
+@app.command(cls=HelpCommand)
+def pull(
+    context: typer.Context,
+    place: Annotated[str, typer.Argument(metavar="DIR|FILE", help="A folder of pushed runs, or one file.")],
+    root: _Root = None,
+    store_dir: Store = None,
+    json: Json = False,
+) -> None:
+    """Copy a pushed run into the store, from a folder the latest one, and print its id."""
+    with _session(context, root, store_dir, json) as session:
+        from osmosis_ai.store.transfer import SUFFIX, pull_run, pushed_runs
+        from osmosis_ai.store.views import MovedRun
+
+        found = pushed_runs(given_path(place, Path.cwd()))
+        if not found:
+            raise UsageError(f"there is no pushed run (*{SUFFIX}) in {place}; `osmosis runs push` writes one")
+        try:
+            run, new = pull_run(session.store.path, found[0])
+        except OSError as error:
+            raise UsageError(f"{found[0]} can't be read: {error.strerror or error}") from None
+        _moved(session, MovedRun(run, str(found[0]), new), run)
+
+
+def _moved(session: _Session, moved: MovedRun, text: str) -> None:
+    if session.json:
+        session.show(moved)
+    else:
+        session.output.line(text)
 
 
 async def _rescore(

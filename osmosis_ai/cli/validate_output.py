@@ -79,11 +79,11 @@ def print_rollout(validation: Validation, output: Output) -> None:
 def print_annotations(validation: Validation, prefix: Path, output: Output) -> None:
     """Print findings as GitHub workflow commands, which annotate the lines of a pull request."""
     for one in validation.findings:
-        place = [f"file={_escaped((prefix / one.file).as_posix(), in_property=True)}"] if one.file else []
+        place = [f"file={ci_escaped((prefix / one.file).as_posix(), in_property=True)}"] if one.file else []
         place += [f"line={one.line}"] if one.line else []
-        place.append(f"title={_escaped(one.code, in_property=True)}")
+        place.append(f"title={ci_escaped(one.code, in_property=True)}")
         message = f"{one.message}. {one.hint}" if one.hint else one.message
-        output.ci_command(f"::{_ANNOTATIONS[one.severity]} {','.join(place)}::{_escaped(message)}")
+        output.ci_command(f"::{_ANNOTATIONS[one.severity]} {','.join(place)}::{ci_escaped(message)}")
     output.say(_sum(validation, static=False)[0])
 
 
@@ -166,7 +166,7 @@ def _sum(validation: Validation, static: bool) -> tuple[str, str]:
     return counts + (" (source only; nothing was run)" if static else ""), style
 
 
-def _escaped(text: str, *, in_property: bool = False) -> str:
+def ci_escaped(text: str, *, in_property: bool = False) -> str:
     """Escape a text as GitHub's toolkit escapes data and properties of workflow commands."""
     text = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return text.replace(":", "%3A").replace(",", "%2C") if in_property else text

@@ -251,6 +251,17 @@ class RescoredRun(Record, frozen=True):
     """Files and functions that could not be loaded, and were left out with `--keep-going`."""
 
 
+class MovedRun(Record, frozen=True):
+    """`osmosis runs push` and `osmosis runs pull`."""
+
+    run_id: str
+    """Id of the run."""
+    file: str
+    """The file that it was written to or read from."""
+    new: bool
+    """False if the store had the run already."""
+
+
 class WrittenExport(Record, frozen=True):
     """`osmosis runs export -o FILE`."""
 

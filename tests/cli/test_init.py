@@ -37,6 +37,7 @@ def test_everything_a_repository_needs_is_there(osmosis: Osmosis, tmp_path: Path
         "test_data.jsonl",
         "pyproject.toml",
         ".gitignore",
+        ".github/workflows/evaluate.yml",
         ".github/workflows/validate.yml",
     ):
         assert f"new/{name}" in written

@@ -21,12 +21,13 @@ from osmosis_ai.discovery.repository import (
 )
 from osmosis_ai.discovery.scan import discovered_refs, find_module, resolve_function, scan_functions
 from osmosis_ai.discovery.workflows import WorkflowSource, resolve_workflow, workflow_root
-from osmosis_ai.errors import FunctionError, MissingAPIKeyError, ModelStartError, UsageError
+from osmosis_ai.errors import DatasetError, FunctionError, MissingAPIKeyError, ModelStartError, UsageError
 from osmosis_ai.folders import given_path, store_folder
 from osmosis_ai.mcp_tools.host import read_config
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.models.replay import recorded_model, replay_of
 from osmosis_ai.records import CassetteSpec, Failure, FunctionRef, ModelSpec, Record
+from osmosis_ai.reward_fn.expected import COLUMN, EXPECTED, expected_ref
 from osmosis_ai.reward_rubric.configs import load_rubric
 from osmosis_ai.reward_rubric.resolve import resolve_rubrics
 from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, current_redirect, find_target
@@ -48,6 +49,10 @@ __all__ = [
     "prepare",
     "scorer_spec",
 ]
+
+
+ROWS_LOOKED_AT = 100
+"""Rows in which to look for expected tools, so that a large dataset needn't be read twice."""
 
 
 class Prepared(Record, frozen=True):
@@ -73,6 +78,8 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str], cassette: 
     _check_resume(config)
     dataset = find_dataset(config.data.dataset, repository, cwd)
     rewards, unreadable = find_functions(config.scoring.eval_fn, repository, cwd)
+    if not config.scoring.eval_fn and _expects_tools(dataset):
+        rewards.append(expected_ref(str(repository.root)))
     rubrics, unusable = resolve_rubrics(config.scoring.rubric, repository, cwd)
     functions, left_out = [*rewards, *rubrics], [*unreadable, *unusable]
     # An agent loop or a grader may set its rollouts' rewards itself.
@@ -207,6 +214,14 @@ def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset
     )
 
 
+def _expects_tools(dataset: Dataset) -> bool:
+    """Return True if one of the first rows says which tools it expects; a row with a problem is reported later."""
+    try:
+        return any(COLUMN in row.extra for row in dataset.rows(limit=ROWS_LOOKED_AT))
+    except DatasetError:
+        return False
+
+
 def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple[list[FunctionRef], list[Failure]]:
     """Return the named functions; else every discovered reward function, and the files that could not be read."""
     discovered, problems = discovered_refs(repository)
@@ -216,7 +231,12 @@ def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple
     if repository.reward_dir is not None:
         components = list(scan_functions(repository.reward_dir, repository.root, "reward").components)
     try:
-        refs = [resolve_function(spec, components, repository.root, cwd) for spec in specs]
+        refs = [
+            expected_ref(str(repository.root))
+            if spec == EXPECTED
+            else resolve_function(spec, components, repository.root, cwd)
+            for spec in specs
+        ]
     except FunctionError as error:
         if not problems:
             raise

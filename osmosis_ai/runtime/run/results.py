@@ -177,7 +177,7 @@ class TestRow(Record, frozen=True):
     scoring_errors: dict[str, str]
     """Error by function, for scores that could not be computed."""
     explanations: dict[str, str]
-    """The judge's explanation, by rubric."""
+    """Explanations of scores by function: those of judges, and of `tools_as_expected`."""
     cost_usd: float | None
     """Cost in US dollars, null if no price is known."""
     tool_calls: int
@@ -204,7 +204,7 @@ class EvalRun(Record, frozen=True):
     scoring_errors: dict[str, str]
     """Error by function, for scores that could not be computed."""
     explanations: dict[str, str]
-    """The judge's explanation, by rubric."""
+    """Explanations of scores by function: those of judges, and of `tools_as_expected`."""
     finish_reason: FinishReason
     """Why the rollout ended."""
     cost_usd: float | None

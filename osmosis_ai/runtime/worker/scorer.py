@@ -28,6 +28,7 @@ from osmosis_ai.errors import FunctionError, UsageError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.imports import SourceLoader, import_hint
 from osmosis_ai.records import Failure, FunctionRef, JudgeCall, Score, ScoringInput
+from osmosis_ai.reward_fn.explaining import explanations
 from osmosis_ai.reward_rubric.judge import judged_attempt, trace_judge_calls
 from osmosis_ai.reward_rubric.target import rubric_extra_info
 from osmosis_ai.runtime.worker.series import Overdue, run_series
@@ -250,11 +251,13 @@ class _Judged:
         self._started: float = perf_counter() if before is None else before._started
         self._before: list[JudgeCall] = [] if before is None else before._calls
         self._contexts = ExitStack()
+        self._explained: list[str] = []
         self._calls: list[JudgeCall] = []
 
     def __enter__(self) -> _Judged:
         self._contexts.enter_context(judged_attempt(self.attempt))
         self._calls = self._contexts.enter_context(trace_judge_calls())
+        self._explained = self._contexts.enter_context(explanations())
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -269,7 +272,7 @@ class _Judged:
             value=None if isinstance(outcome, Failure) else outcome,
             failure=outcome if isinstance(outcome, Failure) else None,
             duration_ms=duration_ms,
-            explanation="\n".join(call.explanation for call in calls if call.explanation) or None,
+            explanation="\n".join([*self._explained, *(call.explanation or "" for call in calls)]).strip() or None,
             judge_calls=calls,
         )
 

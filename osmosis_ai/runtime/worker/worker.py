@@ -38,6 +38,7 @@ from osmosis_ai.records import (
     FunctionRef,
     JsonObject,
     Message,
+    Row,
     Score,
     ScoringInput,
     StoredInput,
@@ -45,6 +46,7 @@ from osmosis_ai.records import (
     ToolCall,
     Turn,
 )
+from osmosis_ai.reward_fn.expected import COLUMN
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.worker.admission import Admission
 from osmosis_ai.runtime.worker.deadlines import Deadline, Deadlines, elapsed_ms
@@ -368,7 +370,7 @@ class Worker:
         else:
             model = RepeatingModel(job.repeat)
         edges = _RolloutRun(job, self.spec, model, self._emit, admission=self.admission)
-        with rollout_scope(job.id, job.row.index, job.row.extra, self.spec.scratch):
+        with rollout_scope(job.id, job.row.index, _shown_columns(job.row), self.spec.scratch):
             if self._agent is not None:
                 await self._agent_rollout(job, edges, self._agent)
             elif self._workflow is not None:
@@ -845,7 +847,12 @@ async def _no_call_by_hand(name: str, arguments: str) -> tuple[ToolCall, str]:
 
 def _call_meta(job: protocol.RolloutJob) -> JsonObject:
     """Return the metadata that tools may see of their rollout: never the ground truth."""
-    return {"rollout_id": job.id, "row_index": job.row.index, "metadata": job.row.extra}
+    return {"rollout_id": job.id, "row_index": job.row.index, "metadata": _shown_columns(job.row)}
+
+
+def _shown_columns(row: Row) -> JsonObject:
+    """Return a row's columns without the calls that are expected of the rollout."""
+    return {name: value for name, value in row.extra.items() if name != COLUMN} if COLUMN in row.extra else row.extra
 
 
 async def _decode(inputs: list[StoredInput]) -> list[ScoringInput]:

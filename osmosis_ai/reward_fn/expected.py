@@ -1,0 +1,155 @@
+"""`tools_as_expected`: score a rollout's tool calls by its row's `expect`.
+
+    {"expect": {"must": ["search", {"tool": "price", "arguments": {"item": "bread*"}}],
+                "may": ["convert"], "must_not": ["delete"],
+                "in_order": true, "max_calls": 4, "no_errors": true}}
+
+A row with `may` allows no tools but those of `must` and `may`. Patterns of arguments name only what matters; in their
+texts `*` and `?` stand for any characters.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from osmosis_ai.conversation import call_name
+from osmosis_ai.records import FunctionRef, Message
+from osmosis_ai.reward_fn.explaining import explain
+
+__all__ = ["COLUMN", "EXPECTED", "expected_ref", "tools_as_expected"]
+
+COLUMN = "expect"
+EXPECTED = "tools_as_expected"
+VERSION = f"{EXPECTED} 1"
+"""Stands for the function's code in the store; raise it when the function scores differently."""
+
+_LISTS = ("must", "may", "must_not")
+_SWITCHES = ("in_order", "no_errors")
+
+
+class _Call(NamedTuple):
+    """A tool call: as it was made, or as a row expects it. Without arguments, any will do."""
+
+    tool: str
+    arguments: Any = None
+    failed: bool = False
+
+    def __str__(self) -> str:
+        return self.tool if self.arguments is None else f"{self.tool} {json.dumps(self.arguments, ensure_ascii=False)}"
+
+    def matches(self, call: _Call) -> bool:
+        """Return True if a call is as expected."""
+        return self.tool == call.tool and (self.arguments is None or _matches(self.arguments, call.arguments))
+
+
+def expected_ref(root: str) -> FunctionRef:
+    """Return the function as scorers load it."""
+    return FunctionRef(EXPECTED, __name__, EXPECTED, root, content=VERSION)
+
+
+def tools_as_expected(messages: list[Message], ground_truth: str | None, metadata: dict[str, Any]) -> float:
+    """Return 1.0 if the tool calls are as the row's `expect` says, else 0.0; a row without it expects nothing.
+
+    Raises:
+        ValueError: `expect` isn't as described in docs/testing.md.
+    """
+    expected = metadata.get(COLUMN)
+    if expected is None:
+        return 1.0
+    problems = list(_problems(_checked(expected), list(_calls(messages))))
+    explain("; ".join(problems) or "the tool calls are as expected")
+    return 0.0 if problems else 1.0
+
+
+def _problems(expected: Mapping[str, Any], calls: list[_Call]) -> Iterator[str]:
+    must, may, must_not = ([_read(item) for item in expected.get(name) or []] for name in _LISTS)
+    left = list(calls)
+    place = 0
+    for wanted in must:
+        rest = left[place:] if expected.get("in_order") else left
+        found = next((call for call in rest if wanted.matches(call)), None)
+        if found is None:
+            late = expected.get("in_order") and any(map(wanted.matches, calls))
+            alike = [str(call) for call in calls if call.tool == wanted.tool]
+            instead = f", only {', '.join(alike)}" if alike and not late else ""
+            yield f"{wanted} was called out of order" if late else f"{wanted} was not called{instead}"
+        elif expected.get("in_order"):
+            place = next(index for index, call in enumerate(left) if index >= place and call is found) + 1
+        else:
+            left.remove(found)
+    for call in calls:
+        if any(wanted.matches(call) for wanted in must_not):
+            yield f"{call} must not be called"
+        elif "may" in expected and not any(wanted.matches(call) for wanted in (*must, *may)):
+            yield f"{call} is not among the tools it may call"
+        if expected.get("no_errors") and call.failed:
+            yield f"{call} failed"
+    most = expected.get("max_calls")
+    if most is not None and len(calls) > most:
+        yield f"{len(calls)} calls, at most {most} expected"
+
+
+def _calls(messages: list[Message]) -> Iterator[_Call]:
+    """Yield the conversation's tool calls in order."""
+    for index, message in enumerate(messages):
+        results = {}
+        for later in messages[index + 1 :]:
+            if later.get("role") != "tool":
+                break
+            results[later.get("tool_call_id")] = str(later.get("content"))
+        for call in message.get("tool_calls") or ():
+            text = (call.get("function") or {}).get("arguments")
+            try:
+                arguments = json.loads(text) if isinstance(text, str) and text.strip() else text or {}
+            except ValueError:
+                arguments = text
+            # A failed call's result begins with the word, as the model sees it.
+            failed = results.get(call.get("id"), "").lower().startswith("error")
+            yield _Call(call_name(call), arguments, failed)
+
+
+def _matches(pattern: Any, value: Any) -> bool:
+    if isinstance(pattern, str):
+        if isinstance(value, str) and fnmatch.fnmatchcase(value, pattern):
+            return True
+        return pattern == "*" or pattern == value
+    if isinstance(pattern, dict):
+        return isinstance(value, dict) and all(
+            name in value and _matches(part, value[name]) for name, part in pattern.items()
+        )
+    if isinstance(pattern, list):
+        alike = isinstance(value, list) and len(pattern) == len(value)
+        return alike and all(_matches(part, item) for part, item in zip(pattern, value, strict=True))
+    return bool(pattern == value) and isinstance(pattern, bool) == isinstance(value, bool)
+
+
+def _checked(expected: Any) -> Mapping[str, Any]:
+    if isinstance(expected, str):
+        # A CSV file has only texts.
+        expected = json.loads(expected)
+    if not isinstance(expected, dict):
+        raise ValueError(f"the column {COLUMN} must be an object with must, may, must_not, …, not {expected!r}")
+    known = (*_LISTS, *_SWITCHES, "max_calls")
+    for name, value in expected.items():
+        if name not in known:
+            raise ValueError(f"the column {COLUMN} has the unknown key {name!r}; there are {', '.join(known)}")
+        if name in _LISTS and not (isinstance(value, list) and all(_is_call(item) for item in value)):
+            raise ValueError(f"{COLUMN}.{name} must be a list of tools or of {{'tool': …, 'arguments': …}}")
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise ValueError(f"{COLUMN}.{name} must be true or false")
+        if name == "max_calls" and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise ValueError(f"{COLUMN}.{name} must be a number of calls")
+    return expected
+
+
+def _is_call(item: Any) -> bool:
+    if isinstance(item, dict):
+        return isinstance(item.get("tool"), str) and not item.keys() - {"tool", "arguments"}
+    return isinstance(item, str)
+
+
+def _read(item: Any) -> _Call:
+    return _Call(item) if isinstance(item, str) else _Call(item["tool"], item.get("arguments"))
