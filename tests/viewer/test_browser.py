@@ -23,7 +23,7 @@ from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, text
 from osmosis_ai.viewer.server import make_viewer
 from osmosis_ai.viewer.stores import Stores
 from running import running
-from waiting import eventually
+from waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -104,7 +104,7 @@ def viewed(browser: Browser, *roots: Path, expected: tuple[str, ...] = (), **opt
     """A browser with the viewer of these repositories open; errors other than the `expected` fail the test."""
     with served(*roots) as (address, token, stop):
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE * 1000)
         found = Viewed(context, address, token, stop)
         try:
             yield found
@@ -347,6 +347,32 @@ def test_the_page_of_a_file_works_from_disk_without_a_network(browser: Browser, 
     eventually(lambda: page.evaluate("document.querySelector('#row-0-0 img').naturalWidth") == 1)
     assert [url for url in asked if not url.startswith((file.as_uri(), "data:"))] == []
     context.close()
+
+
+def test_hidden_pages_hold_no_connection_and_catch_up(browser: Browser, tmp_path: Path) -> None:
+    root = tmp_path / "shop"
+    root.mkdir()
+    write_run(root, [made(0)])
+    with viewed(browser, root) as seen:
+        page = seen.go("/")
+        page.wait_for_selector(LIVE)
+        page.evaluate(HIDE, True)
+        write_run(root, [made(0)])
+        # More pages than a browser has connections to one server.
+        for _ in range(7):
+            other = seen.new_page()
+            other.goto(f"{seen.address}/")
+            other.wait_for_selector(LIVE)
+            other.evaluate(HIDE, True)
+        assert page.locator("tr[data-row]").count() == 1
+        page.evaluate(HIDE, False)
+        page.wait_for_selector("tr[data-row] >> nth=1")
+
+
+HIDE = """(hidden) => {
+    Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
 
 
 def test_pages_work_without_the_script(browser: Browser, root: Path) -> None:

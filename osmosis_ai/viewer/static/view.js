@@ -3,6 +3,7 @@
 
 const ROW_HEIGHT = 30;
 const REFRESH_MS = 1000;
+const RETRY_MS = 3000;
 
 document.documentElement.classList.add("scripted");
 
@@ -148,9 +149,16 @@ class Window {
 let rowsWindow = null;
 let pending = 0;
 let last = 0;
+let reading = false;
 
 async function refresh() {
   pending = 0;
+  if (reading) {
+    // Two answers could arrive in the other order.
+    changed();
+    return;
+  }
+  reading = true;
   last = performance.now();
   try {
     const fresh = await parsed(location.href.split("#")[0]);
@@ -177,13 +185,17 @@ async function refresh() {
     if (rowsWindow && moved) rowsWindow.refresh(Number(moved.dataset.count));
     showTicked();
   } catch {
-    say("can't read the page again; trying at the next change");
+    say("can't read the page again, trying again");
+    setTimeout(changed, RETRY_MS);
+  } finally {
+    reading = false;
   }
 }
 
 function changed() {
   if (pending) return;
-  pending = setTimeout(refresh, Math.max(0, REFRESH_MS - (performance.now() - last)));
+  const wait = reading ? REFRESH_MS : REFRESH_MS - (performance.now() - last);
+  pending = setTimeout(refresh, Math.max(0, wait));
 }
 
 function say(text) {
@@ -191,17 +203,31 @@ function say(text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+let source = null;
+let version = document.body.dataset.live;
+
 function listen() {
-  const since = document.body.dataset.live;
-  if (!since) return;
-  const source = new EventSource(`/live?since=${encodeURIComponent(since)}`);
+  if (!version) return;
+  if (document.hidden) {
+    // A browser opens six connections to a server, and each page that listens holds one.
+    source?.close();
+    source = null;
+    return;
+  }
+  if (source && source.readyState !== EventSource.CLOSED) return;
+  source = new EventSource(`/live?since=${encodeURIComponent(version)}`);
   source.addEventListener("open", () => say("live"));
   source.addEventListener("error", () => {
     // A browser gives up when the server answers with an error: another one listens there now.
     say(source.readyState === EventSource.CLOSED ? "the viewer has ended" : "not connected, trying again");
   });
-  source.addEventListener("change", changed);
+  source.addEventListener("change", (event) => {
+    version = event.lastEventId;
+    changed();
+  });
 }
+
+document.addEventListener("visibilitychange", listen);
 
 // Keys
 
