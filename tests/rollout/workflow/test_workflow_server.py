@@ -110,7 +110,8 @@ def test_a_poll_is_answered_when_the_status_changes(controller: Controller) -> N
         await asyncio.to_thread(grading.wait)
         ctx.set_reward(1)
 
-    with serving(local(work, grade)) as client:
+    # The status may have changed before the poll arrives, which then waits for the next change.
+    with serving(local(work, grade), result_wait_timeout_sec=1.0) as client:
         admission = client.post("/rollout", json=controller.request()).json()
         eventually(lambda: state(client)["status"] == "running")
         working.set()
