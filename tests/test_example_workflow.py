@@ -23,6 +23,14 @@ def test_its_configs_are_valid(workspace: Path) -> None:
     assert [one for one in found if (one["file"] or "").startswith(("configs", "rollouts", "data"))] == []
 
 
+def test_validating_a_rollout_tries_a_row_of_its_config_s_dataset(workspace: Path) -> None:
+    assert run_osmosis("rollout", "validate", "products-openai", "--json", cwd=workspace).json["findings"] == []
+    rows = workspace / "data" / "products.jsonl"
+    rows.write_text(rows.read_text(encoding="utf-8").replace('"ground_truth": "408"', '"ground_truth": "1"'), "utf-8")
+    (found,) = run_osmosis("rollout", "validate", "products-openai", "--json", cwd=workspace).json["findings"]
+    assert (found["code"], found["message"][:26]) == ("OSM708", "row 0 has the reward 0 wit")
+
+
 def test_openai_s_client_earns_every_reward(workspace: Path) -> None:
     config = "configs/eval/products-openai.toml"
     finished = run_osmosis("eval", "run", config, "--model", "offline/oracle", "--json", "-o", "evals", cwd=workspace)

@@ -91,7 +91,10 @@ def validate(
     dataset: Annotated[
         str | None,
         typer.Option(
-            "-d", "--dataset", metavar="FILE", help="Try a row of this file. Default: data/NAME, or a made-up row."
+            "-d",
+            "--dataset",
+            metavar="FILE",
+            help="Try a row of this file. Default: the dataset of its eval config, or a made-up row.",
         ),
     ] = None,
     own_sdk: _OwnSdk = False,

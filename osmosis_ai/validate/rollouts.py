@@ -15,9 +15,10 @@ import msgspec
 from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import open_dataset
 from osmosis_ai.data.formats import FORMATS
+from osmosis_ai.discovery.eval_configs import read_eval_config
 from osmosis_ai.discovery.scan import Component
 from osmosis_ai.discovery.workflows import WorkflowSource
-from osmosis_ai.errors import DatasetError, RepositoryError, StartError
+from osmosis_ai.errors import DatasetError, RepositoryError, StartError, UsageError
 from osmosis_ai.records import Failure, Row
 from osmosis_ai.runtime.run.session import run
 from osmosis_ai.runtime.worker.workflows.environments import interpreter_of
@@ -42,7 +43,8 @@ def validate_rollout(source: WorkflowSource, root: Path, dataset: Path | None, s
     Args:
         source: The rollout.
         root: Its workspace.
-        dataset: The file to take the row from; None for the one of the rollout's name in `data`, else a made-up row.
+        dataset: The file to take the row from; None for the one that an eval config names for the rollout, else the one
+            of its name in `data`, else a made-up row.
         seconds: Time limit for the workflow, and for the grader.
     """
     entrypoint = os.path.relpath(source.entrypoint, root)
@@ -123,6 +125,12 @@ def _raised_at(output: str, source: WorkflowSource, root: Path) -> Place | None:
 
 
 def _dataset(source: WorkflowSource, root: Path) -> Path | None:
+    """Return the dataset that an eval config names for the rollout, else the one of its name in `data`."""
+    for config in sorted((root / "configs" / "eval").glob("*.toml")):
+        with suppress(UsageError):
+            options = read_eval_config(str(config), root).options
+            if options["rollout"] == source.entrypoint and "dataset" in options:
+                return Path(options["dataset"])
     files = [root / "data" / f"{source.name}{form.suffix}" for form in FORMATS]
     return next((file for file in files if file.is_file()), None)
 
