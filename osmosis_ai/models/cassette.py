@@ -106,7 +106,7 @@ def judge_file(path: Path) -> Path:
     return path.with_suffix(".judges.jsonl") if path.suffix == ".jsonl" else path / "judges.jsonl"
 
 
-class Recordings:
+class CassetteContents:
     """The content of a cassette: recordings by key, and tools by name."""
 
     def __init__(self) -> None:
@@ -167,13 +167,13 @@ class Recordings:
             waiting += sorted(following.pop(recording.key, []), key=place, reverse=True)
 
 
-def read_cassette(path: Path) -> Recordings:
+def read_cassette(path: Path) -> CassetteContents:
     """Read a cassette, empty if there is no file.
 
     Raises:
         UsageError: It can't be read, or a line isn't a recording; the message names the line.
     """
-    found = Recordings()
+    found = CassetteContents()
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
     except OSError as error:

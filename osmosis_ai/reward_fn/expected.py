@@ -19,7 +19,7 @@ from osmosis_ai.conversation import call_name
 from osmosis_ai.records import FunctionRef, Message
 from osmosis_ai.reward_fn.explaining import explain
 
-__all__ = ["COLUMN", "EXPECTED", "expected_ref", "tools_as_expected"]
+__all__ = ["COLUMN", "EXPECTED", "expected_ref", "expects_tools", "tools_as_expected"]
 
 COLUMN = "expect"
 EXPECTED = "tools_as_expected"
@@ -28,6 +28,7 @@ VERSION = f"{EXPECTED} 1"
 
 _LISTS = ("must", "may", "must_not")
 _SWITCHES = ("in_order", "no_errors")
+_KEYS = (*_LISTS, *_SWITCHES, "max_calls")
 
 
 class _Call(NamedTuple):
@@ -50,16 +51,21 @@ def expected_ref(root: str) -> FunctionRef:
     return FunctionRef(EXPECTED, __name__, EXPECTED, root, content=VERSION)
 
 
+def expects_tools(columns: Mapping[str, Any]) -> bool:
+    """Return True if a row's `expect` is about tools. Another column of that name is a column like any other."""
+    value = _decoded(columns.get(COLUMN))
+    return isinstance(value, dict) and any(name in value for name in _KEYS)
+
+
 def tools_as_expected(messages: list[Message], ground_truth: str | None, metadata: dict[str, Any]) -> float:
     """Return 1.0 if the tool calls are as the row's `expect` says, else 0.0; a row without it expects nothing.
 
     Raises:
         ValueError: `expect` isn't as described in docs/testing.md.
     """
-    expected = metadata.get(COLUMN)
-    if expected is None:
+    if not expects_tools(metadata):
         return 1.0
-    problems = list(_problems(_checked(expected), list(_calls(messages))))
+    problems = list(_problems(_checked(_decoded(metadata[COLUMN])), list(_calls(messages))))
     explain("; ".join(problems) or "the tool calls are as expected")
     return 0.0 if problems else 1.0
 
@@ -126,16 +132,18 @@ def _matches(pattern: Any, value: Any) -> bool:
     return bool(pattern == value) and isinstance(pattern, bool) == isinstance(value, bool)
 
 
-def _checked(expected: Any) -> Mapping[str, Any]:
-    if isinstance(expected, str):
-        # A CSV file has only texts.
-        expected = json.loads(expected)
-    if not isinstance(expected, dict):
-        raise ValueError(f"the column {COLUMN} must be an object with must, may, must_not, …, not {expected!r}")
-    known = (*_LISTS, *_SWITCHES, "max_calls")
+def _decoded(value: Any) -> Any:
+    """Decode the text of a CSV or Parquet file, if it is JSON."""
+    try:
+        return json.loads(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def _checked(expected: dict[str, Any]) -> dict[str, Any]:
     for name, value in expected.items():
-        if name not in known:
-            raise ValueError(f"the column {COLUMN} has the unknown key {name!r}; there are {', '.join(known)}")
+        if name not in _KEYS:
+            raise ValueError(f"the column {COLUMN} has the unknown key {name!r}; there are {', '.join(_KEYS)}")
         if name in _LISTS and not (isinstance(value, list) and all(_is_call(item) for item in value)):
             raise ValueError(f"{COLUMN}.{name} must be a list of tools or of {{'tool': …, 'arguments': …}}")
         if name in _SWITCHES and not isinstance(value, bool):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from commands import Osmosis
-from osmosis_ai.reward_fn.expected import tools_as_expected
+from osmosis_ai.reward_fn.expected import expects_tools, tools_as_expected
 from osmosis_ai.reward_fn.explaining import explanations
-from repos import write_repo
+from repos import ADDING, write_repo
 
 
 def conversation(*calls: tuple[str, dict[str, Any]], failing: str = "") -> list[dict[str, Any]]:
@@ -59,8 +59,7 @@ def test_calls(expect: Any, calls: list[Any], explanation: str) -> None:
 @pytest.mark.parametrize(
     ("expect", "problem"),
     [
-        (["price"], "must be an object"),
-        ({"musts": []}, "unknown key 'musts'; there are must, may, must_not"),
+        ({"must": [], "musts": []}, "unknown key 'musts'; there are must, may, must_not"),
         ({"must": "price"}, "expect.must must be a list"),
         ({"must": [{"name": "price"}]}, "expect.must must be a list"),
         ({"in_order": 1}, "expect.in_order must be true or false"),
@@ -72,6 +71,12 @@ def test_what_cannot_be_expected(expect: Any, problem: str) -> None:
         tools_as_expected([], None, {"expect": expect})
 
 
+@pytest.mark.parametrize("value", ["a greeting", ["price"], {"tone": "polite"}, "{no json", 3])
+def test_another_column_of_this_name_is_a_column_like_any_other(value: Any) -> None:
+    assert not expects_tools({"expect": value})
+    assert tools_as_expected(conversation(BREAD), None, {"expect": value}) == 1.0
+
+
 def test_rows_that_expect_tools_are_scored_and_explained(osmosis: Osmosis, tmp_path: Path) -> None:
     row = {"system_prompt": "s", "user_prompt": "u", "ground_truth": "3"}
     solution = [{"tool": "add", "arguments": {"a": 1, "b": 2}}, "3"]
@@ -80,7 +85,9 @@ def test_rows_that_expect_tools_are_scored_and_explained(osmosis: Osmosis, tmp_p
         {**row, "solution": solution, "expect": {"must": [{"tool": "add", "arguments": {"a": 5}}]}},
         row,
     ]
-    repo = write_repo(tmp_path / "repo", rows=rows)
+    # Tools don't see what is expected of the rollout.
+    seen = 'from osmosis_ai import current_rollout\n\n    assert "expect" not in current_rollout().metadata\n    '
+    repo = write_repo(tmp_path / "repo", rows=rows, main=ADDING.replace("return a + b", f"{seen}return a + b"))
     done = osmosis("eval", "--model", "offline/oracle", "--json", cwd=repo)
     assert done.code == 0, done.stderr
     runs = [one["runs"][0] for one in done.json["rows"]]

@@ -27,7 +27,7 @@ from osmosis_ai.mcp_tools.host import read_config
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.models.replay import recorded_model, replay_of
 from osmosis_ai.records import CassetteSpec, Failure, FunctionRef, ModelSpec, Record
-from osmosis_ai.reward_fn.expected import COLUMN, EXPECTED, expected_ref
+from osmosis_ai.reward_fn.expected import EXPECTED, expected_ref, expects_tools
 from osmosis_ai.reward_rubric.configs import load_rubric
 from osmosis_ai.reward_rubric.resolve import resolve_rubrics
 from osmosis_ai.reward_rubric.target import DEFAULT_MODEL, DEFAULT_PROVIDER, current_redirect, find_target
@@ -217,7 +217,7 @@ def find_dataset(path: str | None, repository: Repository, cwd: Path) -> Dataset
 def _expects_tools(dataset: Dataset) -> bool:
     """Return True if one of the first rows says which tools it expects; a row with a problem is reported later."""
     try:
-        return any(COLUMN in row.extra for row in dataset.rows(limit=ROWS_LOOKED_AT))
+        return any(expects_tools(row.extra) for row in dataset.rows(limit=ROWS_LOOKED_AT))
     except DatasetError:
         return False
 

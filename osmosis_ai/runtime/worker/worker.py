@@ -46,7 +46,7 @@ from osmosis_ai.records import (
     ToolCall,
     Turn,
 )
-from osmosis_ai.reward_fn.expected import COLUMN
+from osmosis_ai.reward_fn.expected import COLUMN, expects_tools
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.worker.admission import Admission
 from osmosis_ai.runtime.worker.deadlines import Deadline, Deadlines, elapsed_ms
@@ -852,7 +852,9 @@ def _call_meta(job: protocol.RolloutJob) -> JsonObject:
 
 def _shown_columns(row: Row) -> JsonObject:
     """Return a row's columns without the calls that are expected of the rollout."""
-    return {name: value for name, value in row.extra.items() if name != COLUMN} if COLUMN in row.extra else row.extra
+    if not expects_tools(row.extra):
+        return row.extra
+    return {name: value for name, value in row.extra.items() if name != COLUMN}
 
 
 async def _decode(inputs: list[StoredInput]) -> list[ScoringInput]:
