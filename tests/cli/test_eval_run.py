@@ -198,8 +198,11 @@ def test_rows_are_named_by_their_numbers(workspace: Path) -> None:
 
 
 def test_a_run_that_is_not_complete_ends_with_1(workspace: Path) -> None:
-    finished = run(workspace, CURRENT, "--max-cost", "0")
+    finished = run(workspace, CURRENT, "--max-cost", "0", "--name", "mine")
     assert (finished.code, finished.json["summary"]["missing"]) == (1, 4)
+    assert run(workspace, CURRENT, "--name", "mine", "--regrade").code == 1
+    shown = run_osmosis("runs", "show", "mine", "--json", cwd=workspace).json["run"]
+    assert shown["status"] == "interrupted", "it can be continued"
 
 
 def test_grading_again_calls_no_model(workspace: Path, endpoint: ScriptedEndpoint) -> None:

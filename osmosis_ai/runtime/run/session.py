@@ -469,7 +469,10 @@ class RunSession:
                     "warning",
                 )
             )
-        return await self._concluded(wall_ms, unfinished=self.interrupted or self._run.out_of_budget)
+        # Grading again adds no rollout that is missing.
+        missing = self._recorded is not None and len(self._recorded.keys) < self.plan.total_rollouts
+        unfinished = self.interrupted or self._run.out_of_budget or (resume.regrade and missing)
+        return await self._concluded(wall_ms, unfinished=unfinished)
 
     async def conclude(self) -> Report:
         """End an interactive run with the rollouts it has; delete it if it has none."""
