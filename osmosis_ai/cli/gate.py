@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from html import escape
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from osmosis_ai.cli.validate_output import ci_escaped
+from osmosis_ai.discovery.source import relative_to_root
 from osmosis_ai.records import Failure, Outcome
 from osmosis_ai.store.alignment import AlignedStep, ComparedStep
 from osmosis_ai.store.compare import compare_row
@@ -36,11 +38,12 @@ class Flip(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """A comparison with everything that a gate says about it."""
+    """A comparison with everything that a gate says about it. `dataset` is the second run's file, from the root."""
 
     comparison: ComparedRuns
     verdicts: dict[str, Verdict]
     flips: list[Flip]
+    dataset: str
 
     def failed(self, fail_on: str | None) -> bool:
         """Return True if the gate is closed: by a function that is significantly worse, undecided, or by any flip."""
@@ -50,7 +53,7 @@ class Gate(NamedTuple):
         return (fail_on is not None and "worse" in verdicts) or (fail_on == "undecided" and "undecided" in verdicts)
 
 
-def gate(comparison: ComparedRuns, store: Queries, a: RunInfo, b: RunInfo, limit: int) -> Gate:
+def gate(comparison: ComparedRuns, store: Queries, a: RunInfo, b: RunInfo, root: Path, limit: int) -> Gate:
     """Judge a comparison, and look up where the first flipped rows of each function part."""
     verdicts = {name: _verdict(function) for name, function in comparison.functions.items()}
     flips = []
@@ -61,9 +64,13 @@ def gate(comparison: ComparedRuns, store: Queries, a: RunInfo, b: RunInfo, limit
             place = compared.first_difference
             divergence = "the conversations are equal" if place is None else _divergence(compared.steps[place])
             score = second.scores.get(name)
-            failure = second.stored.rollout.failure or (None if score is None else score.failure)
-            flips.append(Flip(name, row, divergence, failure))
-    return Gate(comparison, verdicts, flips)
+            rollout = second.stored.rollout
+            failures = [rollout.failure, None if score is None else score.failure]
+            # A tool's exception may be why the model went on differently.
+            failures += [call.failure for call in rollout.tool_calls if call.failure is not None and call.failure.file]
+            flips.append(Flip(name, row, divergence, next(filter(None, failures), None)))
+    dataset = str(comparison.b.dataset or "")
+    return Gate(comparison, verdicts, flips, relative_to_root(Path(dataset), root) if dataset else "")
 
 
 def _verdict(function: ComparedFunction) -> Verdict:
@@ -135,7 +142,6 @@ def markdown(found: Gate) -> Iterator[str]:
 
 def github(found: Gate) -> Iterator[str]:
     """Yield workflow commands, which GitHub shows at the file and line of the tool, function or row to blame."""
-    dataset = str(found.comparison.b.dataset or "")
     for name, verdict in found.verdicts.items():
         if verdict in ("worse", "undecided"):
             function = found.comparison.functions[name]
@@ -146,7 +152,7 @@ def github(found: Gate) -> Iterator[str]:
         if not flip.row.passes:
             failure = flip.failure
             # Rows of JSON lines are numbered from 0, lines from 1.
-            file, line = dataset, flip.row.row_index + 1
+            file, line = found.dataset, flip.row.row_index + 1
             if failure is not None and failure.file is not None:
                 file, line = failure.file, failure.line or 1
             why = f"{failure.origin}: {failure.message}" if failure is not None else flip.divergence

@@ -237,7 +237,7 @@ def compare(
         store = session.store
         found_a, found_b = store.find_run(a), store.find_run(b)
         comparison = compare_runs(store, found_a, found_b, pass_threshold)
-        judged = gate(comparison, store, found_a, found_b, 0 if format is None else limit)
+        judged = gate(comparison, store, found_a, found_b, session.root, 0 if format is None else limit)
         if session.json:
             session.show(comparison)
         elif format is not None:

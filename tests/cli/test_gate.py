@@ -41,7 +41,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Stored:
     assert base.code == 0, base.stderr
     main = repo / "mcp" / "main.py"
     wrong = main.read_text(encoding="utf-8").replace("-> int", "-> str").replace(
-        "return a + b", f"return str(a + b) if a == 0 else {HOSTILE!r}"
+        "return a + b",
+        f"if a == 7:\n        raise ValueError('no sevens')\n    return str(a + b) if a == 0 else {HOSTILE!r}",
     )  # fmt: skip
     main.write_text(wrong, encoding="utf-8")
     head = run_osmosis("eval", "--model", "offline/oracle", "--json", "--junit", "results.xml", cwd=repo)
@@ -85,7 +86,10 @@ def test_annotations_are_at_the_row_and_obey_nothing(stored: Stored) -> None:
     assert lines[0].startswith("::error title=osmosis::reward_fn.rewards:exact is worse: −0.875 on 8 rows")
     assert len(lines) == 8
     assert all(line.startswith("::error ") for line in lines)
-    assert "test_data.jsonl,line=2,title=osmosis::row 1 fails reward_fn.rewards:exact now: " in lines[1]
+    row = "::error file=test_data.jsonl,line=2,title=osmosis::row 1 fails reward_fn.rewards:exact now: "
+    assert lines[1].startswith(row)
+    tool = "::error file=mcp/main.py,line=11,title=osmosis::row 7 fails reward_fn.rewards:exact now: "
+    assert f"{tool}tool: ValueError: no sevens" in lines
 
 
 def test_results_for_ci_systems(stored: Stored) -> None:
