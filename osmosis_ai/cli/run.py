@@ -227,12 +227,13 @@ def introduce(output: Output, event: RunEvent) -> None:
         output.say(
             f"{' against '.join(event.models)} on {counted(event.total_rows, 'row')}{attempts} of {event.dataset}"
         )
+        own = "nothing"
         if event.agent is not None:
             asked, name = event.agent
-            output.say(f"agent: {asked} ({name})")
+            kind, own = ("workflow", "its grader") if event.workflow else ("agent", "the agent loop's own reward")
+            output.say(f"{kind}: {name if name == asked else f'{asked} ({name})'}")
         output.say(f"tools: {', '.join(tool['function']['name'] for tool in event.tools) or 'none'}")
-        nothing = "nothing" if event.agent is None else "the agent loop's own reward"
-        output.say(f"scored with: {', '.join(event.functions) or nothing}")
+        output.say(f"scored with: {', '.join(event.functions) or own}")
 
 
 def save_results(results: bytes, file: Path | None) -> None:

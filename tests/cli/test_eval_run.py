@@ -72,6 +72,7 @@ def run(workspace: Path, config: str, *options: str, env: dict[str, str] | None 
 def test_a_config_names_rollout_model_dataset_and_extent(workspace: Path) -> None:
     finished = run(workspace, CURRENT)
     assert finished.code == 0, finished.stderr
+    assert "scored with: its grader\n" in finished.stderr
     assert [len(row["runs"]) for row in finished.json["rows"]] == [2, 2]
     assert [each["scores"]["plain"] for row in finished.json["rows"] for each in row["runs"]] == [1.0] * 4
     assert finished.json["config"]["model"] == "offline/oracle"

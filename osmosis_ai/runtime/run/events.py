@@ -38,6 +38,7 @@ class RunLoaded(Record, frozen=True):
         tools: The tools that the model sees.
         functions: Names of the scoring functions.
         agent: The repository's own agent loop, as named by the config and by itself; None for the built-in one.
+        workflow: True if the agent is the workflow of a rollout server, which a grader rewards.
     """
 
     models: list[str]
@@ -47,6 +48,7 @@ class RunLoaded(Record, frozen=True):
     tools: list[Tool]
     functions: list[str]
     agent: tuple[str, str] | None = None
+    workflow: bool = False
 
 
 class RunStarted(Record, frozen=True):

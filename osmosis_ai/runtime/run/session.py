@@ -394,6 +394,7 @@ class RunSession:
                 tools=loaded.tools,
                 functions=loaded.functions,
                 agent=None if plan.agent is None else (plan.agent, loaded.agent or plan.agent),
+                workflow=plan.config.workflow.rollout is not None,
             )
         )
         priced = plan.config.limits.max_cost is not None
