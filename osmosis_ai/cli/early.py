@@ -61,8 +61,9 @@ def words_after(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def preloads(given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
-    """Return what the models and the agent loop need, as far as known before `.env` and the options are read."""
+    """Return what the models and the rollouts need, as far as known before `.env` and the options are read."""
     from osmosis_ai.models.engines import ENGINES, engine_for
+    from osmosis_ai.runtime.pool.forkserver import TOOLS, WORKFLOWS
 
     asked = [
         (given.get("--model") or environ.get("OSMOSIS_MODEL") or environ.get("OPENAI_API_KEY"), "--base-url"),
@@ -72,4 +73,6 @@ def preloads(given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
     if "--rubric" in given:
         engines.append(ENGINES["litellm"])
     loops = [LOOPS] if "-m" in given or "--module" in given or "OSMOSIS_MODULE" in environ else []
-    return loops + [info.preload for info in ENGINES.values() if info.preload and info in engines]
+    own_server = "--rollout" in given or given.get("eval") == "run" or "OSMOSIS_ROLLOUT" in environ
+    models = [info.preload for info in ENGINES.values() if info.preload and info in engines]
+    return [*loops, *models, WORKFLOWS if own_server else TOOLS]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from osmosis_ai.cli.early import LOOPS, preloads, words_after
+from osmosis_ai.runtime.pool.forkserver import TOOLS, WORKFLOWS
 
 ENDPOINTS = "osmosis_ai.models.endpoint"
 LITELLM = "osmosis_ai.models.preload_litellm"
@@ -48,17 +49,31 @@ def test_litellm_is_left_alone(arguments: list[str], environ: dict[str, str]) ->
 
 
 def test_the_client_for_endpoints_is_imported_ahead() -> None:
-    assert preloads(words_after(["test", "--model", "served", *ENDPOINT]), {}) == [ENDPOINTS]
+    assert preloads(words_after(["test", "--model", "served", *ENDPOINT]), {}) == [ENDPOINTS, TOOLS]
     assert preloads(words_after(["eval", "--model", "offline/oracle", "--baseline-base-url=http://x"]), {}) == [
-        ENDPOINTS
+        ENDPOINTS,
+        TOOLS,
     ]
-    assert preloads(words_after(["test", "--model", "offline/smoke"]), {}) == []
+    assert preloads(words_after(["test", "--model", "offline/smoke"]), {}) == [TOOLS]
 
 
 @pytest.mark.parametrize("words", [["test", "-m", "server:loop"], ["serve", "--module=server:loop"]])
 def test_what_an_agent_loop_needs_is_imported_ahead_only_for_one(words: list[str]) -> None:
-    assert preloads(words_after(words), {}) == [LOOPS]
-    assert preloads(words_after(["test"]), {"OSMOSIS_MODULE": "server:loop"}) == [LOOPS]
+    assert preloads(words_after(words), {}) == [LOOPS, TOOLS]
+    assert preloads(words_after(["test"]), {"OSMOSIS_MODULE": "server:loop"}) == [LOOPS, TOOLS]
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        (["test", "--rollout", "rollouts/one"], {}),
+        (["eval", "--rollout=rollouts/one"], {}),
+        (["eval", "run", "configs/eval/one.toml"], {}),
+        (["eval"], {"OSMOSIS_ROLLOUT": "rollouts/one"}),
+    ],
+)
+def test_rollout_servers_are_preloaded_instead_of_tools(words: list[str], environ: dict[str, str]) -> None:
+    assert preloads(words_after(words), environ) == [WORKFLOWS]
 
 
 def test_a_bare_command_has_no_words() -> None:

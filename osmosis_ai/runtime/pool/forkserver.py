@@ -35,6 +35,10 @@ main(int(line), int(lifeline), preload)
 # Python 3.13 imports modules between putting the working directory on the path and running the program.
 SAFE_PATH = ["-P"] if sys.version_info >= (3, 11) else []
 PACKAGE = str(Path(__file__).parents[3])
+TOOLS = "osmosis_ai.runtime.worker.preload"
+"""What workers with tools need, and all that share their fork server."""
+WORKFLOWS = "osmosis_ai.runtime.worker.workflows.workflow"
+"""What workers with a rollout server need. Only few of these call the repository's tools."""
 
 
 class _Server:
@@ -84,7 +88,7 @@ class _Server:
             self.close()
             with suppress(ChildProcessError):
                 os.waitpid(self.pid, os.WNOHANG)
-            fresh = _Server((), self._given)
+            fresh = _Server((TOOLS,), self._given)
             socket.send_fds(fresh.line, message, descriptors)
             return fresh
         return self
@@ -95,10 +99,10 @@ _server: _Server | None = None
 _bare_server: _Server | None = None
 
 
-def start(preload: Sequence[str] = ()) -> None:
+def start(preload: Sequence[str] = (TOOLS,)) -> None:
     """Start the fork server, unless it runs already; return at once, while it imports. Raise OSError.
 
-    `preload` lists modules to import besides those that every worker needs; ignored if the server runs already.
+    `preload` lists modules to import besides the workers' own; ignored if the server runs already.
     """
     global _server
     with _lock:
@@ -111,7 +115,7 @@ def start_bare(environ: Mapping[str, str]) -> None:
     global _bare_server
     with _lock:
         if _bare_server is None:
-            _bare_server = _Server((), environ)
+            _bare_server = _Server((TOOLS,), environ)
 
 
 def open_line(*, bare: bool = False) -> tuple[socket.socket, socket.socket]:

@@ -14,21 +14,19 @@ from osmosis_ai.runtime.worker.forking import SANDBOXED, TEMPLATE, WORKER, Forke
 
 __all__ = ["main"]
 
-PRELOAD = "osmosis_ai.runtime.worker.preload"
-
 
 def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
     """Run the fork server of another process: import the workers' modules, then fork workers until that process ends.
 
     `line` is the descriptor of a socket for `LINE` requests. `lifeline` is the descriptor of a pipe's end; the other
-    end closes when that process ends. `preload` lists further modules to import.
+    end closes when that process ends. `preload` lists the modules to import besides the worker's own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.argv[:] = ["osmosis"]
     adopt_orphans()
     # During the imports it can't notice the end of its line. Afterwards `Forker` does, and also ends the children.
     armed = end_with(lifeline)
-    for name in (*preload, PRELOAD):
+    for name in preload:
         importlib.import_module(name)
     from osmosis_ai.runtime.worker.main import template_main, worker_main
     from osmosis_ai.runtime.worker.sandboxed import main as sandboxed_main
