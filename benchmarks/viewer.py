@@ -149,14 +149,18 @@ def watched(rollouts: int, runs: int) -> None:
         repo = write_repo(Path(folder) / "repo", sums(rollouts))
         command = [OSMOSIS, "test", "--model", "m", "--base-url", endpoint.url, "--quiet"]
         run([*command, "--limit", "10"], cwd=repo)
-        alone, seen = [], []
+        alone, seen, shares = [], [], []
         for _ in range(runs):
             alone.append(run(command, cwd=repo).wall)
             with viewer(repo) as (url, process), following(url) as answers:
+                before = sum(process.cpu_times()[:2])
                 seen.append(run(command, cwd=repo, spare=[process.pid]).wall)
+                used = sum(process.cpu_times()[:2]) - before
+                shares.append(used / seen[-1] / len(psutil.Process().cpu_affinity() or [0]))
             assert answers
         print(f"{rollouts:,} rollouts, median of {runs} alternating runs")
         print(f"  alone {median(alone):.2f} s, watched {median(seen):.2f} s: {median(seen) / median(alone) - 1:+.1%}")
+        print(f"  the viewer used {median(shares):.1%} of the machine's CPU time")
         print(f"  the page read itself {len(answers)} times in the last run")
 
 
@@ -175,9 +179,12 @@ def following(url: str) -> Iterator[list[int]]:
                 if ended.is_set():
                     return
                 if line.startswith(b"event"):
-                    answers.append(len(opener.open(f"{base}/runs/repo/latest").read()))
+                    started = perf_counter()
+                    again = urllib.request.Request(f"{base}/runs/repo/latest", headers={"x-without-rows": "1"})
+                    answers.append(len(opener.open(again).read()))
                     opener.open(f"{base}/runs/repo/latest/table?offset=0&limit=100").read()
-                    ended.wait(1.0)
+                    # As in view.js.
+                    ended.wait(min(max(1.0, 25 * (perf_counter() - started)), 10.0))
 
     thread = threading.Thread(target=follow, daemon=True)
     thread.start()

@@ -21,6 +21,8 @@ from osmosis_ai.viewer.stores import Stores
 
 __all__ = ["build_app"]
 
+WITHOUT_ROWS = "x-without-rows"
+"""The header of a page that reads itself again: it asks for its rows alone."""
 STATIC = Path(__file__).parent / "static"
 _STATIC_FILES = {"view.css": "text/css", "view.js": "text/javascript"}
 
@@ -47,6 +49,9 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> S
 
         return endpoint
 
+    def run_page(request: Request) -> Response:
+        return page(partial(pages.run, with_rows=WITHOUT_ROWS not in request.headers))(request)
+
     def raw(request: Request) -> Response:
         try:
             scored = pages.raw(query=dict(request.query_params), **request.path_params)
@@ -72,7 +77,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> S
     return Starlette(
         routes=[
             Route("/", page(pages.home)),
-            Route(run, page(pages.run)),
+            Route(run, run_page),
             Route(f"{run}/table", page(pages.table)),
             Route(f"{run}/figures", page(pages.figures)),
             Route(f"{run}/rows/{{row:int}}", page(pages.row)),

@@ -28,7 +28,7 @@ from osmosis_ai.text import content_text, cost, counted, duration, excerpt, fail
 from osmosis_ai.viewer.stores import Repository, Stores
 from osmosis_ai.viewer.trees import TEXT_CHARACTERS, tree
 
-__all__ = ["FRAGMENT", "PAGE_ROWS", "Pages", "environment"]
+__all__ = ["PAGE_ROWS", "Pages", "environment"]
 
 PAGE_ROWS = 100
 LISTED_RUNS = 500
@@ -39,8 +39,6 @@ LOG_BYTES = 8 << 20
 LOG_LINES = 500
 IMAGE_CHARACTERS = 8 << 20
 _IMAGES = tuple(f"data:image/{kind};base64," for kind in ("png", "jpeg", "gif", "webp"))
-FRAGMENT = "fragment"
-"""The query parameter of a request for a part of a page."""
 
 
 def shown(value: Any) -> Any:
@@ -222,7 +220,7 @@ class Pages:
             live=live,
         )
 
-    def run(self, repository: str, name: str, query: Mapping[str, str]) -> str:
+    def run(self, repository: str, name: str, query: Mapping[str, str], *, with_rows: bool = True) -> str:
         """A run: its figures, and the first part of its rows."""
         live = self._stores.version()
         if name == "latest" and not self._has_runs(repository):
@@ -233,7 +231,9 @@ class Pages:
         selection = self.select(store, run, wanted)
         offset = min(_number(query.get("offset")), max(len(selection) - 1, 0))
         now = time.time()
-        figures = self.figures_of(store, run) if run.rollouts <= FIGURES_AT_ONCE or FRAGMENT in query else None
+        figures = self.figures_of(store, run) if run.rollouts <= FIGURES_AT_ONCE else None
+        # A page that reads itself again asks for its rows alone.
+        rows = self._table(store, run, selection, offset, PAGE_ROWS, query) if with_rows else []
         return self.render(
             "run.html",
             repository=store,
@@ -248,7 +248,7 @@ class Pages:
             count=len(selection),
             offset=offset,
             page_rows=PAGE_ROWS,
-            rows=self._table(store, run, selection, offset, PAGE_ROWS, query),
+            rows=rows,
             in_flight=[(each, max(now - each.started_at, 0.0) * 1000) for each in store.runs.in_flight(run)],
             figures=figures,
             others=[other for other in store.runs.list_runs(50) if other.id != run.id],
@@ -462,7 +462,7 @@ class Pages:
         query: Mapping[str, str],
     ) -> list[TableRow]:
         listed = store.runs.page(run.id, selection.rows[offset : offset + limit])
-        url = Address(f"/runs/{quote(store.name)}/{quote(run.id)}", _without(query, "offset", "limit", FRAGMENT))
+        url = Address(f"/runs/{quote(store.name)}/{quote(run.id)}", _without(query, "offset", "limit"))
         return [table_row(each, run, query, url) for each in listed]
 
     def _listed(self, repository: Repository, run: RunInfo) -> ListedRun:

@@ -148,6 +148,14 @@ def test_rows_are_filtered_and_sorted_by_the_url(root: Path, query: str, rows: l
     assert listed(page(root, f"/runs/repo/latest?{query}")) == rows
 
 
+def test_a_page_that_reads_itself_again_leaves_out_the_rows(root: Path) -> None:
+    with viewer(root) as client:
+        found = Elements(client.get("/runs/repo/latest?sort=-row", headers={"x-without-rows": "1"}).text)
+    assert listed(found) == []
+    (window,) = [each for _, each in found.found if each.get("id") == "window"]
+    assert (window["data-count"], window["data-url"]) == ("5", "/runs/repo/latest/table?sort=-row")
+
+
 def test_a_part_of_the_rows_is_read_alone(root: Path) -> None:
     with viewer(root) as client:
         part = Elements(client.get("/runs/repo/latest/table?offset=1&limit=2&sort=-row").text)

@@ -3,14 +3,16 @@
 
 const ROW_HEIGHT = 30;
 const REFRESH_MS = 1000;
+const MOST_MS = 10000;
+const REST = 25; // times as long as reading took
 const RETRY_MS = 3000;
 
 document.documentElement.classList.add("scripted");
 
 // Parts
 
-async function parsed(url) {
-  const response = await fetch(url, { headers: { accept: "text/html" } });
+async function parsed(url, headers = {}) {
+  const response = await fetch(url, { headers: { accept: "text/html", ...headers } });
   if (!response.ok) throw new Error(`${response.status}`);
   return new DOMParser().parseFromString(await response.text(), "text/html");
 }
@@ -57,7 +59,7 @@ class Window {
     this.generation = 0;
     const offset = Number(element.dataset.offset);
     const first = [...this.body.children];
-    if (offset % this.size === 0) this.kept.set(offset / this.size, first);
+    if (first.length && offset % this.size === 0) this.kept.set(offset / this.size, first);
     this.body.replaceChildren(this.above, ...first, this.below);
     this.resize(offset, first.length);
     if (offset) element.scrollTop = offset * ROW_HEIGHT;
@@ -149,6 +151,7 @@ class Window {
 let rowsWindow = null;
 let pending = 0;
 let last = 0;
+let pause = REFRESH_MS;
 let reading = false;
 
 async function refresh() {
@@ -159,9 +162,10 @@ async function refresh() {
     return;
   }
   reading = true;
-  last = performance.now();
+  const began = performance.now();
   try {
-    const fresh = await parsed(location.href.split("#")[0]);
+    // Without the rows, which the window asks for itself.
+    const fresh = await parsed(location.href.split("#")[0], { "x-without-rows": "1" });
     const moved = fresh.getElementById("window");
     const here = document.getElementById("window");
     if (Boolean(moved) !== Boolean(here) || fresh.title !== document.title) {
@@ -189,12 +193,15 @@ async function refresh() {
     setTimeout(changed, RETRY_MS);
   } finally {
     reading = false;
+    last = performance.now();
+    // The run has the machine for itself, whatever the page costs.
+    pause = Math.min(Math.max(REFRESH_MS, REST * (last - began)), MOST_MS);
   }
 }
 
 function changed() {
   if (pending) return;
-  const wait = reading ? REFRESH_MS : REFRESH_MS - (performance.now() - last);
+  const wait = reading ? pause : pause - (performance.now() - last);
   pending = setTimeout(refresh, Math.max(0, wait));
 }
 
