@@ -137,7 +137,9 @@ def add(a: int, b: int) -> int:
 
 def run_pytest(repo: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run pytest in a repository, as its users do: with the plugins that are installed."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", *arguments]
+    # Another run of pytest would remove the folder that it chooses itself, sooner or later.
+    folder = f"--basetemp={repo.parent / 'base'}"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", folder, *arguments]
     environ = {**clean_environment(), "CI": "", "PYTEST_ADDOPTS": "", "OSMOSIS_WORKERS": "1", **env}
     return subprocess.run(command, cwd=repo, env=environ, capture_output=True, encoding="utf-8", timeout=180)
 
