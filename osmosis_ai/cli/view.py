@@ -7,12 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
-import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
@@ -109,6 +106,10 @@ def view(
 
 def open_browser(url: str, folder: Path) -> None:
     """Open a URL that holds a token, if there is a screen."""
+    # Imported here, because every command imports this module.
+    import webbrowser
+    from html import escape
+
     # A text browser would take over the terminal.
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & os.environ.keys():
         return
@@ -249,6 +250,8 @@ def _write(
 def _serve(
     stores: Stores, listener: socket.socket, host: str, path: str, output: Output, *, json: bool, opens: bool
 ) -> None:
+    import tempfile
+
     from osmosis_ai.rollout.server.serve import address_of
     from osmosis_ai.viewer.server import serve_viewer
 
