@@ -319,6 +319,8 @@ async def test_a_limit_refuses_the_call_in_words() -> None:
     [
         "", "[]", "{}", '{"messages": []}', '{"messages": [1]}', '{"messages": [{}], "tools": {"a": 1}}',
         '{"messages": [{}], "n": 2}', '{"messages": [{}], "api_base": "http://elsewhere"}',
+        '{"messages": [{"tool_calls": {"a": 1}}]}', '{"messages": [{"tool_calls": [1]}]}',
+        '{"messages": [{"tool_calls": [{"function": "add"}]}]}',
         '{"messages": ' + "[" * 3000 + "]" * 3000 + "}",
     ],
 )  # fmt: skip
