@@ -136,7 +136,7 @@ def open_line(*, bare: bool = False) -> tuple[socket.socket, socket.socket]:
                 assert _bare_server is not None
                 _bare_server = _bare_server.reached([LINE], ends)
             else:
-                _server = (_server or _Server(())).reached([LINE], ends)
+                _server = (_server or _Server((TOOLS,))).reached([LINE], ends)
         except BaseException:
             requests.close()
             reports.close()
