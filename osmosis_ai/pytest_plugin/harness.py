@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -107,7 +107,9 @@ class Harness:
     def view(self) -> None:
         """Show the session's rollouts in the browser until the viewer is closed with Ctrl-C."""
         command = [sys.executable, "-m", "osmosis_ai", "view", "--store", str(self.store)]
-        subprocess.run(command, cwd=self.root, check=False)  # noqa: S603 - our own command
+        # Ctrl-C reaches both; the viewer then closes, and the tests' own outcome counts.
+        with subprocess.Popen(command, cwd=self.root) as viewer, suppress(KeyboardInterrupt):  # noqa: S603 - our own command
+            viewer.wait()
 
     def _opened(self) -> tuple[ToolHost, list[Setup]]:
         """Load the server once, as a worker does; its lifespan lasts as long as the session of pytest."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from commands import clean_environment
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 from repos import write_repo
+from waiting import PATIENCE, eventually
 
 TESTS = '''
 import asyncio
@@ -195,7 +198,16 @@ def test_recordings_are_made_replayed_and_missed(project: Path) -> None:
         assert not endpoint.requests
         recorded = run_pytest(project, "--osmosis-record=new", "-n", "2")
         assert recorded.returncode == 0, recorded.stdout
-    cassettes = project / "tests" / "cassettes" / "test_recorded"
+        cassettes = project / "tests" / "cassettes" / "test_recorded"
+        first = cassettes / "test_recorded_0_.jsonl"
+        kept, asked = first.read_text(encoding="utf-8"), len(endpoint.requests)
+        first.write_text(kept + (cassettes / "test_recorded_1_.jsonl").read_text(encoding="utf-8"), encoding="utf-8")
+        # What another test recorded is asked for by none, and goes.
+        anew = run_pytest(project, "--osmosis-record=all", "--osmosis-keep", "-k", "0")
+        assert anew.returncode == 0, anew.stdout
+        assert first.read_text(encoding="utf-8").count("\n") == kept.count("\n")
+        assert len(endpoint.requests) > asked
+        assert (project / ".osmosis" / "runs.db").is_file()
     assert len(list(cassettes.iterdir())) == 2
 
     changed = cassettes / "test_recorded_1_.jsonl"
@@ -210,6 +222,33 @@ def test_recordings_are_made_replayed_and_missed(project: Path) -> None:
     assert missed.returncode == 1
     assert 'messages[3] differs: recorded "3", now "4"; record it with: pytest' in missed.stdout
     assert "not used" not in missed.stdout
+
+
+def test_rollouts_are_shown_in_the_browser_until_ctrl_c(project: Path) -> None:
+    shown, log = project.parent / "opened", project.parent / "log"
+    browser = project.parent / "browser"
+    browser.write_text(f'#!/bin/sh\ncp "${{1#file://}}" {shown}.new && mv {shown}.new {shown}\n', encoding="utf-8")
+    browser.chmod(0o755)
+    (project / "tests" / "test_one.py").write_text(
+        "def test_one(rollout):\n    rollout(row=0).score('exact')\n", encoding="utf-8"
+    )
+    command = [sys.executable, "-m", "pytest", "--osmosis-view", f"--basetemp={project.parent / 'base'}"]
+    environ = {**clean_environment(), "PYTEST_ADDOPTS": "", "BROWSER": str(browser), "DISPLAY": ":9"}
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command, cwd=project, env=environ, stdout=output, stderr=output, start_new_session=True
+        ) as process,
+    ):
+        try:
+            eventually(shown.exists, lambda: log.read_text(encoding="utf-8"))
+            assert "http://127.0.0.1:" in shown.read_text(encoding="utf-8")
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(PATIENCE) == 0, log.read_text(encoding="utf-8")
+        finally:
+            process.kill()
+    assert "1 passed" in log.read_text(encoding="utf-8")
+    assert "Traceback" not in log.read_text(encoding="utf-8")
 
 
 def test_a_repository_that_cannot_be_loaded_fails_in_a_line(project: Path) -> None:
