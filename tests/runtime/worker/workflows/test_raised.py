@@ -8,7 +8,7 @@ import pytest
 
 from osmosis_ai.runtime.worker.workflows.raised import find_missing, find_raised
 
-ROOT = Path("/work/space")
+ROOT = Path("/somewhere/space")
 FOLDER = ROOT / "rollouts" / "raw"
 
 
