@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import quote
 
 import msgspec
 import typer
@@ -207,17 +206,19 @@ def _find(stores: Stores, run: str) -> tuple[Repository, RunInfo]:
 
 def _path(stores: Stores, run: str | None, against: str | None) -> str:
     """Return the path of the page to open first; raises StoreError if there is no such run."""
+    from osmosis_ai.viewer.stores import compare_path, run_path
+
     if against is not None:
         repository, found = _find(stores, run or "latest")
         before = repository.runs.find_run(against)
-        return f"/compare/{quote(repository.name)}/{quote(before.id)}/{quote(found.id)}"
+        return compare_path(repository.name, before.id, found.id)
     if run is None:
         return "/"
     if run == "latest":
         # This page follows the runs of `--watch`, and waits for the first one.
-        return f"/runs/{quote(next(iter(stores)).name)}/latest"
+        return run_path(next(iter(stores)).name, "latest")
     repository, found = _find(stores, run)
-    return f"/runs/{quote(repository.name)}/{quote(found.id)}"
+    return run_path(repository.name, found.id)
 
 
 def _write(

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from osmosis_ai.records import Message, Outcome, Record, Row
-from osmosis_ai.store.codec import decode_outcome, decode_row, unpack
+from osmosis_ai.store.codec import decode_messages, decode_outcome, decode_row, unpack
 from osmosis_ai.store.live import RunningRollout, live_path, read_live
 from osmosis_ai.store.owners import is_owned
 from osmosis_ai.store.queries import Queries, RunInfo, scores_of
@@ -205,13 +205,6 @@ _TOTALS = """
 _BINS = 20
 
 
-class _Conversation(msgspec.Struct):
-    messages: list[Message]
-
-
-_conversation = msgspec.json.Decoder(_Conversation)
-
-
 class Browser(Queries):
     """Queries that read parts of large runs."""
 
@@ -337,9 +330,7 @@ def _finder(text: str) -> Callable[[bytes], bool]:
         stored = unpack(data)
         if encoded not in stored.lower():
             return False
-        return any(
-            wanted in part.lower() for message in _conversation.decode(stored).messages for part in _texts(message)
-        )
+        return any(wanted in part.lower() for message in decode_messages(stored) for part in _texts(message))
 
     return has
 

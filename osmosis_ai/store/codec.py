@@ -36,6 +36,7 @@ from osmosis_ai.token_data import from_older_form
 __all__ = [
     "Encoder",
     "decode_calls",
+    "decode_messages",
     "decode_object",
     "decode_outcome",
     "decode_rollout",
@@ -59,7 +60,7 @@ class _Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Conversation(msgspec.Struct):
-    """The part of a trajectory that is scored."""
+    """The part of a trajectory that is scored and searched."""
 
     messages: list[Message]
 
@@ -264,11 +265,16 @@ def decode_row(row_index: int, row_id: str, data: bytes) -> Row:
     return Row(row_index, row_id, *values)
 
 
+def decode_messages(trajectory: bytes) -> list[Message]:
+    """Decode the messages of an unpacked trajectory, and nothing else of it."""
+    return _conversation.decode(trajectory).messages
+
+
 def decode_scoring_input(stored: StoredInput) -> ScoringInput:
     """Decode what functions score; raise StoreError if it is damaged."""
     try:
         row = _row.decode(unpack(stored.row))
-        messages = _conversation.decode(unpack(stored.trajectory)).messages
+        messages = decode_messages(unpack(stored.trajectory))
     except (zlib.error, msgspec.DecodeError) as error:
         raise StoreError(f"the record of row {stored.row_index} is damaged: {error}") from error
     return ScoringInput(messages, row.ground_truth, stored.row_index, row.extra, stored.run_index)

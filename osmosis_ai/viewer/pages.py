@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from osmosis_ai.conversation import Step, steps
+from osmosis_ai.conversation import steps
 from osmosis_ai.errors import StoreError
 from osmosis_ai.records import Failure, Outcome, Rollout, Score
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, summarize
@@ -25,7 +25,7 @@ from osmosis_ai.store.compare import compare_row, compare_runs
 from osmosis_ai.store.queries import RolloutFilter, RunInfo, ScoredRollout
 from osmosis_ai.store.views import ComparedRuns, RunView, run_view
 from osmosis_ai.text import content_text, cost, counted, duration, excerpt, failure_line, score_number, visible
-from osmosis_ai.viewer.stores import Repository, Stores
+from osmosis_ai.viewer.stores import Repository, Stores, compare_path, run_path
 from osmosis_ai.viewer.trees import TEXT_CHARACTERS, tree
 
 __all__ = ["PAGE_ROWS", "Pages", "environment"]
@@ -226,7 +226,7 @@ class Pages:
         if name == "latest" and not self._has_runs(repository):
             return self.render("waiting.html", live=live)
         store, run = self._find(repository, name)
-        here = Address(f"/runs/{quote(repository)}/{quote(name)}", query)
+        here = Address(run_path(repository, name), query)
         wanted = _filter(query)
         selection = self.select(store, run, wanted)
         offset = min(_number(query.get("offset")), max(len(selection) - 1, 0))
@@ -266,7 +266,7 @@ class Pages:
     def figures(self, repository: str, name: str, query: Mapping[str, str]) -> str:
         """A run's figures."""
         store, run = self._find(repository, name)
-        here = Address(f"/runs/{quote(repository)}/{quote(name)}", query)
+        here = Address(run_path(repository, name), query)
         figures = self.figures_of(store, run)
         return self.render("figures.html", figures=figures, run=run, here=here, threshold=threshold_of(run))
 
@@ -274,13 +274,11 @@ class Pages:
         """A row's conversation in one of its attempts."""
         live = self._stores.version()
         store, run = self._find(repository, name)
-        run_url = Address(f"/runs/{quote(repository)}/{quote(name)}", _without(query, "attempt", "policy"))
-        found = store.runs.page(run.id, [row])
-        if not found:
-            raise StoreError(f"run {run.id} has no row {row}")
-        listed = found[0]
+        run_url = Address(run_path(repository, name), _without(query, "attempt", "policy"))
+        listed = _listed_row(store, run, row)
         chosen = _chosen(listed, query)
         scored = self.rollout(store, run, row, chosen)
+        rollout = scored.stored.rollout
         selection = self.select(store, run, _filter(query))
         failing = self.select(store, run, RowFilter(status="not-passed"))
         here = Address(f"{run_url.path}/rows/{row}", query)
@@ -302,8 +300,8 @@ class Pages:
             threshold=threshold_of(run),
             position=selection.position(row),
             count=len(selection),
-            steps=Conversation(scored.stored.rollout).steps,
-            spans=timeline(scored.stored.rollout),
+            steps=list(steps(rollout.messages, rollout.turns, rollout.tool_calls)),
+            spans=timeline(rollout),
             log=_log_lines(store, run, row, chosen.run_index),
             command=rerun_command(run, row),
             links={
@@ -319,7 +317,7 @@ class Pages:
         live = self._stores.version()
         store, run_a = self._find(repository, a)
         _, run_b = self._find(repository, b)
-        here = Address(f"/compare/{quote(repository)}/{quote(a)}/{quote(b)}", query)
+        here = Address(compare_path(repository, a, b), query)
         compared = self.compared(store, run_a, run_b, query)
         offset = _number(query.get("offset"))
         function = query["fn"] if query.get("fn") in compared.functions else next(iter(compared.functions), None)
@@ -350,7 +348,7 @@ class Pages:
         live = self._stores.version()
         store, run_a = self._find(repository, a)
         _, run_b = self._find(repository, b)
-        runs = Address(f"/compare/{quote(repository)}/{quote(a)}/{quote(b)}", _without(query, "attempt", "attempt_b"))
+        runs = Address(compare_path(repository, a, b), _without(query, "attempt", "attempt_b"))
         here = Address(f"{runs.path}/rows/{row}", query)
         attempt = _number(query.get("attempt"))
         attempt_b = _number(query.get("attempt_b"), attempt)
@@ -391,7 +389,7 @@ class Pages:
             for outcome in outcomes
         ]
         chosen = [outcome.run_index for outcome in outcomes].index(rollout.run_index)
-        url = f"/runs/{quote(store.name)}/{quote(run.id)}/rows/{scored.row.index}?attempt={rollout.run_index}"
+        url = f"{run_path(store.name, run.id)}/rows/{scored.row.index}?attempt={rollout.run_index}"
         return Side(run_view(run), url, attempts, chosen, scored)
 
     def compared(self, store: Repository, a: RunInfo, b: RunInfo, query: Mapping[str, str] = {}) -> ComparedRuns:
@@ -406,10 +404,7 @@ class Pages:
     def raw(self, repository: str, name: str, row: int, query: Mapping[str, str]) -> ScoredRollout:
         """A row's rollout, for its JSON."""
         store, run = self._find(repository, name)
-        found = store.runs.page(run.id, [row])
-        if not found:
-            raise StoreError(f"run {run.id} has no row {row}")
-        return self.rollout(store, run, row, _chosen(found[0], query))
+        return self.rollout(store, run, row, _chosen(_listed_row(store, run, row), query))
 
     def rollout(self, store: Repository, run: RunInfo, row: int, chosen: Outcome) -> ScoredRollout:
         """Read a rollout with its trajectory."""
@@ -462,7 +457,7 @@ class Pages:
         query: Mapping[str, str],
     ) -> list[TableRow]:
         listed = store.runs.page(run.id, selection.rows[offset : offset + limit])
-        url = Address(f"/runs/{quote(store.name)}/{quote(run.id)}", _without(query, "offset", "limit"))
+        url = Address(run_path(store.name, run.id), _without(query, "offset", "limit"))
         return [table_row(each, run, query, url) for each in listed]
 
     def _listed(self, repository: Repository, run: RunInfo) -> ListedRun:
@@ -474,14 +469,7 @@ class Pages:
             means = {name: each.mean for name, each in statistics.items()}
             intervals = {name: each.confidence_interval for name, each in statistics.items()}
         scores = [ScoreBar(name, mean, intervals.get(name)) for name, mean in means.items()]
-        return ListedRun(repository, run, view, f"/runs/{quote(repository.name)}/{quote(run.id)}", scores)
-
-
-class Conversation:
-    """A rollout's steps as a page shows them."""
-
-    def __init__(self, rollout: Rollout) -> None:
-        self.steps: list[Step] = list(steps(rollout.messages, rollout.turns, rollout.tool_calls))
+        return ListedRun(repository, run, view, run_path(repository.name, run.id), scores)
 
 
 def blocks_of(aligned: Sequence[AlignedStep]) -> list[Block]:
@@ -658,6 +646,13 @@ def _functions(run: RunInfo, figures: Figures | None) -> list[str]:
 
 def _policy(outcome: Outcome) -> str | None:
     return None if outcome.policy == "policy" else outcome.policy
+
+
+def _listed_row(store: Repository, run: RunInfo, row: int) -> ListedRow:
+    found = store.runs.page(run.id, [row])
+    if not found:
+        raise StoreError(f"run {run.id} has no row {row}")
+    return found[0]
 
 
 def _chosen(listed: ListedRow, query: Mapping[str, str]) -> Outcome:

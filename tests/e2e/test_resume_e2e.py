@@ -8,14 +8,14 @@ import re
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commands import Finished, run_osmosis
+from commands import Command, Finished, run_osmosis
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, text, tool_call
 from repos import EXACT, write_repo
 from running import run_whole, running
@@ -56,21 +56,26 @@ def scores_in(store: Path) -> int:
         return int(db.execute("SELECT count(*) FROM scores").fetchone()[0])
 
 
-def kill_at(root: Path, endpoint: ScriptedEndpoint, done: int, in_flight: int, *options: str) -> None:
-    """Start a run, wait until this many rollouts are recorded and this many held by the endpoint, and kill it."""
+@contextmanager
+def started(root: Path, endpoint: ScriptedEndpoint, done: int, in_flight: int, *options: str) -> Iterator[Command]:
+    """Start a run, and wait until this many rollouts are recorded and this many held by the endpoint."""
     model = ["--base-url", endpoint.url, "--model", "scripted", "--batch-size", str(in_flight)]
     with running("eval", *model, *options, cwd=root) as command:
         # A slot asks for its next rollout only when its last one is durable.
         command.until(lambda: len(asked(endpoint)) == done + in_flight)
+        yield command
+
+
+def kill_at(root: Path, endpoint: ScriptedEndpoint, done: int, in_flight: int, *options: str) -> None:
+    """Kill a run at this point."""
+    with started(root, endpoint, done, in_flight, *options) as command:
         command.process.kill()
         command.wait()
 
 
 def interrupt_at(root: Path, endpoint: ScriptedEndpoint, gate: Gate, done: int, in_flight: int) -> None:
-    """Start a run, wait until this many rollouts are recorded and this many held by the gate, and interrupt it."""
-    model = ["--base-url", endpoint.url, "--model", "scripted", "--batch-size", str(in_flight)]
-    with running("eval", *model, cwd=root) as command:
-        command.until(lambda: len(asked(endpoint)) == done + in_flight)
+    """Interrupt a run at this point, and let what is held by the gate finish."""
+    with started(root, endpoint, done, in_flight) as command:
         command.interrupt()
         gate.open()
         assert command.wait().code == 130
