@@ -206,7 +206,7 @@ def _find(stores: Stores, run: str) -> tuple[Repository, RunInfo]:
 
 def _path(stores: Stores, run: str | None, against: str | None) -> str:
     """Return the path of the page to open first; raises StoreError if there is no such run."""
-    from osmosis_ai.viewer.stores import compare_path, run_path
+    from osmosis_ai.viewer.addresses import compare_path, run_path
 
     if against is not None:
         repository, found = _find(stores, run or "latest")
@@ -232,8 +232,8 @@ def _write(
     flipped: bool,
 ) -> tuple[str, int]:
     """Write the file of `--html`; return its path and the number of rows in it."""
-    from osmosis_ai.viewer.pages import Pages
     from osmosis_ai.viewer.report import Wanted, parse_rows, write_report
+    from osmosis_ai.viewer.site import Site
 
     if flipped and against is None:
         raise UsageError("--flipped needs a run to compare with: add --against RUN")
@@ -243,7 +243,7 @@ def _write(
     wanted = Wanted("failed" if failed else None, None if rows is None else parse_rows(rows), before, flipped)
     try:
         with replaced_file(path) as sink:
-            return file, write_report(sink, Pages(stores, session.masker.text), repository, found, wanted)
+            return file, write_report(sink, Site(stores, session.masker.text), repository, found, wanted)
     except OSError as error:
         raise OutputError(f"{file} could not be written: {error.strerror or error}") from error
 

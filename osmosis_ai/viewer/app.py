@@ -16,7 +16,11 @@ from starlette.routing import Route
 from osmosis_ai.errors import StoreError
 from osmosis_ai.store.views import encode_view, rollout_detail
 from osmosis_ai.viewer.live import changes
-from osmosis_ai.viewer.pages import Pages
+from osmosis_ai.viewer.pages.compare import compare_page, compared_row_page
+from osmosis_ai.viewer.pages.run import figures_part, run_page, table_part
+from osmosis_ai.viewer.pages.runs import runs_page
+from osmosis_ai.viewer.pages.trajectory import stored_rollout, trajectory_page
+from osmosis_ai.viewer.site import Site
 from osmosis_ai.viewer.stores import Stores
 
 __all__ = ["build_app"]
@@ -32,7 +36,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> S
 
     `stopping` is asked often; once it returns True, streams of events end.
     """
-    pages = Pages(stores)
+    site = Site(stores)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -43,20 +47,20 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> S
         # Not a coroutine, so Starlette calls it in a thread: queries block.
         def endpoint(request: Request) -> Response:
             try:
-                return HTMLResponse(render(query=dict(request.query_params), **request.path_params))
+                return HTMLResponse(render(site, query=dict(request.query_params), **request.path_params))
             except StoreError as error:
-                return HTMLResponse(pages.error(str(error)), 404)
+                return HTMLResponse(site.error(str(error)), 404)
 
         return endpoint
 
-    def run_page(request: Request) -> Response:
-        return page(partial(pages.run, with_rows=WITHOUT_ROWS not in request.headers))(request)
+    def run_or_figures(request: Request) -> Response:
+        return page(partial(run_page, with_rows=WITHOUT_ROWS not in request.headers))(request)
 
     def raw(request: Request) -> Response:
         try:
-            scored = pages.raw(query=dict(request.query_params), **request.path_params)
+            scored = stored_rollout(site, query=dict(request.query_params), **request.path_params)
         except StoreError as error:
-            return HTMLResponse(pages.error(str(error)), 404)
+            return HTMLResponse(site.error(str(error)), 404)
         return Response(encode_view(rollout_detail(scored)), media_type="application/json")
 
     async def events(request: Request) -> Response:
@@ -70,20 +74,20 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> S
         return FileResponse(STATIC / name, media_type=_STATIC_FILES[name])
 
     async def missing(request: Request, error: Exception) -> Response:
-        text = await anyio.to_thread.run_sync(partial(pages.error, "There is no such page."))
+        text = await anyio.to_thread.run_sync(partial(site.error, "There is no such page."))
         return HTMLResponse(text, 404)
 
     run, compare = "/runs/{repository}/{name}", "/compare/{repository}/{a}/{b}"
     return Starlette(
         routes=[
-            Route("/", page(pages.home)),
-            Route(run, run_page),
-            Route(f"{run}/table", page(pages.table)),
-            Route(f"{run}/figures", page(pages.figures)),
-            Route(f"{run}/rows/{{row:int}}", page(pages.row)),
+            Route("/", page(runs_page)),
+            Route(run, run_or_figures),
+            Route(f"{run}/table", page(table_part)),
+            Route(f"{run}/figures", page(figures_part)),
+            Route(f"{run}/rows/{{row:int}}", page(trajectory_page)),
             Route(f"{run}/rows/{{row:int}}/raw", raw),
-            Route(compare, page(pages.compare)),
-            Route(f"{compare}/rows/{{row:int}}", page(pages.compare_row)),
+            Route(compare, page(compare_page)),
+            Route(f"{compare}/rows/{{row:int}}", page(compared_row_page)),
             Route("/live", events),
             Route("/static/{name}", static),
         ],

@@ -14,7 +14,10 @@ from osmosis_ai.store.browsing import RowFilter, Selected
 from osmosis_ai.store.compare import compare_row
 from osmosis_ai.store.queries import RolloutFilter, RunInfo
 from osmosis_ai.store.views import ComparedRuns, run_view
-from osmosis_ai.viewer.pages import Address, Pages, blocks_of, table_row, threshold_of
+from osmosis_ai.viewer.addresses import Address
+from osmosis_ai.viewer.cells import table_row
+from osmosis_ai.viewer.pages.compare import blocks_of
+from osmosis_ai.viewer.site import Site, threshold_of
 from osmosis_ai.viewer.stores import Repository
 
 __all__ = ["MAX_BYTES", "Wanted", "parse_rows", "write_report"]
@@ -45,17 +48,17 @@ def parse_rows(given: str) -> list[range]:
     return found
 
 
-def write_report(sink: IO[bytes], pages: Pages, repository: Repository, run: RunInfo, wanted: Wanted) -> int:
+def write_report(sink: IO[bytes], site: Site, repository: Repository, run: RunInfo, wanted: Wanted) -> int:
     """Write the file and return the number of rows in it.
 
     Raises:
         UsageError: It would have more than `MAX_BYTES`.
         StoreError: The store can't be read.
     """
-    compared = None if wanted.against is None else pages.compared(repository, wanted.against, run)
-    rows = list(_rows(pages, repository, run, wanted, compared))
+    compared = None if wanted.against is None else site.compared(repository, wanted.against, run)
+    rows = list(_rows(site, repository, run, wanted, compared))
     written = 0
-    for part in _parts(pages, repository, run, wanted, compared, rows):
+    for part in _parts(site, repository, run, wanted, compared, rows):
         data = part.encode("utf-8")
         written += len(data)
         if written > MAX_BYTES:
@@ -68,10 +71,10 @@ def write_report(sink: IO[bytes], pages: Pages, repository: Repository, run: Run
 
 
 def _rows(
-    pages: Pages, repository: Repository, run: RunInfo, wanted: Wanted, compared: ComparedRuns | None
+    site: Site, repository: Repository, run: RunInfo, wanted: Wanted, compared: ComparedRuns | None
 ) -> Iterator[int]:
     flipped = {flip.row_id for each in compared.functions.values() for flip in each.flips} if compared else set()
-    for index in pages.select(repository, run, RowFilter(status=wanted.status)).rows:
+    for index in site.select(repository, run, RowFilter(status=wanted.status)).rows:
         if wanted.rows is not None and not any(index in part for part in wanted.rows):
             continue
         if wanted.flipped and repository.runs.page(run.id, [index])[0].row.id not in flipped:
@@ -80,7 +83,7 @@ def _rows(
 
 
 def _parts(
-    pages: Pages,
+    site: Site,
     repository: Repository,
     run: RunInfo,
     wanted: Wanted,
@@ -89,12 +92,12 @@ def _parts(
 ) -> Iterator[str]:
     parts = (rows[start : start + PART] for start in range(0, len(rows), PART))
     listed = (each for part in parts for each in repository.runs.page(run.id, part))
-    yield pages.render(
+    yield site.render(
         "report.html",
         style=STYLE.read_text(encoding="utf-8"),
         run=run,
         view=run_view(run),
-        figures=pages.figures_of(repository, run),
+        figures=site.figures_of(repository, run),
         compared=compared,
         here=_Here("", {}),
         rows=[table_row(each, run, {}, _Here("", {})) for each in listed],
@@ -102,7 +105,7 @@ def _parts(
     for index in rows:
         for scored in repository.runs.scored(run.id, RolloutFilter(row=index), with_trajectory=True):
             rollout = scored.stored.rollout
-            yield pages.render(
+            yield site.render(
                 "report_rollout.html",
                 scored=scored,
                 rollout=rollout,
@@ -117,7 +120,7 @@ def _parts(
             with suppress(StoreError):
                 aligned, _, after = compare_row(repository.runs, wanted.against, run, index)
                 if after.row.index in chosen:
-                    yield pages.render("report_change.html", index=index, blocks=blocks_of(aligned.steps))
+                    yield site.render("report_change.html", index=index, blocks=blocks_of(aligned.steps))
     yield "</main>\n</body>\n</html>\n"
 
 

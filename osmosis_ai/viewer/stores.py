@@ -10,30 +10,19 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.store.browsing import Browser
 from osmosis_ai.store.queries import RunInfo
 from osmosis_ai.store.schema import database_path
 
-__all__ = ["Repository", "Stores", "compare_path", "run_path"]
+__all__ = ["Repository", "Stores"]
 
 T = TypeVar("T")
 
 SHARE = 0.02
 """Share of the time that recomputing one value may take while a run goes on."""
 KEPT = 32
-
-
-def run_path(repository: str, run: str) -> str:
-    """Return the path of a run's page."""
-    return f"/runs/{quote(repository)}/{quote(run)}"
-
-
-def compare_path(repository: str, a: str, b: str) -> str:
-    """Return the path of the page that compares two runs."""
-    return f"/compare/{quote(repository)}/{quote(a)}/{quote(b)}"
 
 
 class _Kept(NamedTuple):

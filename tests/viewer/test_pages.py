@@ -14,7 +14,7 @@ from viewed import HOSTILE, hostile_run, made, viewer, write_run
 from commands import Osmosis
 from osmosis_ai.records import Failure
 from osmosis_ai.store.run_store import RunStore
-from osmosis_ai.viewer.pages import environment, images_of, shown
+from osmosis_ai.viewer.rendering import environment, images_of, shown
 from osmosis_ai.viewer.trees import MAX_NODES, tree
 
 BROKEN = Failure("model", "connection refused", "connection")

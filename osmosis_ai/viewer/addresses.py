@@ -1,0 +1,103 @@
+"""The pages' URLs: what their queries ask for, and links to other pages and other views."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+from osmosis_ai.store.browsing import RowFilter, Selected, Selection
+
+__all__ = [
+    "Address",
+    "beside",
+    "compare_path",
+    "decimal",
+    "following",
+    "number",
+    "row_filter",
+    "run_path",
+    "without",
+]
+
+_STATUSES: dict[str | None, Selected] = {"failed": "failed", "passed": "passed", "not-passed": "not-passed",
+                                         "tool-errors": "tool-errors"}  # fmt: skip
+
+
+def run_path(repository: str, run: str) -> str:
+    """Return the path of a run's page."""
+    return f"/runs/{quote(repository)}/{quote(run)}"
+
+
+def compare_path(repository: str, a: str, b: str) -> str:
+    """Return the path of the page that compares two runs."""
+    return f"/compare/{quote(repository)}/{quote(a)}/{quote(b)}"
+
+
+class Address(NamedTuple):
+    """A page and its query, from which links to other views of it are made."""
+
+    path: str
+    query: Mapping[str, str] = {}
+
+    def __str__(self) -> str:
+        return self.path + (f"?{urlencode(self.query)}" if self.query else "")
+
+    def but(self, **changes: object) -> str:
+        """Return the URL with some parameters changed, or removed if they are None."""
+        query = {**self.query, **{name: None if value is None else str(value) for name, value in changes.items()}}
+        return str(Address(self.path, {name: value for name, value in query.items() if value}))
+
+    def at(self, path: str, **changes: object) -> str:
+        """Return the URL of another page with the same query, but for some parameters."""
+        return Address(f"{self.path}{path}", self.query).but(**changes)
+
+
+def beside(selection: Selection, row: int, step: int, url: Address) -> str | None:
+    """Return the URL of the row so many places after a row in a list; `url` is what the list belongs to."""
+    position = selection.position(row)
+    if position is None or not 0 <= position + step < len(selection):
+        return None
+    return url.at(f"/rows/{selection.rows[position + step]}")
+
+
+def following(rows: Iterable[int], row: int, url: Address) -> str | None:
+    """Return the URL of the first of these rows, by index, that comes after a row."""
+    after = next((index for index in rows if index > row), None)
+    return None if after is None else url.at(f"/rows/{after}")
+
+
+def row_filter(query: Mapping[str, str]) -> RowFilter:
+    """Return which rows a query asks for; what it asks in vain is left out."""
+    return RowFilter(
+        status=_STATUSES.get(query.get("status")),
+        function=query.get("fn") or None,
+        low=decimal(query.get("min")),
+        high=decimal(query.get("max")),
+        kind=query.get("kind") or None,
+        message=query.get("message") or None,
+        tool=query.get("tool") or None,
+        text=query.get("q") or None,
+        sort=query.get("sort") or "row",
+    )
+
+
+def decimal(text: str | None) -> float | None:
+    """Parse a finite number; None for anything else."""
+    try:
+        value = float(text or "nan")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def number(text: str | None, default: int = 0) -> int:
+    """Parse a natural number; `default` for anything else."""
+    # A number of more digits isn't a position, and int() refuses thousands of them.
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 16 else default
+
+
+def without(query: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Return a query without some of its parameters."""
+    return {name: value for name, value in query.items() if name not in names}

@@ -1,0 +1,146 @@
+"""The list of all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from osmosis_ai.store.queries import RunInfo
+from osmosis_ai.store.views import RunView, run_view
+from osmosis_ai.viewer.addresses import Address, run_path
+from osmosis_ai.viewer.site import FIGURES_AT_ONCE, Site
+from osmosis_ai.viewer.stores import Repository
+
+__all__ = ["runs_page"]
+
+LISTED_RUNS = 500
+
+
+class ScoreBar(NamedTuple):
+    """A mean score, and its 95 % interval if it is known."""
+
+    function: str
+    mean: float | None
+    interval: tuple[float, float] | None
+
+    @property
+    def parts(self) -> tuple[float, float, float] | None:
+        """The bar's length and its whiskers' ends, in percent; None if the score is outside 0 … 1."""
+        if self.mean is None or not 0 <= self.mean <= 1:
+            return None
+        low, high = self.interval or (self.mean, self.mean)
+        return self.mean * 100, max(low, 0.0) * 100, min(high, 1.0) * 100
+
+
+class ListedRun(NamedTuple):
+    """A run in the list of runs."""
+
+    repository: Repository
+    run: RunInfo
+    view: RunView
+    url: str
+    scores: list[ScoreBar]
+
+    @property
+    def dataset(self) -> str:
+        return (self.view.dataset or "").replace("\\", "/").rpartition("/")[2]
+
+
+class Point(NamedTuple):
+    """A run in the chart of a score over time, in the chart's coordinates."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    run: ListedRun
+    mean: float
+
+
+class Chart(NamedTuple):
+    """A function's mean over the runs of one dataset."""
+
+    dataset: str
+    function: str
+    functions: list[str]
+    points: list[Point]
+
+
+def runs_page(site: Site, query: Mapping[str, str]) -> str:
+    """The list of runs."""
+    live = site.stores.version()
+    runs = [_listed(site, repository, run) for repository in site.stores
+            for run in (repository.runs.list_runs(LISTED_RUNS) if repository.exists else [])]  # fmt: skip
+    total = len(runs)
+    chart = _chart(runs, query)
+    runs = _sorted_runs([run for run in runs if _run_matches(run, query)], query.get("sort", "-when"))
+    return site.render(
+        "runs.html",
+        runs=runs,
+        total=total,
+        here=Address("/", query),
+        several=len(site.stores) > 1,
+        chart=chart,
+        live=live,
+    )
+
+
+def _listed(site: Site, repository: Repository, run: RunInfo) -> ListedRun:
+    view = run_view(run)
+    intervals = view.intervals
+    means = view.functions
+    if run.status == "running" and 0 < run.rollouts <= FIGURES_AT_ONCE:
+        statistics = site.figures_of(repository, run).statistics
+        means = {name: each.mean for name, each in statistics.items()}
+        intervals = {name: each.confidence_interval for name, each in statistics.items()}
+    scores = [ScoreBar(name, mean, intervals.get(name)) for name, mean in means.items()]
+    return ListedRun(repository, run, view, run_path(repository.name, run.id), scores)
+
+
+def _run_matches(run: ListedRun, query: Mapping[str, str]) -> bool:
+    view = run.view
+    exact = {"status": view.status, "command": view.command, "model": view.model, "dataset": run.dataset}
+    if any(query.get(name) and query[name] != value for name, value in exact.items()):
+        return False
+    words = " ".join(filter(None, [view.id, *exact.values(), run.repository.name])).lower()
+    return all(word in words for word in query.get("q", "").lower().split())
+
+
+def _sorted_runs(runs: list[ListedRun], sort: str) -> list[ListedRun]:
+    keys: dict[str, Callable[[ListedRun], Any]] = {
+        "when": lambda run: run.run.created_at,
+        "status": lambda run: run.view.status,
+        "command": lambda run: run.view.command,
+        "model": lambda run: run.view.model or "",
+        "dataset": lambda run: run.dataset,
+        "rollouts": lambda run: run.view.rollouts,
+        "failed": lambda run: run.view.failed,
+        "score": lambda run: ((means := [bar.mean or 0.0 for bar in run.scores]) and sum(means) / len(means)) or 0.0,
+        "cost": lambda run: run.view.cost_usd or 0.0,
+    }
+    return sorted(runs, key=keys.get(sort.removeprefix("-"), keys["when"]), reverse=sort.startswith("-"))
+
+
+def _chart(runs: Sequence[ListedRun], query: Mapping[str, str]) -> Chart | None:
+    """Lay out the chart of the asked dataset, else of the newest one with two scored runs."""
+    by_dataset: dict[str, list[ListedRun]] = {}
+    for run in runs:
+        if run.dataset and any(bar.parts for bar in run.scores):
+            by_dataset.setdefault(run.dataset, []).append(run)
+    dataset = query.get("dataset") or next((name for name, found in by_dataset.items() if len(found) > 1), "")
+    found = by_dataset.get(dataset, [])[::-1][-100:]
+    functions = list(dict.fromkeys(bar.function for run in found for bar in run.scores))
+    if len(found) < 2 or not functions:
+        return None
+    function = query["fn"] if query.get("fn") in functions else functions[0]
+    scored = [(run, bar, bar.parts) for run in found for bar in run.scores if bar.function == function and bar.parts]
+    if len(scored) < 2:
+        return None
+    points = [
+        Point(
+            18 + 570 * index / (len(scored) - 1), 110 - parts[0], 110 - parts[1], 110 - parts[2], run, bar.mean or 0.0
+        )
+        for index, (run, bar, parts) in enumerate(scored)
+        if parts is not None
+    ]
+    return Chart(dataset, function, functions, points)

@@ -1,0 +1,110 @@
+"""What the pages have in common: the stores, the templates, and what is computed from a run and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from osmosis_ai.errors import StoreError
+from osmosis_ai.records import Outcome
+from osmosis_ai.reward_fn.statistics import FunctionStatistics, summarize
+from osmosis_ai.store.browsing import FailureGroup, RowFilter, RunTotals, Selection
+from osmosis_ai.store.compare import compare_runs
+from osmosis_ai.store.queries import RolloutFilter, RunInfo, ScoredRollout
+from osmosis_ai.store.views import ComparedRuns
+from osmosis_ai.viewer.addresses import decimal
+from osmosis_ai.viewer.rendering import environment, is_markup, shown
+from osmosis_ai.viewer.stores import Repository, Stores
+
+__all__ = ["FIGURES_AT_ONCE", "Figures", "Site", "functions_of", "threshold_of"]
+
+FIGURES_AT_ONCE = 3000
+"""Rollouts of a run whose figures are in its page; those of a larger one follow."""
+
+
+class Figures(NamedTuple):
+    """What a run's scores and calls add up to."""
+
+    totals: RunTotals
+    statistics: dict[str, FunctionStatistics]
+    histograms: dict[str, Any]
+    tools: list[Any]
+    failures: list[FailureGroup]
+
+
+class Site:
+    """Renders the pages of a viewer. Any thread may call; raises StoreError if something isn't there.
+
+    `masked` masks keys in what a page shows, also keys that weren't known when a run was stored.
+    """
+
+    def __init__(self, stores: Stores, masked: Callable[[str], str] | None = None) -> None:
+        self.stores = stores
+        self._templates = environment()
+        if masked is not None:
+            mask = masked
+            self._templates = self._templates.overlay(
+                finalize=lambda value: shown(mask(value) if isinstance(value, str) and not is_markup(value) else value)
+            )
+
+    def render(self, template: str, **values: Any) -> str:
+        """Render a template."""
+        return self._templates.get_template(template).render(**values)
+
+    def error(self, message: str) -> str:
+        """A page that says what isn't there."""
+        return self.render("error.html", message=message, live="")
+
+    def find(self, repository: str, name: str) -> tuple[Repository, RunInfo]:
+        """Return a repository, and its run with this id, name or beginning of an id."""
+        store = self.stores.get(repository)
+        return store, store.runs.find_run(name)
+
+    def select(self, store: Repository, run: RunInfo, wanted: RowFilter) -> Selection:
+        """Return the rows that a filter selects."""
+        return store.kept(("rows", run.id, wanted), run, lambda: store.runs.select(run.id, wanted, threshold_of(run)))
+
+    def figures_of(self, store: Repository, run: RunInfo) -> Figures:
+        """Return what a run's scores and calls add up to."""
+
+        def compute() -> Figures:
+            runs = store.runs
+            histograms = runs.histograms(run.id)
+            names = dict.fromkeys([*functions_of(run, None), *histograms])
+            errors = {each.function: each.errors for each in runs.function_totals(run.id)}
+            statistics = {
+                name: summarize(runs.scores_by_row(run.id, name), threshold_of(run), scoring_errors=errors.get(name, 0))
+                for name in names
+            }
+            failures = runs.failure_groups(run.id)
+            return Figures(runs.run_totals(run.id), statistics, histograms, runs.tool_totals(run.id), failures)
+
+        return store.kept(("figures", run.id), run, compute)
+
+    def compared(self, store: Repository, a: RunInfo, b: RunInfo, query: Mapping[str, str] = {}) -> ComparedRuns:
+        """Compare two runs; `query` may have a `threshold`."""
+        threshold = decimal(query.get("threshold"))
+        threshold = threshold_of(b) if threshold is None else threshold
+        # Two runs that have ended don't change, and the other one's changes show in its own key.
+        running, other = (a, b) if a.alive else (b, a)
+        key = ("compared", a.id, b.id, threshold, other.rollouts, other.finished_at, repr(other.summary))
+        return store.kept(key, running, lambda: compare_runs(store.runs, a, b, threshold))
+
+    def rollout(self, store: Repository, run: RunInfo, row: int, chosen: Outcome) -> ScoredRollout:
+        """Read a rollout with its trajectory."""
+        wanted = RolloutFilter(row=row, run_index=chosen.run_index)
+        for scored in store.runs.scored(run.id, wanted, with_trajectory=True):
+            if scored.stored.rollout.policy == chosen.policy:
+                return scored
+        raise StoreError(f"row {row} of run {run.id} was removed in the meantime")
+
+
+def threshold_of(run: RunInfo) -> float:
+    """Return the score from which an attempt of a run passes."""
+    return float(run.config.get("pass_threshold", 1.0))
+
+
+def functions_of(run: RunInfo, figures: Figures | None) -> list[str]:
+    """Return the functions that score a run: those that it began with, and those that its figures have."""
+    known = [str(name) for name in run.config.get("functions") or ()]
+    return list(dict.fromkeys([*known, *(figures.statistics if figures is not None else ())]))
