@@ -19,7 +19,7 @@ from osmosis_ai.options import declared_options
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.toml_files import TomlError, read_toml
 
-__all__ = ["EvalConfig", "read_eval_config"]
+__all__ = ["EvalConfig", "eval_config_of", "read_eval_config"]
 
 ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -138,6 +138,11 @@ def read_eval_config(text: str, cwd: Path) -> EvalConfig:
     except TomlError as error:
         place = f"{path}:{error.line}" if error.line is not None else str(path)
         raise UsageError(f"{place}: {error.message}") from error
+    return eval_config_of(document, path)
+
+
+def eval_config_of(document: JsonObject, path: Path) -> EvalConfig:
+    """Read a run config's content as if it were in this file; raise UsageError if it can't be used."""
     if TRAINING & document.keys():
         raise UsageError(
             f"{path}: a training config, as [{min(TRAINING & document.keys())}] shows; name one of configs/eval. "

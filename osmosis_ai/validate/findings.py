@@ -158,7 +158,7 @@ CODES: dict[str, Code] = {
     "OSM506": _error("a reserved name"),
     "OSM507": _error("a name is both variable and secret"),
     "OSM508": _error("[secrets] is missing or incomplete"),
-    "OSM509": _error("an invalid commit_sha"),
+    "OSM509": _error("an invalid commit_sha or branch"),
     "OSM510": _error("the rollout's folder doesn't exist"),
     "OSM511": _error("the entrypoint doesn't exist"),
     "OSM512": _warning("an implausible value"),

@@ -14,7 +14,7 @@ from osmosis_ai.validate.check import Check
 from osmosis_ai.validate.findings import Finding, Place, codes, finding
 from osmosis_ai.validate.secrets import kind_of_secret, secret_finding
 
-__all__ = ["CHECKS", "check_config", "check_configs"]
+__all__ = ["CHECKS", "Kind", "check_config", "check_configs", "check_document"]
 
 Kind: TypeAlias = Literal["eval", "training"]
 
@@ -22,6 +22,7 @@ ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 RESERVED = "_OSMOSIS_"
 COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
+BRANCH = re.compile(r"[^\s-]\S*")
 
 
 class Field(NamedTuple):
@@ -35,7 +36,10 @@ class Field(NamedTuple):
 
 
 _REQUIRED = ("rollout", "entrypoint", "model_path", "dataset")
-_EXPERIMENT = {**dict.fromkeys(_REQUIRED, Field("str", required=True)), "commit_sha": Field("str")}
+_EXPERIMENT = {
+    **dict.fromkeys(_REQUIRED, Field("str", required=True)),
+    **dict.fromkeys(("commit_sha", "branch"), Field("str")),
+}
 _COUNT = Field("int", least=1)
 _SECONDS = dict.fromkeys(("agent_workflow_timeout_s", "grader_timeout_s"), Field("number", least=0, exclusive=True))
 _SIZES = ("n_samples_per_prompt", "rollout_batch_size", "max_prompt_length", "max_response_length")
@@ -63,7 +67,7 @@ _TABLES: dict[Kind, dict[str, dict[str, Field]]] = {
     },
 }
 # Tables whose keys are the user's own, or that pass through unchanged.
-_OPEN: dict[Kind, set[str]] = {"eval": {"env", "secrets"}, "training": {"env", "secrets", "advanced"}}
+_OPEN = ("advanced", "env", "secrets")
 _TYPES = {"str": "a string", "int": "an integer", "number": "a number"}
 
 
@@ -93,10 +97,15 @@ def check_config(path: Path, root: Path, kind: Kind) -> list[Finding]:
     return _Config(document, KeyLines(text), kind, root, file).check()
 
 
+def check_document(document: JsonObject, kind: Kind) -> list[Finding]:
+    """Check the content of a run config whose file and repository aren't at hand."""
+    return _Config(document, KeyLines(""), kind, None, None).check()
+
+
 class _Config:
     """The check of one config."""
 
-    def __init__(self, document: JsonObject, lines: KeyLines, kind: Kind, root: Path, file: str) -> None:
+    def __init__(self, document: JsonObject, lines: KeyLines, kind: Kind, root: Path | None, file: str | None) -> None:
         self._document = document
         self._lines = lines
         self._kind = kind
@@ -106,7 +115,7 @@ class _Config:
 
     def check(self) -> list[Finding]:
         tables = _TABLES[self._kind]
-        known = [*tables, *sorted(_OPEN[self._kind])]
+        known = [*tables, *_OPEN]
         for name in self._document:
             if name not in known:
                 self._unknown(name, known, (name,))
@@ -115,7 +124,7 @@ class _Config:
                 self._check_table(name, fields)
         experiment = self._document.get("experiment")
         if isinstance(experiment, dict):
-            self._check_commit(experiment.get("commit_sha"))
+            self._check_revision(experiment.get("commit_sha"), experiment.get("branch"))
             self._check_rollout(experiment.get("rollout"), experiment.get("entrypoint"))
         variables = self._check_env()
         self._check_secrets(variables)
@@ -170,22 +179,28 @@ class _Config:
                 allowed = f"{'more than' if field.exclusive else 'at least'} {field.least:g}"
             self._add("OSM512", f"{key} is {value}; it should be {allowed}", table, key)
 
-    def _check_commit(self, value: object) -> None:
-        if isinstance(value, str) and not COMMIT.fullmatch(value):
-            message = f"commit_sha is {value[:60]!r}; a commit has 7 to 40 hexadecimal digits"
-            hint = "Copy it from git log; a branch or a tag can't be used."
+    def _check_revision(self, commit: object, branch: object) -> None:
+        if isinstance(commit, str) and not COMMIT.fullmatch(commit):
+            message = f"commit_sha is {commit[:60]!r}; a commit has 7 to 40 hexadecimal digits"
+            hint = 'Copy it from git log, or write branch = "…" for the latest commit of a branch.'
             self._add("OSM509", message, "experiment", "commit_sha", hint=hint)
+        if isinstance(branch, str) and not BRANCH.fullmatch(branch):
+            message = f"branch is {branch[:60]!r}; a branch's name holds no spaces and doesn't begin with -"
+            self._add("OSM509", message, "experiment", "branch")
+        if commit is not None and branch is not None:
+            message = "commit_sha and branch both say which code to run; keep one of them"
+            self._add("OSM509", message, "experiment", "branch")
 
     def _check_rollout(self, rollout: object, entrypoint: object) -> None:
         if not isinstance(rollout, str) or not rollout.strip():
             return
-        folder = self._root / "rollouts" / rollout
         if "/" in rollout or "\\" in rollout or rollout in (".", ".."):
             message = f"rollout is {rollout!r}; it must be the name of a folder in rollouts/, not a path"
             self._add("OSM510", message, "experiment", "rollout")
             return
-        if not folder.is_dir():
-            there = sorted(entry.name for entry in (self._root / "rollouts").glob("*/"))
+        rollouts = None if self._root is None else self._root / "rollouts"
+        if rollouts is not None and not (rollouts / rollout).is_dir():
+            there = sorted(entry.name for entry in rollouts.glob("*/"))
             close = difflib.get_close_matches(rollout, there, n=1)
             suggestion = f"; did you mean {close[0]}?" if close else ""
             hint = f"Available: {', '.join(there[:20])}." if there else "There is no rollouts/ folder, or it is empty."
@@ -198,7 +213,7 @@ class _Config:
         if parts.is_absolute() or ".." in parts.parts:
             message = f"entrypoint is {entrypoint!r}; it must be a relative path inside rollouts/{rollout}"
             self._add("OSM511", message, "experiment", "entrypoint")
-        elif not (folder / entrypoint).is_file():
+        elif rollouts is not None and not (rollouts / rollout / entrypoint).is_file():
             message = f"the entrypoint rollouts/{rollout}/{entrypoint} doesn't exist"
             self._add("OSM511", message, "experiment", "entrypoint")
 
@@ -253,7 +268,7 @@ class _Config:
                 message = f"{name} is in both [env] and [secrets].required"
                 self._add("OSM507", message, "env", name, hint="Remove it from [env] if it is secret.")
             if name in seen:
-                self._add("OSM512", f"{name} is listed twice", "secrets", "required")
+                self._add("OSM505", f"{name} is listed twice", "secrets", "required")
             seen.add(name)
 
 

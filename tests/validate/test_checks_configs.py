@@ -135,7 +135,9 @@ def test_no_experiment_at_all(repo: Path) -> None:
         ('"main.py"', '"../../x.py"', "OSM511", 4, "must be a relative path"),
         ("n = 1", "n = 0", "OSM512", 11, "at least 1"),
         ("= 150.5", "= nan", "OSM512", 15, "more than 0"),
-        ('["OPENAI_API_KEY"]', '["A", "A"]', "OSM512", 22, "listed twice"),
+        ('["OPENAI_API_KEY"]', '["A", "A"]', "OSM505", 22, "listed twice"),
+        ('commit_sha = "abc1234"', 'branch = "a b"', "OSM509", 7, "no spaces"),
+        ('"abc1234"', '"abc1234"; branch = "main"'.replace("; ", "\n"), "OSM509", 8, "keep one of them"),
     ],
 )
 def test_rules_of_eval_configs(repo: Path, old: str, new: str, code: str, line: int, said: str) -> None:

@@ -1,0 +1,163 @@
+"""Users, their tokens, and the workspaces that they work in. A token is shown once; only its hash is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import sqlite3
+import uuid
+from typing import NamedTuple
+
+from osmosis_ai.errors import UsageError
+from osmosis_ai.platform.database import Database
+from osmosis_ai.platform.errors import ApiError
+from osmosis_ai.platform.paging import iso, now
+from osmosis_ai.records import JsonObject
+
+__all__ = ["Accounts", "Holder", "Workspace"]
+
+IDENTITY = re.compile(r"[a-z0-9._-]{1,100}/[a-z0-9._-]{1,100}")
+USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PREFIX = "osm_"
+
+
+class Holder(NamedTuple):
+    """The user of a valid token."""
+
+    token_id: str
+    user_id: str
+    name: str
+    email: str
+    expires_at: float | None
+
+
+class Workspace(NamedTuple):
+    """A repository, and where its code can be cloned from."""
+
+    id: str
+    identity: str
+    remote: str | None
+    path: str | None
+
+
+class Accounts:
+    """Who may use the platform, and for what."""
+
+    def __init__(self, database: Database, *, local_paths: bool) -> None:
+        self._database = database
+        self._local_paths = local_paths
+
+    def create_token(self, user: str, label: str, *, days: float | None = None) -> tuple[str, str]:
+        """Make a token for a user, who is created if new; return its id and the token. Raises UsageError."""
+        if not USER_NAME.fullmatch(user):
+            raise UsageError(f"{user[:70]!r} can't be a user's name: use letters, digits, dots, dashes and underscores")
+        token, token_id, at = PREFIX + secrets.token_urlsafe(32), str(uuid.uuid4()), now()
+        expires_at = None if days is None else at + days * 86400
+        with self._database.write("creating a token") as db:
+            db.execute(
+                "INSERT INTO users VALUES (?, ?, ?, ?) ON CONFLICT (name) DO NOTHING",
+                (str(uuid.uuid4()), user, f"{user}@localhost", at),
+            )
+            (owner,) = db.execute("SELECT id FROM users WHERE name = ?", (user,)).fetchone()
+            db.execute(
+                "INSERT INTO tokens VALUES (?, ?, ?, ?, ?, ?, NULL)",
+                (token_id, owner, label, _hash(token), at, expires_at),
+            )
+        return token_id, token
+
+    def tokens(self) -> list[JsonObject]:
+        """List all tokens, without the tokens themselves."""
+        rows = self._database.all(
+            "SELECT t.*, u.name AS user_name FROM tokens t JOIN users u ON u.id = t.user ORDER BY t.created_at"
+        )
+        times = ("created_at", "expires_at", "revoked_at")
+        return [
+            {
+                "id": row["id"],
+                "user": row["user_name"],
+                "label": row["label"],
+                **{name: iso(row[name]) for name in times},
+            }
+            for row in rows
+        ]
+
+    def revoke(self, token_id: str, *, owner: str | None = None) -> bool:
+        """Revoke a token, of this user if one is given; return False if there is no such token."""
+        with self._database.write("revoking a token") as db:
+            done = db.execute(
+                "UPDATE tokens SET revoked_at = coalesce(revoked_at, ?1) WHERE id = ?2 AND user = coalesce(?3, user)",
+                (now(), token_id, owner),
+            )
+            return bool(done.rowcount)
+
+    def holder(self, authorization: str | None) -> Holder:
+        """Return the user of a request by its Authorization header; raise ApiError."""
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise _refused("a token is missing: set OSMOSIS_TOKEN, or run `osmosis auth login`", "TOKEN_MISSING")
+        row = self._database.one(
+            "SELECT t.id, t.user, u.name, u.email, t.expires_at, t.revoked_at "
+            "FROM tokens t JOIN users u ON u.id = t.user WHERE t.hash = ?",
+            _hash(token.strip()),
+        )
+        if row is None:
+            raise _refused("the token isn't known here", "TOKEN_INVALID")
+        if row["revoked_at"] is not None:
+            raise _refused("the token is revoked", "TOKEN_REVOKED")
+        if row["expires_at"] is not None and row["expires_at"] <= now():
+            raise _refused("the token has expired", "TOKEN_EXPIRED")
+        return Holder(*tuple(row)[:5])
+
+    def workspace(self, identity: str | None, remote: str | None, path: str | None) -> Workspace:
+        """Return the workspace of a request, registered at first sight; raise ApiError."""
+        if not identity:
+            raise ApiError(400, "the header X-Osmosis-Git names no repository", "GIT_SCOPE_HEADER_REQUIRED")
+        identity = identity.lower()
+        if not IDENTITY.fullmatch(identity) or {".", ".."} & set(identity.split("/")):
+            raise ApiError(400, "the header X-Osmosis-Git must be owner/repo", "GIT_SCOPE_HEADER_INVALID")
+        if remote is not None and not _is_remote(remote):
+            raise ApiError(400, "the header X-Osmosis-Remote isn't the URL of a repository", "GIT_SCOPE_HEADER_INVALID")
+        if path is not None and not self._local_paths:
+            # It would let a remote user read any repository of this machine.
+            path = None
+        found = self._find(identity)
+        if found is not None and (remote in (None, found.remote)) and (path in (None, found.path)):
+            return found
+        with self._database.write("registering a workspace") as db:
+            db.execute(
+                "INSERT INTO workspaces VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (identity) DO UPDATE SET "
+                "remote = coalesce(?3, remote), path = coalesce(?4, path)",
+                (str(uuid.uuid4()), identity, remote, path, now()),
+            )
+        found = self._find(identity)
+        assert found is not None
+        return found
+
+    def workspaces(self) -> list[JsonObject]:
+        """List the workspaces as the API has them."""
+        rows = self._database.all("SELECT id, identity FROM workspaces ORDER BY identity")
+        return [
+            {"id": row["id"], "name": row["identity"], "connected_repo": {"repo_full_name": row["identity"]}}
+            for row in rows
+        ]
+
+    def _find(self, identity: str) -> Workspace | None:
+        row: sqlite3.Row | None = self._database.one(
+            "SELECT id, identity, remote, path FROM workspaces WHERE identity = ?", identity
+        )
+        return None if row is None else Workspace(*row)
+
+
+def _is_remote(text: str) -> bool:
+    # No `ext::`, no option, no path of this machine.
+    return re.fullmatch(r"(https?|ssh|git)://[^\s-]\S*|[\w.-]+@[\w.-]+:[^\s:-]\S*", text) is not None
+
+
+def _hash(token: str) -> bytes:
+    # Not a password: the token is random, so one round is enough.
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _refused(message: str, code: str) -> ApiError:
+    return ApiError(401, message, code)

@@ -1,0 +1,476 @@
+"""The routes of the API, and what each does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote, urlencode
+
+import anyio
+import anyio.to_thread
+import msgspec
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from osmosis_ai import __version__
+from osmosis_ai.platform import requests, runs
+from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.database import Row
+from osmosis_ai.platform.datasets import Datasets
+from osmosis_ai.platform.errors import ApiError, conflict, invalid, not_found
+from osmosis_ai.platform.home import Home
+from osmosis_ai.platform.logs import Logs, entry
+from osmosis_ai.platform.paging import iso, page, window
+from osmosis_ai.platform.requests import Call, Handler, answer, error_response, json_response
+from osmosis_ai.platform.runs import TERMINAL, Kind, Runs, Submission
+from osmosis_ai.platform.vault import Cipher, Vault
+from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.row_numbers import RowNumbers
+
+__all__ = ["Api", "Operation"]
+
+SIGNED_SECONDS = 3600
+MAX_URLS = 500
+EVENT_SECONDS = 15.0
+
+
+class NewDataset(Record, frozen=True):
+    """An upload to come."""
+
+    file_name: str
+    file_size: int
+    extension: str
+    overwrite_dataset_id: str | None = None
+
+
+class NewSecret(Record, frozen=True):
+    """A secret's value."""
+
+    name: str
+    value: str
+    scope: str = "user"
+
+
+class NamedSecret(Record, frozen=True):
+    """A secret to delete."""
+
+    name: str
+    scope: str = "user"
+
+
+class WantedFile(Record, frozen=True):
+    """A file of a run."""
+
+    path: str
+
+
+class WantedFiles(Record, frozen=True):
+    """Files of a run to download."""
+
+    items: list[WantedFile]
+
+
+class Operation(NamedTuple):
+    """One route: its summary, and the body that it takes."""
+
+    method: str
+    path: str
+    handler: Handler
+    summary: str
+    body: type[Record] | None = None
+    status: int = 200
+    scoped: bool = True
+
+
+class Api:
+    """The application's parts, and the handlers over them.
+
+    `wake` is called after a submission, `stop` to stop a run that goes on, and `changes` waits for the next change of a
+    run.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        accounts: Accounts,
+        cipher: Cipher,
+        vault: Vault,
+        datasets: Datasets,
+        runs: Runs,
+        logs: Logs,
+        *,
+        wake: Callable[[], None],
+        stop: Callable[[str], None],
+        changes: Callable[[str], anyio.Event],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._home = home
+        self._accounts = accounts
+        self._cipher = cipher
+        self._vault = vault
+        self._datasets = datasets
+        self._runs = runs
+        self._logs = logs
+        self._wake = wake
+        self._stop = stop
+        self._changes = changes
+        self._stopping = stopping
+        self.operations = [*self._account_operations(), *self._data_operations(), *self._run_operations()]
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the application."""
+        found = [
+            Route(each.path, self._endpoint(each), methods=[each.method], name=f"{each.method} {each.path}")
+            for each in self.operations
+        ]
+        signed = [
+            Route("/api/files/datasets/{id}", self._upload, methods=["PUT"]),
+            Route("/api/files/datasets/{id}", self._download_dataset, methods=["GET"]),
+            Route("/api/files/runs/{id}/{path:path}", self._download_file, methods=["GET"]),
+        ]
+        return [
+            Route("/health", self._health, methods=["GET"]),
+            *found,
+            Route("/api/cli/eval-runs/{name}/events", self._events, methods=["GET"]),
+            *signed,
+        ]
+
+    def _endpoint(self, operation: Operation) -> Callable[..., object]:
+        async def endpoint(request: Request) -> Response:
+            return await answer(request, self._accounts, operation.handler, operation.status)
+
+        return endpoint
+
+    async def _health(self, request: Request) -> Response:
+        return json_response({"status": "ok", "version": __version__})
+
+    # Accounts
+
+    def _account_operations(self) -> list[Operation]:
+        return [
+            Operation("GET", "/api/cli/verify", self._verify, "Say whose token this is.", scoped=False),
+            Operation("DELETE", "/api/cli/tokens/{id}", self._revoke, "Revoke a token of one's own.", scoped=False),
+            Operation("GET", "/api/cli/workspaces", self._workspaces, "List the workspaces.", scoped=False),
+        ]
+
+    def _verify(self, call: Call) -> JsonObject:
+        holder = call.holder
+        workspace = None
+        if requests.IDENTITY in call.request.headers:
+            found = call.workspace
+            workspace = {"id": found.id, "name": found.identity, "role": "admin"}
+        return {
+            "token_id": holder.token_id,
+            "user": {"id": holder.user_id, "email": holder.email, "name": holder.name},
+            "expires_at": iso(holder.expires_at),
+            "workspace": workspace,
+        }
+
+    def _revoke(self, call: Call) -> JsonObject:
+        if not self._accounts.revoke(call.named("id"), owner=call.holder.user_id):
+            raise not_found("there is no such token of yours")
+        return {}
+
+    def _workspaces(self, call: Call) -> JsonObject:
+        return {"workspaces": self._accounts.workspaces()}
+
+    # Datasets and secrets
+
+    def _data_operations(self) -> list[Operation]:
+        one, secret = "/api/cli/datasets/{name}", "/api/cli/environment-secrets"
+        return [
+            Operation("POST", "/api/cli/datasets", self._create_dataset, "Announce an upload.", NewDataset, 201),
+            Operation("GET", "/api/cli/datasets", self._list_datasets, "List datasets."),
+            Operation("GET", one, self._show_dataset, "Show a dataset with its first rows."),
+            Operation("DELETE", one, self._delete_dataset, "Delete a dataset."),
+            Operation("POST", f"{one}/complete", self._complete_dataset, "Check an upload, and make it a dataset."),
+            Operation("POST", f"{one}/abort", self._abort_dataset, "Give up an upload."),
+            Operation("GET", f"{one}/download", self._dataset_url, "Get a URL to download a dataset from."),
+            Operation("GET", f"{one}/logs", self._dataset_logs, "Read a dataset's log."),
+            Operation("GET", secret, self._list_secrets, "List the names of secrets."),
+            Operation("POST", secret, self._set_secret, "Store a secret.", NewSecret),
+            Operation("DELETE", secret, self._delete_secret, "Delete a secret.", NamedSecret),
+        ]
+
+    def _create_dataset(self, call: Call) -> JsonObject:
+        asked = call.read(NewDataset)
+        row = self._datasets.create(
+            call.holder, call.workspace, asked.file_name, asked.extension, asked.file_size, asked.overwrite_dataset_id
+        )
+        url = self._signed(call.origin, "PUT", f"/api/files/datasets/{row['id']}")
+        upload = {
+            "method": "simple",
+            "presigned_url": url,
+            "upload_headers": {"Content-Type": "application/octet-stream"},
+            "expires_in": SIGNED_SECONDS,
+        }
+        return {**self._datasets.item(row), "upload": upload}
+
+    def _list_datasets(self, call: Call) -> JsonObject:
+        return self._datasets.list(call.workspace, window(call.query))
+
+    def _show_dataset(self, call: Call) -> JsonObject:
+        return self._datasets.detail(self._datasets.find(call.workspace, call.named()))
+
+    def _delete_dataset(self, call: Call) -> JsonObject:
+        self._datasets.delete(call.workspace, call.named())
+        return {}
+
+    def _complete_dataset(self, call: Call) -> JsonObject:
+        return self._datasets.item(self._datasets.complete(call.workspace, call.named()))
+
+    def _abort_dataset(self, call: Call) -> JsonObject:
+        self._datasets.abort(call.workspace, call.named())
+        return {}
+
+    def _dataset_url(self, call: Call) -> JsonObject:
+        row = self._datasets.find(call.workspace, call.named())
+        if row["status"] != "uploaded":
+            raise conflict(f"the dataset {row['name']} is {row['status']}; it must be uploaded")
+        _, name = self._datasets.file(row["id"])
+        url = self._signed(call.origin, "GET", f"/api/files/datasets/{row['id']}")
+        return {"presigned_url": url, "expires_in": SIGNED_SECONDS, "file_name": name}
+
+    def _dataset_logs(self, call: Call) -> JsonObject:
+        return self._logs.page(self._datasets.find(call.workspace, call.named())["id"], call.query)
+
+    def _list_secrets(self, call: Call) -> JsonObject:
+        scope = call.query.get("scope", "all")
+        return self._vault.list(call.holder, call.workspace, scope, window(call.query))
+
+    def _set_secret(self, call: Call) -> JsonObject:
+        asked = call.read(NewSecret)
+        return self._vault.set(call.holder, call.workspace, asked.name, asked.value, asked.scope)
+
+    def _delete_secret(self, call: Call) -> JsonObject:
+        asked = call.read(NamedSecret)
+        self._vault.delete(call.holder, call.workspace, asked.name, asked.scope)
+        return {}
+
+    # Runs
+
+    def _run_operations(self) -> list[Operation]:
+        found: list[Operation] = []
+        kinds: tuple[tuple[Kind, str, str], ...] = (
+            ("eval", "/api/cli/eval-runs", "evaluation"),
+            ("training", "/api/cli/training-runs", "training run"),
+        )
+        for kind, many, word in kinds:
+            one = f"{many}/{{name}}"
+            found += [
+                Operation("GET", many, partial(self._list_runs, kind), f"List {word}s."),
+                Operation("GET", one, partial(self._show_run, kind), f"Show a {word}."),
+                Operation("GET", f"{one}/logs", partial(self._run_logs, kind), f"Read the log of a {word}."),
+                Operation("GET", f"{one}/metrics", partial(self._run_metrics, kind), f"Show the figures of a {word}."),
+                Operation("POST", f"{one}/stop", partial(self._stop_run, kind), f"Stop a {word}."),
+            ]
+        evaluations, one = "/api/cli/eval-runs", "/api/cli/eval-runs/{name}"
+        return [
+            *found,
+            Operation("POST", evaluations, self._submit_eval, "Submit an evaluation.", Submission, 201),
+            Operation(
+                "POST", "/api/cli/training-runs", self._submit_training, "Submit a training run.", Submission, 201
+            ),
+            Operation("POST", f"{one}/retry", self._retry_run, "Put an evaluation back into the queue."),
+            Operation("GET", f"{one}/samples/manifest", self._manifest, "List an evaluation's files."),
+            Operation("POST", f"{one}/samples/download-urls", self._file_urls, "Get URLs of files.", WantedFiles),
+            Operation("GET", "/api/cli/training-runs/{name}/checkpoints", self._checkpoints, "List checkpoints."),
+            Operation("GET", "/api/cli/rollouts", self._list_rollouts, "List the rollouts that were evaluated."),
+            Operation("GET", "/api/cli/models/base", self._list_models, "List models."),
+            Operation("GET", "/api/cli/models/lora", self._list_models, "List trained models."),
+        ]
+
+    def _submit_eval(self, call: Call) -> Response:
+        asked = call.read(Submission)
+        key = call.request.headers.get("Idempotency-Key")
+        row, is_new = self._runs.submit("eval", call.holder, call.workspace, asked, key)
+        self._wake()
+        return json_response(runs.submitted(row), 201 if is_new else 200)
+
+    def _submit_training(self, call: Call) -> JsonObject:
+        asked = call.read(Submission)
+        self._runs.check("training", call.holder, call.workspace, asked)
+        raise ApiError(
+            409,
+            "no trainer is configured on this platform: the config is valid, but there is nothing to run it; "
+            "`osmosis rollout serve` serves the rollout to a trainer of your own",
+            "TRAINER_REQUIRED",
+        )
+
+    def _list_runs(self, kind: Kind, call: Call) -> JsonObject:
+        return self._runs.list(kind, call.workspace, window(call.query))
+
+    def _show_run(self, kind: Kind, call: Call) -> JsonObject:
+        return runs.detail(self._run(kind, call))
+
+    def _run_logs(self, kind: Kind, call: Call) -> JsonObject:
+        return self._logs.page(self._run(kind, call)["id"], call.query)
+
+    def _run_metrics(self, kind: Kind, call: Call) -> JsonObject:
+        return runs.metrics(self._run(kind, call))
+
+    def _stop_run(self, kind: Kind, call: Call) -> JsonObject:
+        row = self._run(kind, call)
+        self._runs.stop(row)
+        self._stop(row["id"])
+        return runs.submitted(self._runs.by_id(row["id"]))
+
+    def _retry_run(self, call: Call) -> JsonObject:
+        row = self._run("eval", call)
+        self._runs.retry(row)
+        self._wake()
+        return runs.submitted(self._runs.by_id(row["id"]))
+
+    def _checkpoints(self, call: Call) -> JsonObject:
+        return {"training_run_name": self._run("training", call)["name"], "checkpoints": []}
+
+    def _list_rollouts(self, call: Call) -> JsonObject:
+        found, total = self._runs.rollouts(call.workspace, window(call.query))
+        return page("rollouts", found, total, window(call.query))
+
+    def _list_models(self, call: Call) -> JsonObject:
+        return page("models", [], 0, window(call.query))
+
+    def _manifest(self, call: Call) -> JsonObject:
+        folder = self._files(self._run("eval", call))
+        types = set(call.query.get("types", "metrics,trajectories").split(","))
+        rows = call.query.get("rows")
+        try:
+            wanted = None if not rows else RowNumbers(rows)
+        except ValueError as error:
+            raise invalid(f"rows: {error}", "rows") from None
+        files = []
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and not path.is_symlink() and _is_wanted(name, types, wanted):
+                files.append({"path": name, "size": path.stat().st_size})
+        return {"files": files, "totals": {"files": len(files), "size": sum(file["size"] for file in files)}}
+
+    def _file_urls(self, call: Call) -> JsonObject:
+        row = self._run("eval", call)
+        folder = self._files(row)
+        asked = call.read(WantedFiles).items
+        if not 0 < len(asked) <= MAX_URLS:
+            raise invalid(f"from 1 to {MAX_URLS} files at a time", "items")
+        for wanted in asked:
+            _inside(folder, wanted.path)
+        urls = [
+            {
+                "path": wanted.path,
+                "url": self._signed(call.origin, "GET", f"/api/files/runs/{row['id']}/{quote(wanted.path)}"),
+            }
+            for wanted in asked
+        ]
+        return {"items": urls, "expires_in": SIGNED_SECONDS}
+
+    def _run(self, kind: Kind, call: Call) -> Row:
+        return self._runs.find(kind, call.workspace, call.named())
+
+    def _files(self, row: Row) -> Path:
+        folder = self._home.run(row["id"]) / "files" / row["id"]
+        if not folder.is_dir():
+            raise conflict(f"the run {row['name']} is {row['status']}; its files are there when it has ended")
+        return folder
+
+    # Signed URLs, which are their own authorization
+
+    def _signed(self, origin: str, method: str, path: str) -> str:
+        expires = int(time.time()) + SIGNED_SECONDS
+        signature = self._cipher.sign(f"{method} {path} {expires}")
+        return f"{origin}{path}?{urlencode({'expires': expires, 'signature': signature})}"
+
+    def _check_signature(self, request: Request) -> None:
+        path = quote(request.scope["path"])
+        expires = request.query_params.get("expires", "")
+        expected = self._cipher.sign(f"{request.method} {path} {expires}")
+        if not requests.same(expected, request.query_params.get("signature", "")):
+            raise ApiError(403, "this URL isn't signed by the platform", "SIGNATURE_INVALID")
+        if int(expires) < time.time():
+            raise ApiError(403, "this URL has expired", "SIGNATURE_EXPIRED")
+
+    async def _upload(self, request: Request) -> Response:
+        try:
+            self._check_signature(request)
+            digest = await self._datasets.receive(request.path_params["id"], request.stream())
+        except Exception as error:  # noqa: BLE001 - every request has an answer
+            return error_response(error)
+        return Response(status_code=200, headers={"ETag": f'"{digest}"'})
+
+    def _download_dataset(self, request: Request) -> Response:
+        try:
+            self._check_signature(request)
+            path, name = self._datasets.file(request.path_params["id"])
+            return FileResponse(path, filename=name, media_type="application/octet-stream")
+        except Exception as error:  # noqa: BLE001 - every request has an answer
+            return error_response(error)
+
+    def _download_file(self, request: Request) -> Response:
+        try:
+            self._check_signature(request)
+            run_id = request.path_params["id"]
+            folder = self._files(self._runs.by_id(run_id))
+            path = _inside(folder, request.path_params["path"])
+            return FileResponse(path, filename=path.name, media_type="application/octet-stream")
+        except Exception as error:  # noqa: BLE001 - every request has an answer
+            return error_response(error)
+
+    # Events
+
+    async def _events(self, request: Request) -> Response:
+        def find(call: Call) -> JsonObject:
+            return {"id": self._run("eval", call)["id"]}
+
+        found = await answer(request, self._accounts, find)
+        if found.status_code != 200:
+            return found
+        run_id = msgspec.json.decode(found.body)["id"]
+        since = request.headers.get("last-event-id") or request.query_params.get("since", "0")
+        cursor = int(since) if since.isascii() and since.isdecimal() and len(since) <= 16 else 0
+        return StreamingResponse(self._stream(run_id, cursor), media_type="text/event-stream")
+
+    async def _stream(self, run_id: str, cursor: int) -> AsyncIterator[str]:
+        """Yield a run's log entries after the cursor, and its state after every change, until it has ended."""
+        yield "retry: 1000\n\n"
+        before = b""
+        while not self._stopping():
+            change = self._changes(run_id)
+            row = await anyio.to_thread.run_sync(self._runs.by_id, run_id)
+            while entries := await anyio.to_thread.run_sync(self._logs.after, run_id, cursor):
+                for each in entries:
+                    cursor = each["pk"]
+                    yield f"id: {cursor}\nevent: log\ndata: {msgspec.json.encode(entry(each)).decode()}\n\n"
+            shown = runs.detail(row)
+            state = msgspec.json.encode({**shown["eval_run"], "results": shown["results"]})
+            if state != before:
+                before = state
+                yield f"event: run\ndata: {state.decode()}\n\n"
+            if row["status"] in TERMINAL:
+                return
+            with anyio.move_on_after(EVENT_SECONDS):
+                await change.wait()
+                continue
+            yield ": still here\n\n"
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return a file in a folder; raise ApiError if there is none of this name."""
+    path = folder / name
+    if "\0" in name or not path.resolve().is_relative_to(folder.resolve()) or not path.is_file() or path.is_symlink():
+        raise not_found(f"there is no file {name[:200]!r}")
+    return path
+
+
+def _is_wanted(name: str, types: set[str], rows: RowNumbers | None) -> bool:
+    folder = name.partition("/")[0]
+    kinds = {"metrics.json": "metrics", "index.jsonl": "metrics", "logs.txt": "logs", "server.log": "logs"}
+    kind = kinds.get(name, folder)
+    if not ({kind, "all"} & types or (name == "index.jsonl" and "trajectories" in types)):
+        return False
+    if rows is None or folder not in ("trajectories", "artifacts"):
+        return True
+    number = name.partition("/row_")[2].partition("_")[0]
+    return number.isdecimal() and int(number) in rows

@@ -1,0 +1,262 @@
+"""A run's job, in a process of its own: `python -m osmosis_ai.platform.job`.
+
+It reads its order from stdin, and then `stop` if the user wants that. It tells the server what happens on stdout, which
+is taken from everything else. At the end of stdin the server is gone: then the job ends at once with all its processes,
+and the next server starts it again, from the recorded items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import BinaryIO
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from osmosis_ai.config import RunConfig
+from osmosis_ai.discovery.eval_configs import eval_config_of
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.masking import VARIABLE, Masker
+from osmosis_ai.platform.orders import Ended, JobMessage, JobOrder, Logged, Resolved, Results, Started, Step
+from osmosis_ai.platform.repositories import Revision, check_out
+from osmosis_ai.platform.results import run_results
+from osmosis_ai.process_tree import end_group
+from osmosis_ai.records import JsonObject
+from osmosis_ai.runtime.run import events
+from osmosis_ai.runtime.run.eval_files import write_eval_files
+from osmosis_ai.runtime.run.report import Report
+from osmosis_ai.runtime.run.session import RunSession
+from osmosis_ai.tasks import task_group
+from osmosis_ai.text import counted
+
+__all__ = ["main", "sampled_rows"]
+
+SAMPLE = 10
+"""Without a limit, one row of so many is run."""
+GRACE_SECONDS = 10.0
+RESULT_SECONDS = 0.5
+
+
+class Job:
+    """One run, from its order to its end."""
+
+    def __init__(self, order: JobOrder, tell: Callable[[JobMessage], None], masker: Masker) -> None:
+        self._order = order
+        self._tell = tell
+        self._masker = masker
+        self._folder = Path(order.folder)
+        self._step: Step = "clone"
+        self._session: RunSession | None = None
+        self._scope = anyio.CancelScope()
+        self._stopping = False
+        self._changed = asyncio.Event()
+
+    def stop(self) -> None:
+        """Stop the run at the user's wish: rollouts in flight have a grace period, then they end."""
+        self._stopping = True
+        if self._session is None:
+            self._scope.cancel()
+            return
+        self._log("stop", f"stopping: running rollouts have {GRACE_SECONDS:.0f} s to finish")
+        self._session.stop()
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._session.cancel)
+
+    async def run(self) -> None:
+        """Run to the end, and tell how it ended."""
+        try:
+            with self._scope:
+                if not self._stopping:
+                    await self._run()
+            status = "stopped" if self._stopping else "finished"
+        except OsmosisError as error:
+            self._fail(str(error))
+            status = "failed"
+        except Exception as error:  # noqa: BLE001 - the user reads it in the run's log
+            self._fail(f"{type(error).__name__}: {error}", {"traceback": traceback.format_exc()})
+            status = "failed"
+        if status == "stopped":
+            self._log("stop", "stopped; the recorded results are kept")
+        self._tell(Ended(status))
+
+    async def _run(self) -> None:
+        code = await self._clone()
+        self._resolve_secrets()
+        config = self._config(code)
+        self._step = "environment"
+        began = time.monotonic()
+        async with RunSession.open(config, code, self._environ(), self._hear) as session:
+            await session.begin()
+            self._session = session
+            seconds = time.monotonic() - began
+            self._tell(Started(config.data.rows))
+            self._step = "rollout"
+            rollouts = counted(session.plan.total_rollouts, "rollout")
+            self._log("rollout", f"{rollouts} of {counted(session.plan.total_rows, 'row')}, after {seconds:.1f} s")
+            async with task_group() as reporting:
+                reporting.start_soon(self._report_results, session)
+                report = await session.report()
+                reporting.cancel_scope.cancel()
+            self._tell(Results(self._results(session)))
+        await anyio.to_thread.run_sync(self._write_files, report)
+        if not self._stopping:
+            self._conclude(report)
+
+    async def _clone(self) -> Path:
+        order = self._order
+        experiment = order.document["experiment"]
+        code = self._folder / "code"
+        revision = Revision(order.commit or experiment.get("commit_sha"), experiment.get("branch"))
+        self._log("clone", f"getting the code of {revision.commit or revision.branch or 'the default branch'}")
+        done = await anyio.to_thread.run_sync(
+            check_out, revision, order.sources, Path(order.repository), code, dict(order.variables)
+        )
+        self._tell(Resolved(done.commit))
+        self._log("clone", f"commit {done.commit} from {done.source}")
+        if done.left_out:
+            self._log("clone", f"submodules aren't fetched: {', '.join(done.left_out[:10])}", "WARNING")
+        return code
+
+    def _resolve_secrets(self) -> None:
+        self._step = "secrets"
+        scopes = self._order.scopes
+        said = ", ".join(f"{name} ({scope})" for name, scope in scopes.items()) or "none are needed"
+        self._log("secrets", said)
+
+    def _config(self, code: Path) -> RunConfig:
+        self._step = "select"
+        order = self._order
+        found = eval_config_of(order.document, code / "configs" / "eval" / f"{order.name}.toml")
+        options = {**found.options, "dataset": order.dataset, "store": order.store, "name": order.run_id}
+        rows = order.row_numbers
+        if "limit" in options:
+            self._log("select", f"the first {options['limit']} of {counted(order.dataset_rows, 'row')}")
+        else:
+            rows = rows or sampled_rows(order.dataset_rows, order.seed)
+            options["rows"] = rows
+            self._log(
+                "select",
+                f"a random tenth of {counted(order.dataset_rows, 'row')}",
+                details={"seed": order.seed, "rows": rows},
+            )
+        endpoint = order.document.get("advanced", {}).get("base_url")
+        if endpoint is not None:
+            options["base_url"] = endpoint
+        return RunConfig.of("eval", **options)
+
+    def _environ(self) -> dict[str, str]:
+        order = self._order
+        masked = ",".join(order.secrets)
+        return {**order.variables, **order.document.get("env", {}), **order.secrets, VARIABLE: masked}
+
+    def _hear(self, event: events.RunEvent) -> None:
+        if isinstance(event, events.Waiting):
+            self._log(self._step, event.what)
+        elif isinstance(event, events.Notice):
+            self._log(self._step, event.message, "WARNING" if event.severity == "warning" else "INFO")
+        elif isinstance(event, events.RunLoaded):
+            self._step = "preflight"
+        elif isinstance(event, events.RunStarted) and event.recorded:
+            self._log("rollout", f"continuing: {counted(event.recorded, 'rollout')} recorded before")
+        elif isinstance(event, events.RolloutDone):
+            rollout, self._step = event.rollout, "rollout"
+            if rollout.failure is not None:
+                where = {"row_index": rollout.row_index, "run_index": rollout.run_index}
+                message = f"row {rollout.row_index}: {rollout.failure.message}"
+                self._log("rollout", message, "ERROR", {**where, **msgspec.to_builtins(rollout.failure)})
+            self._changed.set()
+        elif isinstance(event, events.RolloutScored):
+            self._changed.set()
+
+    async def _report_results(self, session: RunSession) -> None:
+        """Tell the results after items; the more there are to summarize, the longer the pauses."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            began = time.monotonic()
+            found = await anyio.to_thread.run_sync(self._results, session)
+            self._tell(Results(found))
+            await anyio.sleep(max(RESULT_SECONDS, 5 * (time.monotonic() - began)))
+
+    def _results(self, session: RunSession) -> JsonObject:
+        plan = session.plan
+        return run_results(
+            session.outcomes(),
+            n=plan.config.scoring.n,
+            threshold=plan.config.scoring.pass_threshold,
+            rows=plan.total_rows,
+            dataset_rows=self._order.dataset_rows,
+            resumed=session.done_before,
+        )
+
+    def _write_files(self, report: Report) -> None:
+        target = self._folder / "files"
+        target.mkdir(exist_ok=True)
+        write_eval_files(target, report, self._masker)
+
+    def _conclude(self, report: Report) -> None:
+        policy = report.policy
+        self._step = "finish"
+        means = ", ".join(f"{name} {found.mean:.3f}" for name, found in report.functions.items()) or "no score"
+        failed = f", {policy.failed} failed" if policy.failed else ""
+        self._log("finish", f"{counted(policy.rollouts, 'rollout')}{failed}: {means}")
+
+    def _fail(self, message: str, details: JsonObject | None = None) -> None:
+        self._log(self._step, message, "ERROR", details)
+
+    def _log(self, step: Step, message: str, level: str = "INFO", details: JsonObject | None = None) -> None:
+        self._tell(Logged(step, message, level, details))  # type: ignore[arg-type]
+
+
+def sampled_rows(rows: int, seed: int) -> str:
+    """Choose a random tenth of a dataset's rows, at least one, and return their numbers."""
+    chosen = sorted(Random(seed).sample(range(rows), max(1, rows // SAMPLE)))  # noqa: S311 - a sample, no secret
+    return ",".join(map(str, chosen))
+
+
+async def _main(order: JobOrder, orders: BinaryIO, answers: BinaryIO) -> None:
+    masker = Masker([*order.secrets.values()])
+    lock = threading.Lock()
+
+    def tell(message: JobMessage) -> None:
+        with lock:
+            answers.write(masker.encoded(msgspec.json.encode(message)) + b"\n")
+            answers.flush()
+
+    job = Job(order, tell, masker)
+    loop = asyncio.get_running_loop()
+
+    def listen() -> None:
+        for line in orders:
+            if line.strip() == b"stop":
+                loop.call_soon_threadsafe(job.stop)
+        end_group()
+
+    threading.Thread(target=listen, daemon=True).start()
+    await job.run()
+
+
+def main() -> None:
+    """Run the job that stdin describes."""
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    # What libraries read or print has nothing to do with the server.
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a device
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    order = msgspec.json.decode(orders.readline(), type=JobOrder)
+    asyncio.run(_main(order, orders, answers))
+    answers.flush()
+    # Threads that wait for stdin don't hold the process up.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""The queue of runs and the processes of their jobs: so many at a time, and each user in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+import msgspec
+from anyio.abc import TaskGroup
+
+from osmosis_ai.errors import OsmosisError
+from osmosis_ai.platform.accounts import Workspace
+from osmosis_ai.platform.database import Database, Row
+from osmosis_ai.platform.datasets import Datasets
+from osmosis_ai.platform.home import Home
+from osmosis_ai.platform.logs import Logs
+from osmosis_ai.platform.orders import Ended, JobOrder, decode_message
+from osmosis_ai.platform.runs import Runs
+
+__all__ = ["Limits", "Queue", "choose"]
+
+LOSSES = 3
+MAX_LINE = 64 << 20
+CLOSE_SECONDS = 10.0
+
+KEPT_VARIABLES = frozenset(
+    """
+    PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
+    HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy no_proxy all_proxy SSH_AUTH_SOCK
+    PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
+    """.split()  # noqa: SIM905 - a list of 20 strings is harder to read
+)
+KEPT_PREFIXES = ("LC_", "XDG_", "UV_", "PIP_", "GIT_SSL_")
+"""The operator's variables that jobs get. Keys aren't among them: a run has only its own secrets."""
+
+
+class Limits(NamedTuple):
+    """How many runs go on at a time, in all and for one model."""
+
+    runs: int = 2
+    runs_per_model: int | None = None
+
+
+class _Job:
+    """A job's process."""
+
+    def __init__(self, row: Row) -> None:
+        self.user: str = row["creator"]
+        self.model: str = row["model"]
+        self.stopping = False
+        self.process: asyncio.subprocess.Process | None = None
+
+    def stop(self) -> None:
+        """Pass on the user's wish."""
+        self.stopping = True
+        if self.process is not None and self.process.stdin is not None:
+            with suppress(ConnectionError, RuntimeError):
+                self.process.stdin.write(b"stop\n")
+
+
+class Queue:
+    """Starts jobs and hears them. `changed` is called with a run's id after every change of the run."""
+
+    def __init__(
+        self,
+        database: Database,
+        home: Home,
+        runs: Runs,
+        datasets: Datasets,
+        logs: Logs,
+        limits: Limits,
+        changed: Callable[[str], None],
+    ) -> None:
+        self._database = database
+        self._home = home
+        self._runs = runs
+        self._datasets = datasets
+        self._logs = logs
+        self._limits = limits
+        self._changed = changed
+        self._jobs: dict[str, _Job] = {}
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    def wake(self) -> None:
+        """Look for work again. May be called in any thread."""
+        self._loop.call_soon_threadsafe(self._news.set)
+
+    def stop(self, run_id: str) -> None:
+        """Stop a run's job, if it has one. May be called in any thread."""
+        self._loop.call_soon_threadsafe(self._stop, run_id)
+
+    async def run(self) -> None:
+        """Start jobs until cancelled; then the jobs end, and their runs go on with the next server."""
+        async with anyio.create_task_group() as group:
+            while True:
+                self._news.clear()
+                await self._fill(group)
+                await self._news.wait()
+
+    async def _fill(self, group: TaskGroup) -> None:
+        waiting = await anyio.to_thread.run_sync(self._runs.to_do)
+        for row in choose(waiting, self._jobs, self._limits):
+            job = self._jobs[row["id"]] = _Job(row)
+            group.start_soon(self._serve, row["id"], job)
+
+    def _stop(self, run_id: str) -> None:
+        job = self._jobs.get(run_id)
+        if job is not None:
+            job.stop()
+        self._news.set()
+
+    async def _serve(self, run_id: str, job: _Job) -> None:
+        """Run a run's job to its end, and record what it tells."""
+        try:
+            row = await anyio.to_thread.run_sync(self._runs.by_id, run_id)
+            if row["stopping"]:
+                # Nothing of it is in flight.
+                await self._take(run_id, Ended("stopped"))
+                return
+            order = await anyio.to_thread.run_sync(self._order, row)
+            ended = await self._process(run_id, job, order)
+            if not ended:
+                await self._lost(run_id)
+        except OsmosisError as error:
+            await anyio.to_thread.run_sync(self._logs.add, run_id, "ERROR", "submit", str(error))
+            await self._take(run_id, Ended("failed"))
+        finally:
+            del self._jobs[run_id]
+            self._news.set()
+
+    async def _process(self, run_id: str, job: _Job, order: JobOrder) -> bool:
+        """Return True if the job has told its run's end."""
+        folder = Path(order.folder)
+        await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
+        with (folder / "job.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "osmosis_ai.platform.job"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=order.variables,
+                cwd=folder,
+                limit=MAX_LINE,
+                # Ctrl-C at the server isn't theirs, and the group ends as a whole.
+                start_new_session=True,
+            )
+        job.process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ended = False
+        try:
+            process.stdin.write(msgspec.json.encode(order) + b"\n")
+            if job.stopping:
+                job.stop()
+            async for line in process.stdout:
+                message = decode_message(line)
+                ended = ended or isinstance(message, Ended)
+                await self._take(run_id, message)
+            await process.wait()
+        finally:
+            # The end of its stdin ends the job.
+            process.stdin.close()
+            with anyio.move_on_after(CLOSE_SECONDS, shield=True) as waiting:
+                await process.wait()
+            if waiting.cancelled_caught:
+                with suppress(ProcessLookupError):
+                    process.kill()
+        return ended
+
+    async def _take(self, run_id: str, message: object) -> None:
+        await anyio.to_thread.run_sync(self._runs.take, run_id, message)
+        self._changed(run_id)
+
+    async def _lost(self, run_id: str) -> None:
+        losses = await anyio.to_thread.run_sync(self._runs.lost, run_id)
+        said = "the run's process ended without a word (killed, or out of memory)"
+        again = losses < LOSSES
+        message = f"{said}; it goes on from the recorded rollouts" if again else f"{said}, {losses} times"
+        await anyio.to_thread.run_sync(self._logs.add, run_id, "WARNING" if again else "ERROR", "rollout", message)
+        if not again:
+            await self._take(run_id, Ended("failed"))
+
+    def _order(self, row: Row) -> JobOrder:
+        values, scopes = self._runs.secrets_for(row)
+        workspace = self._database.one(
+            "SELECT id, identity, remote, path FROM workspaces WHERE id = ?", row["workspace"]
+        )
+        assert workspace is not None
+        dataset, _ = self._datasets.file(row["dataset"])
+        rows = self._database.count("SELECT row_count FROM datasets WHERE id = ?", row["dataset"])
+        return JobOrder(
+            run_id=row["id"],
+            name=row["name"],
+            document=msgspec.json.decode(row["document"]),
+            folder=str(self._home.run(row["id"])),
+            repository=str(self._home.repository(row["workspace"])),
+            store=str(self._home.store(row["workspace"])),
+            dataset=str(dataset),
+            dataset_rows=rows,
+            row_numbers=row["row_numbers"],
+            seed=row["seed"],
+            sources=_sources(Workspace(*workspace)),
+            commit=row["commit_sha"],
+            variables=_variables(os.environ),
+            secrets=values,
+            scopes=scopes,
+        )
+
+
+def choose(waiting: Iterable[Row], jobs: Mapping[str, _Job], limits: Limits) -> list[Row]:
+    """Choose the runs to start now: each time the oldest of the user with the fewest running ones.
+
+    Runs whose model has as many as it may are left out.
+    """
+    free = limits.runs - len(jobs)
+    users = Counter(job.user for job in jobs.values())
+    models = Counter(job.model for job in jobs.values())
+    left = [row for row in waiting if row["id"] not in jobs]
+    chosen: list[Row] = []
+    while free > len(chosen):
+        fitting = [row for row in left if limits.runs_per_model is None or models[row["model"]] < limits.runs_per_model]
+        if not fitting:
+            break
+        # `min` returns the first of equals: the oldest.
+        row = min(fitting, key=lambda row: users[row["creator"]])
+        chosen.append(row)
+        left.remove(row)
+        users[row["creator"]] += 1
+        models[row["model"]] += 1
+    return chosen
+
+
+def _sources(workspace: Workspace) -> list[str]:
+    # Released clients name the repository alone, and know only one host of repositories.
+    known = [source for source in (workspace.remote, workspace.path) if source]
+    return known or [f"https://github.com/{workspace.identity}"]
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)}

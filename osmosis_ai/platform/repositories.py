@@ -1,0 +1,219 @@
+"""The code of a run: fetched from its repository, and written to a folder without running anything of it.
+
+No hook, filter or submodule of the repository takes effect, and no link leads out of the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from osmosis_ai.errors import RepositoryError
+
+__all__ = ["Checkout", "Revision", "check_out"]
+
+MAX_CODE_BYTES = 2 << 30
+MAX_FILES = 200_000
+MAX_PACK_BYTES = 4 << 30
+FETCH_SECONDS = 600
+GIT_SECONDS = 120
+SUBMODULE, LINK = "160000", "120000"
+
+_UNTRUSTED = {
+    # Nothing asks, nothing runs: neither hooks, nor filters, nor transports that are commands.
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "true",
+    "SSH_ASKPASS": "true",
+    "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oConnectTimeout=20",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+    "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
+    "GIT_ADVICE": "0",
+    "LC_ALL": "C",
+}
+
+
+class Revision(NamedTuple):
+    """The code that a run asks for: a commit, else the head of a branch, else that of the default branch."""
+
+    commit: str | None
+    branch: str | None
+
+
+class Checkout(NamedTuple):
+    """The code of a run in its folder. `left_out` are the submodules, which aren't fetched."""
+
+    commit: str
+    source: str
+    left_out: list[str]
+
+
+def check_out(
+    revision: Revision, sources: Sequence[str], repository: Path, folder: Path, environ: dict[str, str]
+) -> Checkout:
+    """Fetch a revision into a repository that runs share, and write its files to a folder.
+
+    Args:
+        revision: The code to write.
+        sources: Where to fetch from: URLs or folders; the first that has it is used.
+        repository: A bare repository, created at first.
+        folder: The new files' folder; what was there is removed.
+        environ: The environment of git.
+
+    Raises:
+        RepositoryError: No source has the revision, or its files can't be used.
+    """
+    git = _Git(repository, {**environ, **_UNTRUSTED})
+    repository.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(repository.with_suffix(".lock")):
+        if not (repository / "HEAD").is_file():
+            git.run("init", "--quiet", "--bare", "--template=", str(repository))
+        commit, source = _fetch(git, revision, sources)
+        # Kept from git's own cleaning up.
+        git.run("update-ref", f"refs/osmosis/runs/{commit}", commit)
+    left_out = _check_tree(git, commit)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    index = folder.with_name(f"{folder.name}.index")
+    try:
+        plain = {"GIT_INDEX_FILE": str(index), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        git.run("read-tree", commit, more=plain)
+        git.run(f"--work-tree={folder}", "checkout-index", "--all", "--force", more=plain, seconds=FETCH_SECONDS)
+    finally:
+        index.unlink(missing_ok=True)
+    _check_links(folder, git.lines("ls-tree", "-r", "-z", commit))
+    return Checkout(commit, source, left_out)
+
+
+class _Git:
+    """Commands of git in one repository."""
+
+    def __init__(self, repository: Path, environ: dict[str, str]) -> None:
+        self._repository = repository
+        self._environ = environ
+
+    def run(self, *arguments: str, more: dict[str, str] | None = None, seconds: float = GIT_SECONDS) -> str:
+        """Run a command and return its output; raise RepositoryError."""
+        command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", f"--git-dir={self._repository}"]
+        try:
+            with _limited_files():
+                done = subprocess.run(  # noqa: S603 - git, with arguments that can't be options
+                    [*command, *arguments],
+                    env={**self._environ, **(more or {})},
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=seconds,
+                    check=False,
+                )
+        except subprocess.TimeoutExpired:
+            raise RepositoryError(f"git {arguments[0]} takes more than {seconds:.0f} s") from None
+        except FileNotFoundError:
+            raise RepositoryError("git isn't installed") from None
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            reason = next((line for line in said if line.startswith(("fatal:", "error:"))), (said or ["no reason"])[-1])
+            raise RepositoryError(reason.partition(": ")[2] or reason)
+        return done.stdout.decode("utf-8", "surrogateescape")
+
+    def lines(self, *arguments: str) -> list[str]:
+        """Run a command whose output has NULs at its lines' ends."""
+        return [line for line in self.run(*arguments).split("\0") if line]
+
+    def find(self, name: str) -> str | None:
+        """Return the commit of a name, None if it isn't here, or ambiguous."""
+        try:
+            return self.run("rev-parse", "--quiet", "--verify", "--end-of-options", f"{name}^{{commit}}").strip()
+        except RepositoryError:
+            return None
+
+
+def _fetch(git: _Git, revision: Revision, sources: Sequence[str]) -> tuple[str, str]:
+    if revision.commit is not None and (known := git.find(revision.commit)) is not None:
+        return known, "the clone of an earlier run"
+    if revision.commit is not None:
+        wanted, name = "+refs/heads/*:refs/osmosis/heads/*", revision.commit
+    elif revision.branch is not None:
+        wanted, name = f"+refs/heads/{revision.branch}:refs/osmosis/branch", "refs/osmosis/branch"
+    else:
+        wanted, name = "+HEAD:refs/osmosis/branch", "refs/osmosis/branch"
+    reasons = []
+    for source in sources:
+        try:
+            also = ["+refs/osmosis/snapshots/*:refs/osmosis/snapshots/*"] if revision.commit is not None else []
+            git.run(
+                "fetch",
+                "--quiet",
+                "--no-tags",
+                "--no-recurse-submodules",
+                "--",
+                source,
+                wanted,
+                *also,
+                seconds=FETCH_SECONDS,
+            )
+        except RepositoryError as error:
+            reasons.append(f"{source}: {error}")
+            continue
+        found = git.find(name)
+        if found is not None:
+            return found, source
+        reasons.append(f"{source}: no commit {name}; push it first")
+    raise RepositoryError("; ".join(reasons) or "the workspace has no repository: submit from its folder")
+
+
+def _check_tree(git: _Git, commit: str) -> list[str]:
+    """Check that a commit's files aren't too many or too large; return its submodules."""
+    submodules, size, files = [], 0, 0
+    for line in git.lines("ls-tree", "-r", "-l", "-z", commit):
+        described, _, name = line.partition("\t")
+        mode, _, _, length = described.split()
+        if mode == SUBMODULE:
+            submodules.append(name)
+            continue
+        files += 1
+        size += int(length)
+    if size > MAX_CODE_BYTES or files > MAX_FILES:
+        raise RepositoryError(
+            f"the repository has {files:,} files of {size >> 20:,} MiB; a run takes at most {MAX_FILES:,} files of "
+            f"{MAX_CODE_BYTES >> 20:,} MiB"
+        )
+    return submodules
+
+
+def _check_links(folder: Path, tree: Sequence[str]) -> None:
+    root = folder.resolve()
+    for line in tree:
+        name = line.partition("\t")[2]
+        if not line.startswith(LINK):
+            continue
+        try:
+            inside = (folder / name).resolve().is_relative_to(root)
+        except (OSError, RuntimeError):
+            inside = False
+        if not inside:
+            raise RepositoryError(f"{name} is a link that leads out of the repository")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _limited_files() -> Iterator[None]:
+    """Limit the size of files that processes started in the block write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    soft = MAX_PACK_BYTES if before[1] == resource.RLIM_INFINITY else min(MAX_PACK_BYTES, before[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

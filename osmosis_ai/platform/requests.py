@@ -1,0 +1,124 @@
+"""A request of the API: who asks, for which workspace, with which body. Authorization is here, for every route."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import anyio.to_thread
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from osmosis_ai.errors import OsmosisError, StoreError
+from osmosis_ai.platform.accounts import Accounts, Holder, Workspace
+from osmosis_ai.platform.errors import ApiError, invalid
+from osmosis_ai.records import JsonObject
+
+__all__ = ["MAX_BODY", "Call", "answer", "error_response", "json_response", "read_body", "same"]
+
+MAX_BODY = 1 << 20
+IDENTITY, REMOTE, PATH = "X-Osmosis-Git", "X-Osmosis-Remote", "X-Osmosis-Path"
+
+T = TypeVar("T")
+_logger = logging.getLogger("osmosis.platform")
+
+
+class Call(NamedTuple):
+    """An authorized request."""
+
+    holder: Holder
+    accounts: Accounts
+    request: Request
+    body: bytes
+
+    @property
+    def workspace(self) -> Workspace:
+        """The workspace of the request; raises ApiError."""
+        headers = self.request.headers
+        return self.accounts.workspace(headers.get(IDENTITY), headers.get(REMOTE), headers.get(PATH))
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query string."""
+        return dict(self.request.query_params)
+
+    @property
+    def origin(self) -> str:
+        """The address by which the client reaches the server."""
+        return str(self.request.base_url).rstrip("/")
+
+    def named(self, name: str = "name") -> str:
+        """Return a part of the path."""
+        return str(self.request.path_params[name])
+
+    def read(self, kind: type[T]) -> T:
+        """Return the body; raise ApiError if it isn't of this kind."""
+        return decoded(self.body, kind)
+
+
+Handler = Callable[[Call], "JsonObject | Response"]
+
+
+def decoded(body: bytes, kind: type[T]) -> T:
+    """Decode a body; raise ApiError that names the field."""
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$")
+        field = place.rstrip("`").lstrip(".") or None
+        raise invalid(f"{message}{f' at {field}' if field else ''}", field) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise invalid(f"the body isn't JSON: {error}") from None
+
+
+async def answer(request: Request, accounts: Accounts, handler: Handler, status: int = 200) -> Response:
+    """Authorize a request, and answer it in a thread, because queries block."""
+    try:
+        holder = await anyio.to_thread.run_sync(accounts.holder, request.headers.get("authorization"))
+        body = await read_body(request)
+        found = await anyio.to_thread.run_sync(handler, Call(holder, accounts, request, body))
+        return found if isinstance(found, Response) else json_response(found, status)
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except Exception as error:  # noqa: BLE001 - every request has an answer
+        return error_response(error)
+
+
+async def read_body(request: Request) -> bytes:
+    """Read a body within its limit; raise ApiError."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise ApiError(413, f"the body is larger than {MAX_BODY >> 20} MiB", "TOO_LARGE")
+    return bytes(body)
+
+
+def same(expected: str, given: str) -> bool:
+    """Compare two texts in a time that tells nothing about them."""
+    return hmac.compare_digest(expected.encode("utf-8"), given.encode("utf-8", "surrogatepass"))
+
+
+def json_response(content: JsonObject, status: int = 200) -> Response:
+    """Make a response."""
+    headers = {"X-Osmosis-Version-Status": "current", "Cache-Control": "no-store"}
+    return Response(msgspec.json.encode(content), status, headers, "application/json")
+
+
+def error_response(error: Exception) -> Response:
+    """Make the answer of an error. What goes wrong in the server itself is in its log alone."""
+    if isinstance(error, ApiError):
+        body: dict[str, Any] = {"error": str(error), "code": error.code, **error.more}
+        return json_response(body, error.status)
+    if isinstance(error, StoreError):
+        full = "full" in str(error)
+        return json_response({"error": str(error), "code": "STORAGE_FULL" if full else "STORAGE"}, 507 if full else 503)
+    if isinstance(error, OsmosisError):
+        return json_response({"error": str(error), "code": "VALIDATION"}, 400)
+    _logger.error("a request failed", exc_info=error)
+    return json_response({"error": "the platform failed; `osmosis platform logs` says why", "code": "INTERNAL"}, 500)

@@ -1,0 +1,79 @@
+"""The results of a run, as its recorded items have them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+
+from osmosis_ai.records import JsonObject, Outcome
+from osmosis_ai.reward_fn.statistics import pass_at_k
+
+__all__ = ["run_results"]
+
+
+def run_results(
+    outcomes: Iterable[Outcome], *, n: int, threshold: float, rows: int, dataset_rows: int, resumed: int
+) -> JsonObject:
+    """Summarize the recorded items of a run of `rows` rows with `n` attempts each.
+
+    A failed item counts as not passed in `pass_rate`; one that its grader left out counts nowhere.
+    """
+    rewards: list[float] = []
+    by_row: dict[str, list[bool]] = {}
+    done = failed = skipped = tokens = 0
+    cost: float | None = None
+    for outcome in outcomes:
+        done += 1
+        tokens += outcome.usage.total_tokens
+        if outcome.cost_usd is not None:
+            cost = (cost or 0.0) + outcome.cost_usd
+        reward = outcome.reward if outcome.failure is None else None
+        if reward is not None:
+            rewards.append(reward)
+        elif outcome.failure is not None or any(score.failure is not None for score in outcome.scores.values()):
+            failed += 1
+        else:
+            skipped += 1
+            continue
+        by_row.setdefault(outcome.row_id, []).append(reward is not None and reward >= threshold)
+    passed = sum(map(sum, by_row.values()))
+    counted = len(rewards) + failed
+    found: JsonObject = {
+        "score": statistics.fmean(rewards) if rewards else None,
+        "pass_rate": passed / counted if counted else None,
+        "graded": len(rewards),
+        "passed": passed,
+        "failed": failed,
+        "skipped": skipped,
+        "total_runs": done,
+        "total_samples": rows * n,
+        "n_runs": n,
+        "sampled_rows": rows,
+        "total_dataset_rows": dataset_rows,
+        "total_tokens": tokens,
+        "cost_usd": cost,
+        "resumed_count": resumed,
+        "pass_threshold": threshold,
+        "reward_stats": None,
+    }
+    if rewards:
+        found["reward_stats"] = {
+            "mean": statistics.fmean(rewards),
+            "std": statistics.pstdev(rewards),
+            "min": min(rewards),
+            "median": statistics.median(rewards),
+            "max": max(rewards),
+            "pass_at_k": _pass_at_k(by_row.values(), n),
+        }
+    return found
+
+
+def _pass_at_k(rows: Iterable[list[bool]], n: int) -> JsonObject:
+    """Return pass@k for k = 1, 2, 4, … up to n: the mean of the unbiased estimates for rows with k attempts."""
+    found: JsonObject = {}
+    rows = list(rows)
+    for k in (1 << power for power in range(n.bit_length())):
+        estimates = [pass_at_k(len(row), sum(row), k) for row in rows if len(row) >= k]
+        if estimates:
+            found[str(k)] = statistics.fmean(estimates)
+    return found
