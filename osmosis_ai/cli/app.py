@@ -13,11 +13,13 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from osmosis_ai.cli import cache, config, eval_rubric, init, preview, rollout, runs, validate, view
+from osmosis_ai.cli import account, cache, config, eval_rubric, init, platform, preview, rollout, runs, validate, view
 from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Given, OutputConfig, takes
+from osmosis_ai.cli.platform_data import dataset_app, secret_app
+from osmosis_ai.cli.platform_runs import add_eval_commands, train_app
 from osmosis_ai.cli.streams import discard_stdout
-from osmosis_ai.compat import COMMANDS, NOT_OFFERED
+from osmosis_ai.compat import COMMANDS
 from osmosis_ai.config import Command, RunConfig
 from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.options import declared_options
@@ -42,8 +44,14 @@ eval_app = typer.Typer(cls=HelpGroup, invoke_without_command=True)
 
 @app.callback(invoke_without_command=True)
 def root(
-    context: typer.Context, version: bool = typer.Option(False, "-V", "--version", help="Show the version and exit.")
+    context: typer.Context,
+    version: bool = typer.Option(False, "-V", "--version", help="Show the version and exit."),
+    # Scripts written for the hosted platform give these before the command; each command explains its own.
+    json: Annotated[bool, typer.Option("--json", hidden=True)] = False,
+    plain: Annotated[bool, typer.Option("--plain", hidden=True)] = False,
+    platform: Annotated[str | None, typer.Option("--platform", hidden=True)] = None,
 ) -> None:
+    context.meta.update({"osmosis.json": json, "osmosis.plain": plain, "osmosis.platform": platform})
     if version:
         from osmosis_ai import __version__
 
@@ -165,13 +173,6 @@ def serve(given: Given) -> None:
     raise typer.Exit(serve_agent(given))
 
 
-def _refusing(name: str, instead: str) -> Callable[..., None]:
-    def command(arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None) -> None:
-        raise UsageError(f"`osmosis {name}` is not offered yet; {instead}")
-
-    return command
-
-
 _COMMANDS: dict[str, Callable[..., None]] = {
     "test": run_test,
     "eval-rubric": eval_rubric.eval_rubric,
@@ -181,21 +182,33 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "config": config.config,
     "view": view.view,
     "serve": serve,
+    "doctor": account.doctor,
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, cls=HelpCommand)(_command)
-for _name, _group in {"eval": eval_app, "rollout": rollout.app, "runs": runs.app, "cache": cache.app}.items():
+_SECOND_NAMED: dict[str, Callable[..., None]] = {
+    "auth login": account.login,
+    "auth logout": account.logout,
+    "auth whoami": account.whoami,
+}
+_GROUPS = {
+    "eval": eval_app,
+    "rollout": rollout.app,
+    "runs": runs.app,
+    "cache": cache.app,
+    "platform": platform.app,
+    "dataset": dataset_app,
+    "secret": secret_app,
+    "train": train_app,
+    "auth": account.auth_app,
+}
+for _name, _group in _GROUPS.items():
     app.add_typer(_group, name=_name)
+add_eval_commands(eval_app)
 for _name, _today in COMMANDS.items():
-    eval_app.command(_name.removeprefix("eval "), cls=HelpCommand)(_COMMANDS[_today])
-for _name, _instead in NOT_OFFERED.items():
-    (eval_app if _name.startswith("eval ") else app).command(
-        _name.rpartition(" ")[2],
-        help=f"Not offered yet: {_instead}.",
-        hidden=True,
-        # Accept any arguments: the answer is always the same.
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )(_refusing(_name, _instead))
+    (eval_app if _name.startswith("eval ") else app).command(_name.rpartition(" ")[2], cls=HelpCommand)(
+        {**_COMMANDS, **_SECOND_NAMED}[_today]
+    )
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from osmosis_ai.cli.status import STATUS
-from osmosis_ai.compat import COMMANDS, NOT_OFFERED
+from osmosis_ai.compat import COMMANDS
 
 __all__ = ["preloads", "show_status", "start_early"]
 
 STARTING = ("test", "eval", "serve")
-WITHOUT_WORKERS = {"--help", "-h", *(name.removeprefix("eval ") for name in (*COMMANDS, *NOT_OFFERED))}
+PLATFORM = ("submit", "list", "info", "stop", "retry", "logs", "download")
+"""What `osmosis eval` does on a platform."""
+WITHOUT_WORKERS = {"--help", "-h", *PLATFORM, *(name.removeprefix("eval ") for name in COMMANDS)}
 WAITS = {
     **dict.fromkeys(STARTING, "starting workers"),
     "eval-rubric": "loading the judge",

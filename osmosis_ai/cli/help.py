@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from osmosis_ai.compat import COMMANDS, NOT_OFFERED
+from osmosis_ai.compat import COMMANDS
 
 __all__ = ["CONTEXT", "PAGES", "HelpCommand", "HelpGroup", "Page"]
 
@@ -35,6 +35,7 @@ class Page(NamedTuple):
 FLAGS_WIDTH = 34
 
 _RUN_FAILED = "a rollout failed or could not be scored"
+_REFUSED = "the platform refused it, or doesn't answer"
 
 PAGES = {
     "": Page(
@@ -254,6 +255,329 @@ PAGES = {
             ("Serve your own agent loop", "osmosis serve -m server:agent_loop --port 9000"),
         ],
     ),
+    "eval submit": Page(
+        "docs/platform.md",
+        [
+            ("Evaluate on the platform", "osmosis eval submit configs/eval/my-rollout.toml"),
+            (
+                "Submit uncommitted code and follow the run",
+                "osmosis eval submit configs/eval/my-rollout.toml --snapshot --wait",
+            ),
+        ],
+        _REFUSED,
+    ),
+    "eval list": Page(
+        "docs/platform.md",
+        [
+            ("List the latest evaluations", "osmosis eval list"),
+            ("Read all from a script", "osmosis eval list --all --json"),
+        ],
+        _REFUSED,
+    ),
+    "eval info": Page(
+        "docs/platform.md",
+        [
+            ("Show results", "osmosis eval info brave-falcon-421"),
+            ("Read them from a script", "osmosis eval info brave-falcon-421 --json"),
+        ],
+        _REFUSED,
+    ),
+    "eval logs": Page(
+        "docs/platform.md",
+        [
+            ("See what happened last", "osmosis eval logs brave-falcon-421"),
+            ("See more of it", "osmosis eval logs brave-falcon-421 --limit 200"),
+        ],
+        _REFUSED,
+    ),
+    "eval stop": Page(
+        "docs/platform.md",
+        [
+            ("Stop a run", "osmosis eval stop brave-falcon-421"),
+            ("Stop it without asking", "osmosis eval stop brave-falcon-421 --yes"),
+        ],
+        _REFUSED,
+    ),
+    "eval retry": Page(
+        "docs/platform.md",
+        [
+            ("Continue a failed run", "osmosis eval retry brave-falcon-421"),
+            ("In a script", "osmosis eval retry brave-falcon-421 --json"),
+        ],
+        _REFUSED,
+    ),
+    "eval download": Page(
+        "docs/platform.md",
+        [
+            ("Download the trajectories", "osmosis eval download brave-falcon-421"),
+            ("Download two rows with artifacts", "osmosis eval download brave-falcon-421 --rows 3,7 --type all"),
+        ],
+        _REFUSED,
+    ),
+    "platform": Page(
+        "docs/platform.md",
+        [
+            ("Start a platform", "osmosis platform up"),
+            ("See what it does", "osmosis platform status"),
+        ],
+        _REFUSED,
+    ),
+    "platform up": Page(
+        "docs/platform.md",
+        [
+            ("Start a platform in the background", "osmosis platform up"),
+            ("Run four at a time, on another port", "osmosis platform up --max-runs 4 --port 9000"),
+        ],
+        _REFUSED,
+    ),
+    "platform down": Page(
+        "docs/platform.md",
+        [
+            ("Stop the platform", "osmosis platform down"),
+            ("Stop the one of another folder", "osmosis platform down --data /srv/osmosis"),
+        ],
+        _REFUSED,
+    ),
+    "platform status": Page(
+        "docs/platform.md",
+        [
+            ("See if it runs", "osmosis platform status"),
+            ("In a script", "osmosis platform status --json"),
+        ],
+        _REFUSED,
+    ),
+    "platform logs": Page(
+        "docs/platform.md",
+        [
+            ("Read the end of the server's log", "osmosis platform logs"),
+            ("Read more of it", "osmosis platform logs -n 500"),
+        ],
+        _REFUSED,
+    ),
+    "platform backup": Page(
+        "docs/platform.md",
+        [
+            ("Back up everything", "osmosis platform backup platform.tar"),
+            ("From another folder", "osmosis platform backup platform.tar --data /srv/osmosis"),
+        ],
+        _REFUSED,
+    ),
+    "platform token": Page(
+        "docs/platform.md",
+        [
+            ("Make a token for a colleague", "osmosis platform token create ada"),
+            ("List tokens", "osmosis platform token list"),
+        ],
+        _REFUSED,
+    ),
+    "platform token create": Page(
+        "docs/platform.md",
+        [
+            ("Make a token", "osmosis platform token create ada"),
+            ("Let it expire", "osmosis platform token create ci --days 30 --label nightly"),
+        ],
+        _REFUSED,
+    ),
+    "platform token list": Page(
+        "docs/platform.md",
+        [
+            ("List tokens", "osmosis platform token list"),
+            ("In a script", "osmosis platform token list --json"),
+        ],
+        _REFUSED,
+    ),
+    "platform token revoke": Page(
+        "docs/platform.md",
+        [
+            ("Revoke a token", "osmosis platform token revoke 5f0c"),
+            ("In a script", "osmosis platform token revoke 5f0c --json"),
+        ],
+        _REFUSED,
+    ),
+    "dataset": Page(
+        "docs/platform.md",
+        [
+            ("Upload a dataset", "osmosis dataset upload data/rows.jsonl"),
+            ("List datasets", "osmosis dataset list"),
+        ],
+        _REFUSED,
+    ),
+    "dataset upload": Page(
+        "docs/platform.md",
+        [
+            ("Upload a dataset", "osmosis dataset upload data/rows.jsonl"),
+            ("Replace it", "osmosis dataset upload data/rows.jsonl --overwrite"),
+        ],
+        _REFUSED,
+    ),
+    "dataset list": Page(
+        "docs/platform.md",
+        [
+            ("List datasets", "osmosis dataset list"),
+            ("Read all from a script", "osmosis dataset list --all --json"),
+        ],
+        _REFUSED,
+    ),
+    "dataset info": Page(
+        "docs/platform.md",
+        [
+            ("Show columns and sizes", "osmosis dataset info rows"),
+            ("In a script", "osmosis dataset info rows --json"),
+        ],
+        _REFUSED,
+    ),
+    "dataset preview": Page(
+        "docs/platform.md",
+        [
+            ("Show the first rows", "osmosis dataset preview rows"),
+            ("Show one", "osmosis dataset preview rows --rows 1"),
+        ],
+        _REFUSED,
+    ),
+    "dataset download": Page(
+        "docs/platform.md",
+        [
+            ("Download a dataset", "osmosis dataset download rows"),
+            ("Download it elsewhere", "osmosis dataset download rows -o data/rows.jsonl"),
+        ],
+        _REFUSED,
+    ),
+    "dataset validate": Page(
+        "docs/platform.md",
+        [
+            ("Check a file before its upload", "osmosis dataset validate data/rows.jsonl"),
+            ("In a script", "osmosis dataset validate data/rows.jsonl --json"),
+        ],
+        _REFUSED,
+    ),
+    "dataset delete": Page(
+        "docs/platform.md",
+        [
+            ("Delete a dataset", "osmosis dataset delete rows"),
+            ("Delete it without asking", "osmosis dataset delete rows --yes"),
+        ],
+        _REFUSED,
+    ),
+    "secret": Page(
+        "docs/platform.md",
+        [
+            ("Store a key for your runs", "osmosis secret set OPENAI_API_KEY"),
+            ("List secrets", "osmosis secret list"),
+        ],
+        _REFUSED,
+    ),
+    "secret set": Page(
+        "docs/platform.md",
+        [
+            ("Store a key, which is asked for", "osmosis secret set OPENAI_API_KEY"),
+            ("Take it from a variable", "osmosis secret set OPENAI_API_KEY --env OPENAI_API_KEY"),
+        ],
+        _REFUSED,
+    ),
+    "secret list": Page(
+        "docs/platform.md",
+        [
+            ("List secrets", "osmosis secret list"),
+            ("List those of everybody", "osmosis secret list --scope workspace"),
+        ],
+        _REFUSED,
+    ),
+    "secret delete": Page(
+        "docs/platform.md",
+        [
+            ("Delete a secret of yours", "osmosis secret delete OPENAI_API_KEY"),
+            ("Delete one of the workspace", "osmosis secret delete OPENAI_API_KEY --scope workspace --yes"),
+        ],
+        _REFUSED,
+    ),
+    "train": Page(
+        "docs/platform.md",
+        [
+            ("Submit a training run", "osmosis train submit configs/training/my-rollout.toml"),
+            ("List training runs", "osmosis train list"),
+        ],
+        _REFUSED,
+    ),
+    "train submit": Page(
+        "docs/platform.md",
+        [
+            ("Submit a training run", "osmosis train submit configs/training/my-rollout.toml"),
+            ("Submit it without asking", "osmosis train submit configs/training/my-rollout.toml --yes"),
+        ],
+        _REFUSED,
+    ),
+    "train list": Page(
+        "docs/platform.md",
+        [
+            ("List training runs", "osmosis train list"),
+            ("Read all from a script", "osmosis train list --all --json"),
+        ],
+        _REFUSED,
+    ),
+    "train info": Page(
+        "docs/platform.md",
+        [
+            ("Show a training run", "osmosis train info calm-otter-512"),
+            ("In a script", "osmosis train info calm-otter-512 --json"),
+        ],
+        _REFUSED,
+    ),
+    "train stop": Page(
+        "docs/platform.md",
+        [
+            ("Stop a training run", "osmosis train stop calm-otter-512"),
+            ("Stop it without asking", "osmosis train stop calm-otter-512 --yes"),
+        ],
+        _REFUSED,
+    ),
+    "train logs": Page(
+        "docs/platform.md",
+        [
+            ("See what happened last", "osmosis train logs calm-otter-512"),
+            ("See more of it", "osmosis train logs calm-otter-512 --limit 200"),
+        ],
+        _REFUSED,
+    ),
+    "auth": Page(
+        "docs/platform.md",
+        [
+            ("Log in to a team's platform", "osmosis auth login --platform https://osmosis.example"),
+            ("Say who you are", "osmosis auth whoami"),
+        ],
+        _REFUSED,
+    ),
+    "auth login": Page(
+        "docs/platform.md",
+        [
+            ("Log in, with a token that is asked for", "osmosis auth login --platform https://osmosis.example"),
+            ("Read the token from a file", "osmosis auth login --token - --platform https://osmosis.example"),
+        ],
+        _REFUSED,
+    ),
+    "auth logout": Page(
+        "docs/platform.md",
+        [
+            ("Log out", "osmosis auth logout --platform https://osmosis.example"),
+            ("Without asking", "osmosis auth logout --yes --platform https://osmosis.example"),
+        ],
+        _REFUSED,
+    ),
+    "auth whoami": Page(
+        "docs/platform.md",
+        [
+            ("Say which platform commands use", "osmosis auth whoami"),
+            ("In a script", "osmosis auth whoami --json"),
+        ],
+        _REFUSED,
+    ),
+    "doctor": Page(
+        "docs/platform.md",
+        [
+            ("Check the workspace", "osmosis doctor"),
+            ("Create what is missing", "osmosis doctor --fix --yes"),
+        ],
+        _REFUSED,
+    ),
 }
 """The help page of every command, in the order of a user's work."""
 
@@ -306,10 +630,6 @@ def _end(path: str, width: int) -> Iterator[str]:
     yield from ("", _styled("Examples:"))
     for purpose, line in page.examples:
         yield from (_styled(f"  # {purpose}", dim=True), f"  {line}")
-    refused = [name.rpartition(" ")[2] for name in NOT_OFFERED if name.rpartition(" ")[0] == path]
-    if refused:
-        yield ""
-        yield from _text(f"Not offered yet: {', '.join(refused)}. Each says what to use instead.", width)
     codes = [("0", "success"), ("1", page.failed), ("2", "could not start"), ("130", "interrupted")]
     yield from _section("Exit codes", [(code, meaning) for code, meaning in codes if meaning], width)
     yield from ("", f"{_styled('More:')} {page.see}")

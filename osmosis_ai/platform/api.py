@@ -211,7 +211,7 @@ class Api:
         return {**self._datasets.item(row), "upload": upload}
 
     def _list_datasets(self, call: Call) -> JsonObject:
-        return self._datasets.list(call.workspace, window(call.query))
+        return self._datasets.listed(call.workspace, window(call.query))
 
     def _show_dataset(self, call: Call) -> JsonObject:
         return self._datasets.detail(self._datasets.find(call.workspace, call.named()))
@@ -240,7 +240,7 @@ class Api:
 
     def _list_secrets(self, call: Call) -> JsonObject:
         scope = call.query.get("scope", "all")
-        return self._vault.list(call.holder, call.workspace, scope, window(call.query))
+        return self._vault.listed(call.holder, call.workspace, scope, window(call.query))
 
     def _set_secret(self, call: Call) -> JsonObject:
         asked = call.read(NewSecret)
@@ -302,7 +302,7 @@ class Api:
         )
 
     def _list_runs(self, kind: Kind, call: Call) -> JsonObject:
-        return self._runs.list(kind, call.workspace, window(call.query))
+        return self._runs.listed(kind, call.workspace, window(call.query))
 
     def _show_run(self, kind: Kind, call: Call) -> JsonObject:
         return runs.detail(self._run(kind, call))

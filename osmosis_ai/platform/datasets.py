@@ -134,7 +134,7 @@ class Datasets:
         if row["sha256"] is not None and not self._database.count(users + runs, row["sha256"]):
             self._file(row).unlink(missing_ok=True)
 
-    def list(self, workspace: Workspace, window: Window) -> JsonObject:
+    def listed(self, workspace: Workspace, window: Window) -> JsonObject:
         """List datasets, newest first."""
         where = "FROM datasets d JOIN users u ON u.id = d.creator WHERE d.workspace = ? AND d.status <> 'cancelled'"
         total = self._database.count(f"SELECT count(*) {where}", workspace.id)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 import anyio
 import anyio.to_thread
@@ -76,7 +75,7 @@ class Job:
             with self._scope:
                 if not self._stopping:
                     await self._run()
-            status = "stopped" if self._stopping else "finished"
+            status: Literal["finished", "failed", "stopped"] = "stopped" if self._stopping else "finished"
         except OsmosisError as error:
             self._fail(str(error))
             status = "failed"
@@ -259,4 +258,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

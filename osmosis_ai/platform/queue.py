@@ -23,7 +23,7 @@ from osmosis_ai.platform.database import Database, Row
 from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.home import Home
 from osmosis_ai.platform.logs import Logs
-from osmosis_ai.platform.orders import Ended, JobOrder, decode_message
+from osmosis_ai.platform.orders import Ended, JobMessage, JobOrder, decode_message
 from osmosis_ai.platform.runs import Runs
 
 __all__ = ["Limits", "Queue", "choose"]
@@ -177,7 +177,7 @@ class Queue:
                     process.kill()
         return ended
 
-    async def _take(self, run_id: str, message: object) -> None:
+    async def _take(self, run_id: str, message: JobMessage) -> None:
         await anyio.to_thread.run_sync(self._runs.take, run_id, message)
         self._changed(run_id)
 

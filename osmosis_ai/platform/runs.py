@@ -144,7 +144,7 @@ class Runs:
         self._check_secrets(holder, workspace, document["secrets"]["required"], provided)
         return document, dataset, provided
 
-    def rollouts(self, workspace: Workspace, window: Window) -> tuple[Sequence[JsonObject], int]:
+    def rollouts(self, workspace: Workspace, window: Window) -> tuple[list[JsonObject], int]:
         """Return a page of the rollouts that were evaluated, and how many there are."""
         total = self._database.count("SELECT count(DISTINCT rollout) FROM runs WHERE workspace = ?", workspace.id)
         rows = self._database.all(
@@ -153,7 +153,7 @@ class Runs:
             workspace.id,
             *window,
         )
-        found: Sequence[JsonObject] = [
+        found: list[JsonObject] = [
             {
                 "id": row["rollout"],
                 "name": row["rollout"],
@@ -167,7 +167,7 @@ class Runs:
         ]
         return found, total
 
-    def list(self, kind: Kind, workspace: Workspace, window: Window) -> JsonObject:
+    def listed(self, kind: Kind, workspace: Workspace, window: Window) -> JsonObject:
         """List runs, newest first."""
         total = self._database.count("SELECT count(*) FROM runs WHERE workspace = ? AND kind = ?", workspace.id, kind)
         rows = self._database.all(

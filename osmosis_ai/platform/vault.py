@@ -101,7 +101,7 @@ class Vault:
         hint = f"; there is one in the {other} scope: add --scope {other}" if name in known else ""
         raise not_found(f"there is no such secret {name[:255]}{hint}")
 
-    def list(self, holder: Holder, workspace: Workspace, scope: str, window: Window) -> JsonObject:
+    def listed(self, holder: Holder, workspace: Workspace, scope: str, window: Window) -> JsonObject:
         """List the names of secrets that a user may use."""
         if scope not in ("all", "workspace", "user"):
             raise invalid(f"scope is {scope[:40]!r}; it must be all, workspace or user", "scope")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -12,8 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
-
-import asyncio
 
 import uvicorn
 
@@ -155,4 +154,8 @@ def rows(count: int, task: str = "{n} + 0") -> bytes:
 def submission(**experiment: str) -> dict[str, Any]:
     """A submission as clients send it."""
     usual = {"rollout": "plain", "entrypoint": "main.py", "model_path": "offline/oracle", "dataset": "sums"}
-    return {"experiment_config": {**usual, **experiment}, "evaluation_config": {"limit": 2}, "secrets": {"required": []}}
+    return {
+        "experiment_config": {**usual, **experiment},
+        "evaluation_config": {"limit": 2},
+        "secrets": {"required": []},
+    }

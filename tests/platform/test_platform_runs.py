@@ -38,6 +38,11 @@ def test_a_submitted_run_goes_through_all_stages_to_its_results(platform: Platfo
     assert shown["eval_run"]["status"] == "finished", platform.log(run["name"])
     assert steps == ["submit", "clone", "secrets", "select", "environment", "preflight", "rollout", "finish"]
     results = shown["results"]
-    assert (results["graded"], results["passed"], results["sampled_rows"], results["total_dataset_rows"]) == (2, 2, 2, 30)
+    assert (results["graded"], results["passed"], results["sampled_rows"], results["total_dataset_rows"]) == (
+        2,
+        2,
+        2,
+        30,
+    )
     assert results["reward_stats"]["pass_at_k"] == {"1": 1.0}
     assert len(shown["commit_sha"]) == 40

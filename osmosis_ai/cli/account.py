@@ -1,0 +1,147 @@
+"""`osmosis auth login|logout|whoami`, also without `auth`; and `osmosis doctor`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from osmosis_ai.cli.help import HelpCommand, HelpGroup
+from osmosis_ai.cli.options import Json
+from osmosis_ai.cli.platform_session import Plain, PlatformUrl, Session, Yes, platform_session
+
+__all__ = ["auth_app", "doctor", "login", "logout", "whoami"]
+
+auth_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Log in to a platform of another machine.")
+
+
+@auth_app.command(cls=HelpCommand)
+def login(
+    context: typer.Context,
+    token: Annotated[
+        str | None, typer.Option("--token", metavar="TOKEN", help="The token; - is stdin. Default: asked for.")
+    ] = None,
+    json: Json = False,
+    plain: Plain = False,
+    platform: PlatformUrl = None,
+) -> None:
+    """Store a token for a platform of another machine. That of this machine needs none."""
+    with platform_session(context, json=json, plain=plain, platform=platform, scoped=False) as session:
+        from osmosis_ai.platform.client import Client, ClientError, Server
+
+        server = session.server
+        from_stdin = "-"
+        if token == from_stdin or (token is None and not sys.stdin.isatty()):
+            token = sys.stdin.readline().strip()
+        elif token is None:
+            token = typer.prompt("Token", hide_input=True, err=True).strip()
+        if not token:
+            raise ClientError("no token was given: add --token, or write it to stdin", "INTERACTIVE_REQUIRED")
+        session.session.use(session.cwd, keys=[token])
+        found = Client(Server(server.url, token, "token"), {}).get("/api/cli/verify")
+        session.credentials.set(server.url, token)
+        user = found["user"]
+        data = {
+            "email": user["email"],
+            "name": user["name"],
+            "expires_at": found["expires_at"],
+            "platform_url": server.url,
+            "workspace": None,
+            "source": "token",
+            "verified": True,
+            "saved": True,
+        }
+        session.operation("auth.login", f"logged in to {server.url} as {user['name']}", resource=data)
+
+
+@auth_app.command(cls=HelpCommand)
+def logout(
+    context: typer.Context, yes: Yes = False, json: Json = False, plain: Plain = False, platform: PlatformUrl = None
+) -> None:
+    """Revoke the stored token of a platform, and forget it."""
+    with platform_session(context, json=json, plain=plain, platform=platform, scoped=False) as session:
+        from osmosis_ai.platform.client import Client, ClientError, Server, quoted
+
+        url = session.server.url
+        token = session.credentials.read().get(url)
+        if token is None:
+            session.operation("auth.logout", f"there is no login for {url}", status="noop")
+            return
+        if not session.confirm(f"Log out of {url}?", [], yes=yes):
+            session.cancelled("auth.logout")
+            return
+        client = Client(Server(url, token, "login"), {})
+        try:
+            client.delete(f"/api/cli/tokens/{quoted(client.get('/api/cli/verify')['token_id'])}")
+        except ClientError as error:
+            # A token that isn't valid any more needs no revoking.
+            if error.code != "AUTH_REQUIRED":
+                session.warn(f"the token couldn't be revoked: {error}")
+        session.credentials.set(url, None)
+        session.operation("auth.logout", f"logged out of {url}")
+
+
+@auth_app.command(cls=HelpCommand)
+def whoami(context: typer.Context, json: Json = False, plain: Plain = False, platform: PlatformUrl = None) -> None:
+    """Say which platform commands use, and as whom."""
+    with platform_session(context, json=json, plain=plain, platform=platform, scoped=False) as session:
+        server = session.server
+        found = session.client.get("/api/cli/verify")
+        user = found["user"]
+        data = {
+            "email": user["email"],
+            "name": user["name"],
+            "expires_at": found["expires_at"],
+            "platform_url": server.url,
+            "workspace": found["workspace"],
+            "source": server.source,
+            "account": {**user, "token_id": found["token_id"]},
+            "effective_source": server.source,
+            "persistent_login": server.source == "login",
+        }
+        lines = [("Platform", server.url), ("User", user["name"]), ("Token from", server.source)]
+        session.detail(data, lines)
+
+
+def doctor(
+    context: typer.Context,
+    path: Annotated[str | None, typer.Argument(metavar="DIR", help="The workspace. Default: that of here.")] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Create what is missing.")] = False,
+    yes: Yes = False,
+    json: Json = False,
+    plain: Plain = False,
+) -> None:
+    """Check that the repository has the folders of a workspace, and create them."""
+    with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        from osmosis_ai.folders import given_path
+        from osmosis_ai.platform.client import ClientError
+        from osmosis_ai.platform.workspace import REQUIRED, top_of
+
+        root = top_of(session.cwd if path is None else given_path(path, session.cwd))
+        missing = [name for name in REQUIRED if not (root / name).is_dir()]
+        place = {"workspace_directory": str(root), "missing": missing}
+        if not missing:
+            session.operation("doctor", f"{root} has the folders of a workspace", status="noop", resource=place)
+        elif not fix:
+            folders = ", ".join(f"{name}/" for name in missing)
+            raise ClientError(f"{root} has no {folders}: `osmosis doctor --fix` creates them", "VALIDATION", place)
+        elif session.confirm(f"Create {len(missing)} folders in {root}?", [], yes=yes):
+            _create(session, root, missing)
+        else:
+            session.cancelled("doctor")
+
+
+def _create(session: Session, root: Path, missing: list[str]) -> None:
+    from osmosis_ai.platform.client import ClientError
+
+    try:
+        for name in missing:
+            (root / name).mkdir(parents=True, exist_ok=True)
+            # Git keeps no empty folders.
+            (root / name / ".gitkeep").touch()
+    except OSError as error:
+        raise ClientError(f"{root} can't be written: {error.strerror}") from None
+    created = {"workspace_directory": str(root), "created": missing}
+    session.operation("doctor", f"created {', '.join(missing)} in {root}", resource=created)

@@ -1,0 +1,292 @@
+"""`osmosis platform`: start, stop and look after the platform of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from osmosis_ai.cli.help import HelpCommand, HelpGroup
+from osmosis_ai.cli.options import Json
+from osmosis_ai.cli.platform_session import Plain, Session, platform_session
+from osmosis_ai.cli.session import ExitCode
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.accounts import Accounts
+    from osmosis_ai.platform.home import Home
+    from osmosis_ai.records import JsonObject
+
+__all__ = ["app"]
+
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+PORT = 8640
+
+app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Run a platform on this machine.")
+token_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Create, list and revoke tokens of users.")
+app.add_typer(token_app, name="token")
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        "--data", metavar="DIR", help="The platform's folder. Default: OSMOSIS_PLATFORM_DATA, else the user's data."
+    ),
+]
+
+
+@app.command(cls=HelpCommand)
+def up(
+    context: typer.Context,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Serve here, until Ctrl-C.")] = False,
+    host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 for a free one.")] = PORT,
+    data: Data = None,
+    max_runs: Annotated[int, typer.Option(min=1, metavar="N", help="Run at most N runs at a time.")] = 2,
+    max_runs_per_model: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Run at most N runs of the same model at a time.")
+    ] = None,
+    json: Json = False,
+    plain: Plain = False,
+) -> None:
+    """Start the platform, in the background. Runs that were under way go on.
+
+    The first start makes a token for this user, which commands find by themselves.
+    """
+    with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        from osmosis_ai.urls import is_loopback
+
+        home = _home(session, data)
+        home.create()
+        if not is_loopback(host):
+            session.warn(
+                f"{host} is reached by other machines: every request needs a token, but without TLS anyone between can "
+                "read it; put a TLS proxy in front, and listen on 127.0.0.1"
+            )
+        if foreground:
+            _serve(home, host, port, max_runs, max_runs_per_model)
+            return
+        if home.is_served:
+            known = home.read_info()
+            session.operation(
+                "platform.up", f"the platform runs already, at {known.url if known else home.folder}", status="noop"
+            )
+            return
+        words = ["--host", host, "--port", str(port), "--data", str(home.folder), "--max-runs", str(max_runs)]
+        if max_runs_per_model is not None:
+            words += ["--max-runs-per-model", str(max_runs_per_model)]
+        _start(home, words)
+        known = home.read_info()
+        assert known is not None
+        session.operation(
+            "platform.up",
+            f"the platform is at {known.url}",
+            resource={"url": known.url, "pid": known.pid, "data": str(home.folder), "token_file": str(home.token)},
+            next_steps=[{"action": "eval_submit"}],
+            hints=["osmosis dataset upload FILE", "osmosis eval submit configs/eval/my-rollout.toml"],
+        )
+
+
+@app.command(cls=HelpCommand)
+def down(context: typer.Context, data: Data = None, json: Json = False, plain: Plain = False) -> None:
+    """Stop the platform. Runs that are under way go on at the next start."""
+    with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        home = _home(session, data)
+        known = home.read_info()
+        if known is None or not home.is_served:
+            session.operation("platform.down", f"no platform runs in {home.folder}", status="noop")
+            return
+        os.kill(known.pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        while home.is_served:
+            if time.monotonic() > deadline:
+                os.kill(known.pid, signal.SIGKILL)
+            time.sleep(0.05)
+        session.operation("platform.down", "the platform is stopped")
+
+
+@app.command(cls=HelpCommand)
+def status(context: typer.Context, data: Data = None, json: Json = False, plain: Plain = False) -> None:
+    """Say if the platform runs, and what it is doing. Exits with 1 if it doesn't run."""
+    with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        home = _home(session, data)
+        known, served = home.read_info(), home.is_served
+        url, pid = (known.url, known.pid) if known is not None and served else (None, None)
+        counts = _run_counts(home)
+        found: JsonObject = {"running": served, "url": url, "pid": pid, "data": str(home.folder), "runs": counts}
+        lines = [
+            ("Running", "yes" if served else "no; `osmosis platform up` starts it"),
+            ("Address", url or "–"),
+            ("Folder", str(home.folder)),
+            ("Runs", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"),
+        ]
+        session.detail(found, lines)
+    raise typer.Exit(ExitCode.OK if served else ExitCode.FAILED)
+
+
+@app.command(cls=HelpCommand)
+def logs(
+    context: typer.Context,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, metavar="N", help="Print the last N lines.")] = 50,
+    data: Data = None,
+) -> None:
+    """Print the end of the server's log; `osmosis eval logs` has those of runs."""
+    with platform_session(context, scoped=False) as session:
+        log = _home(session, data).log
+        text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+        for line in text.splitlines()[-lines:]:
+            session.output.line(line)
+
+
+@app.command(cls=HelpCommand)
+def backup(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The archive to write, as in platform.tar.")],
+    data: Data = None,
+    json: Json = False,
+    plain: Plain = False,
+) -> None:
+    """Write the database, the key, the datasets and the runs into an archive, also while the platform runs."""
+    with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        from osmosis_ai.folders import given_path
+        from osmosis_ai.platform.backup import write_backup
+
+        target = given_path(file, session.cwd)
+        size = write_backup(_home(session, data), target)
+        session.operation(
+            "platform.backup", f"{target} has {size / 1e6:,.1f} MB", resource={"file": str(target), "size": size}
+        )
+
+
+@token_app.command(cls=HelpCommand)
+def create(
+    context: typer.Context,
+    user: Annotated[str, typer.Argument(metavar="USER", help="The user's name; a new one is created.")],
+    label: Annotated[str, typer.Option(metavar="TEXT", help="What the token is for.")] = "",
+    days: Annotated[float | None, typer.Option(min=0, metavar="N", help="Let it expire after N days.")] = None,
+    data: Data = None,
+    json: Json = False,
+    plain: Plain = False,
+) -> None:
+    """Make a token for a user, and print it, once. Only its hash is stored."""
+    with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        token_id, token = _accounts(session, data).create_token(user, label, days=days)
+        message = f"{token}\n  (of {user}, shown once; id {token_id})"
+        session.operation("token.create", message, resource={"id": token_id, "user": user, "token": token})
+
+
+@token_app.command("list", cls=HelpCommand)
+def list_(context: typer.Context, data: Data = None, json: Json = False, plain: Plain = False) -> None:
+    """List tokens by their ids."""
+    with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        from osmosis_ai.cli.tables import Column
+
+        tokens = _accounts(session, data).tokens()
+        session.items(
+            tokens,
+            [Column("id", "label"), Column("user", "name"), Column("for", "text"), Column("state", "label")],
+            lambda one: [one["id"], one["user"], one["label"], "revoked" if one["revoked_at"] else "valid"],
+            len(tokens),
+            empty="no tokens yet; the first `osmosis platform up` makes one",
+        )
+
+
+@token_app.command(cls=HelpCommand)
+def revoke(
+    context: typer.Context,
+    token: Annotated[str, typer.Argument(metavar="ID", help="The token's id, as `token list` shows it.")],
+    data: Data = None,
+    json: Json = False,
+    plain: Plain = False,
+) -> None:
+    """Revoke a token, at once."""
+    with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        from osmosis_ai.platform.client import ClientError
+
+        if not _accounts(session, data).revoke(token):
+            raise ClientError(
+                f"there is no token with the id {token}; `osmosis platform token list` shows them", "NOT_FOUND"
+            )
+        session.operation("token.revoke", f"the token {token} is revoked", resource={"id": token})
+
+
+def _home(session: Session, data: str | None) -> Home:
+    from osmosis_ai.platform.home import find_home
+
+    return find_home(data, session.session.environ, session.cwd)
+
+
+def _accounts(session: Session, data: str | None) -> Accounts:
+    """Return the accounts of the platform's folder, whose owner needs no token."""
+    from osmosis_ai.platform.accounts import Accounts
+    from osmosis_ai.platform.database import Database
+
+    home = _home(session, data)
+    home.create()
+    return Accounts(Database(home.database), local_paths=False)
+
+
+def _serve(home: Home, host: str, port: int, max_runs: int, max_runs_per_model: int | None) -> None:
+    from osmosis_ai.platform.queue import Limits
+    from osmosis_ai.platform.server import serve_platform
+    from osmosis_ai.rollout.server.serve import open_socket
+
+    with home.locked(), open_socket(host, port) as listener:
+        serve_platform(home, listener, host, Limits(max_runs, max_runs_per_model))
+
+
+def _start(home: Home, words: list[str]) -> None:
+    """Start the server in the background, and wait until it answers; raise ClientError with its last words."""
+    from osmosis_ai.platform.client import ClientError
+
+    with home.log.open("ab") as log:
+        begins = log.tell()
+        process = subprocess.Popen(  # noqa: S603 - this command itself
+            [sys.executable, "-m", "osmosis_ai", "platform", "up", "--foreground", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=home.folder,
+        )
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        known = home.read_info()
+        if known is not None and known.pid == process.pid and _answers(known.url):
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    said = _tail(home.log, begins)
+    raise ClientError(f"the platform didn't start: {said or f'see {home.log}'}", "PLATFORM_ERROR")
+
+
+def _answers(url: str) -> bool:
+    from urllib.request import ProxyHandler, build_opener
+
+    try:
+        with build_opener(ProxyHandler({})).open(f"{url}/health", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def _tail(log: Path, begins: int) -> str:
+    with log.open("rb") as file:
+        file.seek(begins)
+        lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else ""
+
+
+def _run_counts(home: Home) -> dict[str, int]:
+    if not home.database.is_file():
+        return {}
+    from osmosis_ai.platform.database import Database
+
+    rows = Database(home.database).all("SELECT status, count(*) FROM runs GROUP BY status ORDER BY status")
+    return {str(row[0]): int(row[1]) for row in rows}

@@ -1,0 +1,277 @@
+"""The frame of platform commands: the client, the workspace, and their three forms of output.
+
+For people, they print tables and texts; with `--plain`, lines of fields separated by tabs; with `--json`, one envelope
+on one line. Every reported error exits with 1, as in scripts written for the hosted platform.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from osmosis_ai.cli.session import CommandSession, ExitCode
+from osmosis_ai.errors import OsmosisError
+
+if TYPE_CHECKING:
+    from osmosis_ai.cli.tables import Column
+    from osmosis_ai.platform.client import Client, Credentials, Server
+    from osmosis_ai.platform.home import Home
+    from osmosis_ai.platform.workspace import LocalWorkspace
+    from osmosis_ai.records import JsonObject
+
+__all__ = ["All", "Format", "Limit", "Plain", "PlatformUrl", "Session", "Yes", "platform_session"]
+
+SCHEMA_VERSION = 1
+
+Plain = Annotated[bool, typer.Option("--plain", help="Print fields separated by tabs, without headings.")]
+PlatformUrl = Annotated[
+    str | None,
+    typer.Option("--platform", metavar="URL", help="The platform. Default: OSMOSIS_PLATFORM_URL, else that of here."),
+]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, max=50, metavar="N", help="List N items. Default: 50.")]
+All = Annotated[bool, typer.Option("--all", help="List all items.")]
+
+
+class Format(NamedTuple):
+    """The form of output that was asked for; neither is the one for people."""
+
+    json: bool = False
+    plain: bool = False
+
+
+class Session:
+    """The working environment of a platform command; `client` and `workspace` are found at their first use."""
+
+    def __init__(self, command: str, form: Format, platform: str | None, *, scoped: bool) -> None:
+        self.command = command
+        self.form = form
+        self.session = CommandSession(quiet=form.json or form.plain)
+        self.output = self.session.output
+        self._platform = platform
+        self._scoped = scoped
+        self._workspace: LocalWorkspace | None = None
+        self._client: Client | None = None
+
+    @property
+    def cwd(self) -> Path:
+        """The working directory."""
+        return self.session.cwd
+
+    @property
+    def home(self) -> Home:
+        """The folder of this machine's platform."""
+        from osmosis_ai.platform.home import find_home
+
+        return find_home(None, self.session.environ, self.cwd)
+
+    @property
+    def credentials(self) -> Credentials:
+        """The tokens of logins."""
+        from platformdirs import user_config_path
+
+        from osmosis_ai.platform.client import Credentials
+
+        named = self.session.environ.get("OSMOSIS_CREDENTIALS")
+        folder = user_config_path("osmosis", appauthor=False)
+        return Credentials(Path(named) if named else folder / "credentials.json")
+
+    @property
+    def server(self) -> Server:
+        """The platform and its token; raises ClientError."""
+        from osmosis_ai.platform.client import find_server
+
+        return find_server(self._platform, self.session.environ, self.home, self.credentials)
+
+    @property
+    def workspace(self) -> LocalWorkspace:
+        """The workspace; raises ClientError."""
+        from osmosis_ai.platform.workspace import find_workspace
+
+        if self._workspace is None:
+            self._workspace = find_workspace(self.cwd)
+        return self._workspace
+
+    @property
+    def client(self) -> Client:
+        """The client, for the workspace if the command needs one; raises ClientError."""
+        from osmosis_ai.platform.client import Client
+
+        if self._client is None:
+            headers = self.workspace.headers if self._scoped else {}
+            server = self.server
+            self._client = Client(server, headers)
+            if server.token is not None:
+                self.session.use(self.cwd, keys=[server.token])
+        return self._client
+
+    def begin(self) -> None:
+        """Read `.env` files, and find the workspace if the command needs one; raises OsmosisError."""
+        self.session.use(self.cwd)
+        if self._scoped:
+            self.session.use(self.workspace.root)
+
+    def items(
+        self,
+        items: Sequence[JsonObject],
+        columns: Sequence[Column],
+        cells: Callable[[JsonObject], Sequence[str]],
+        total: int,
+        *,
+        more: JsonObject | None = None,
+        empty: str,
+    ) -> None:
+        """Print a list; `more` are further members of its envelope."""
+        if self.form.json:
+            end = len(items)
+            page = {"total_count": total, "has_more": end < total, "next_offset": end if end < total else None}
+            self._json({"items": items, **page, **(more or {}), **self._place})
+        elif self.form.plain:
+            self._lines(cells(item) for item in items)
+        elif not items:
+            self.output.say(empty)
+        else:
+            from osmosis_ai.cli.tables import Table
+
+            table = Table(*columns)
+            for item in items:
+                table.add(*cells(item))
+            self.output.table(table)
+            if total > len(items):
+                self.output.say(f"{len(items)} of {total:,}; --all lists all")
+
+    def detail(self, data: JsonObject, lines: Sequence[tuple[str, str]]) -> None:
+        """Print one thing: its data, or labelled lines."""
+        if self.form.json:
+            self._json({"data": {**data, **self._place}})
+        else:
+            width = 0 if self.form.plain else max((len(label) for label, _ in lines), default=0) + 1
+            for label, value in lines:
+                self.output.line(f"{label + ':':<{width}} {_one_line(value) if self.form.plain else value}")
+
+    def operation(
+        self,
+        operation: str,
+        message: str,
+        *,
+        status: str = "success",
+        resource: JsonObject | None = None,
+        next_steps: Sequence[JsonObject] = (),
+        hints: Sequence[str] = (),
+        more: JsonObject | None = None,
+    ) -> None:
+        """Print what was done, and what to do next."""
+        if self.form.json:
+            placed = None if resource is None else {"resource": {**resource, **self._place}}
+            steps = {"next_steps_structured": list(next_steps)} if next_steps else {}
+            self._json(
+                {
+                    "status": status,
+                    "operation": operation,
+                    **(placed or {}),
+                    "message": message,
+                    **steps,
+                    **(more or {}),
+                }
+            )
+            return
+        self.output.line(message)
+        for hint in hints:
+            self.output.line(f"  {hint}")
+
+    def warn(self, message: str, code: str = "NOTE") -> None:
+        """Print a warning to stderr."""
+        if not self.form.json:
+            self.output.warn(f"warning: {message}")
+            return
+        from osmosis_ai import __version__
+
+        self._error({"cli_version": __version__, "warning": {"code": code, "message": message}})
+
+    def confirm(self, question: str, context: Sequence[tuple[str, str]], *, yes: bool) -> bool:
+        """Ask before doing something; raise ClientError where nobody can answer."""
+        if yes:
+            return True
+        from osmosis_ai.platform.client import ClientError
+
+        if self.form.json or self.form.plain or not sys.stdin.isatty():
+            details = {"prompt": question, "summary": [list(pair) for pair in context], "flags": ["--yes"]}
+            raise ClientError(f"{question} Nobody can be asked here: add --yes", "INTERACTIVE_REQUIRED", details)
+        for label, value in context:
+            self.output.say(f"{label + ':':<14} {value}")
+        return bool(typer.confirm(question, default=True, err=True))
+
+    def cancelled(self, operation: str) -> None:
+        """Say that the user declined."""
+        self.operation(operation, "cancelled: nothing was done", status="cancelled")
+
+    def fail(self, error: OsmosisError) -> None:
+        """Print an error to stderr."""
+        code, details = getattr(error, "code", "VALIDATION"), getattr(error, "details", {})
+        if not self.form.json:
+            self.output.fail(str(error))
+            return
+        from osmosis_ai import __version__
+
+        failed = {"code": code, "message": str(error), "details": details}
+        self._error({"command": self.command, "cli_version": __version__, "error": failed})
+
+    @property
+    def _place(self) -> JsonObject:
+        return self.workspace.shown() if self._scoped else {}
+
+    def _json(self, content: JsonObject) -> None:
+        import msgspec
+
+        self.output.json(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **content}))
+
+    def _error(self, content: JsonObject) -> None:
+        import msgspec
+
+        data = self.output.masker.encoded(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **content}))
+        sys.stderr.write(f"{data.decode('utf-8')}\n")
+
+    def _lines(self, rows: Iterator[Sequence[str]]) -> None:
+        for row in rows:
+            self.output.line("\t".join(map(_one_line, row)))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@contextmanager
+def platform_session(
+    context: typer.Context, *, json: bool = False, plain: bool = False, platform: str | None = None, scoped: bool = True
+) -> Iterator[Session]:
+    """Print the error of a command's block and raise typer.Exit with 1. `scoped` commands belong to a workspace.
+
+    `json`, `plain` and `platform` may also be given before the command's name.
+    """
+    from osmosis_ai.cli.streams import discard_stdout
+
+    meta = context.meta
+    form = Format(json or meta.get("osmosis.json", False), plain or meta.get("osmosis.plain", False))
+    command = context.command_path.partition(" ")[2]
+    session = Session(command, form, platform or meta.get("osmosis.platform"), scoped=scoped)
+    try:
+        if form.json and form.plain:
+            from osmosis_ai.platform.client import ClientError
+
+            raise ClientError("--json and --plain exclude each other")
+        session.begin()
+        yield session
+    except OsmosisError as error:
+        session.fail(error)
+        raise typer.Exit(ExitCode.FAILED) from error
+    except BrokenPipeError as error:
+        discard_stdout()
+        raise typer.Exit from error
+    except KeyboardInterrupt as error:
+        session.output.warn("interrupted")
+        raise typer.Exit(ExitCode.INTERRUPTED) from error

@@ -1,0 +1,189 @@
+"""The commands of a platform against a running one: submit, list, info, logs, download, stop; datasets and secrets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from commands import Finished, run_osmosis
+from platforms import Platform, commit, make_workspace, rows, serving
+
+CONFIG = """\
+[experiment]
+rollout = "plain"
+entrypoint = "main.py"
+model_path = "offline/oracle"
+dataset = "sums"
+
+[evaluation]
+limit = 2
+
+[secrets]
+required = []
+"""
+Run = Callable[..., Finished]
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    with serving(tmp_path_factory.mktemp("platform")) as platform:
+        yield platform
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_workspace(tmp_path_factory.mktemp("workspace"))
+    (folder / "configs/eval/sums.toml").write_text(CONFIG, encoding="utf-8")
+    (folder / "data/sums.jsonl").write_bytes(rows(30))
+    commit(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def osmosis(platform: Platform, workspace: Path) -> Run:
+    def run(*arguments: str, typed: str = "", **env: str) -> Finished:
+        place = {"OSMOSIS_PLATFORM_DATA": str(platform.home.folder)}
+        credentials = {"OSMOSIS_CREDENTIALS": str(platform.home.folder / "credentials.json")}
+        return run_osmosis(*arguments, cwd=workspace, env={**place, **credentials, **env}, typed=typed)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def uploaded(osmosis: Run) -> dict:
+    done = osmosis("dataset", "upload", "data/sums.jsonl", "--json")
+    assert done.code == 0, done.stderr
+    return done.json
+
+
+@pytest.fixture(scope="module")
+def finished(osmosis: Run, uploaded: dict) -> dict:
+    """A run that was submitted and followed to its end."""
+    done = osmosis("eval", "submit", "configs/eval/sums.toml", "--yes", "--wait", "--json")
+    assert done.code == 0, done.stderr
+    return done.json["data"]
+
+
+def error_of(done: Finished) -> dict:
+    assert done.code == 1, done.stdout + done.stderr
+    assert done.stdout == ""
+    return json.loads(done.stderr.splitlines()[-1])["error"]
+
+
+def test_a_dataset_is_uploaded_listed_shown_and_downloaded(osmosis: Run, uploaded: dict, tmp_path: Path) -> None:
+    assert (uploaded["operation"], uploaded["status"]) == ("dataset.upload", "success")
+    assert uploaded["resource"]["row_count"] == 30
+    listed = osmosis("dataset", "list", "--json").json
+    assert [item["file_name"] for item in listed["items"]] == ["sums"]
+    assert listed["git"]["identity"].startswith("local/")
+    shown = osmosis("dataset", "preview", "sums", "--rows", "2", "--json").json["data"]
+    assert [row["ground_truth"] for row in shown["rows"]] == ["0", "1"]
+    assert "ground_truth" in osmosis("dataset", "info", "sums").stdout
+    done = osmosis("dataset", "download", "sums", "-o", str(tmp_path / "back.jsonl"))
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "back.jsonl").read_bytes() == rows(30)
+    assert error_of(osmosis("dataset", "upload", "data/sums.jsonl", "--json"))["code"] == "CONFLICT"
+
+
+def test_a_run_is_followed_to_its_results(osmosis: Run, finished: dict) -> None:
+    name = finished["eval_run"]["name"]
+    assert finished["eval_run"]["status"] == "finished"
+    assert (finished["summary"]["graded"], finished["summary"]["pass_rate"]) == (2, 1.0)
+    listed = osmosis("eval", "list", "--json").json["items"]
+    assert name in [item["name"] for item in listed]
+    assert "finished" in osmosis("eval", "info", name).stdout
+    logged = osmosis("eval", "logs", name, "--limit", "3", "--json").json
+    assert logged["has_more"]
+    older = osmosis("eval", "logs", name, "--limit", "3", "--cursor", logged["next_cursor"], "--json").json
+    assert older["items"][-1]["timestamp"] <= logged["items"][0]["timestamp"]
+    plain = osmosis("--plain", "eval", "list").stdout.splitlines()
+    assert plain[0].split("\t")[0] == name
+
+
+def test_the_files_of_a_run_are_downloaded(osmosis: Run, finished: dict, tmp_path: Path) -> None:
+    name = finished["eval_run"]["name"]
+    done = osmosis("eval", "download", name, "-o", str(tmp_path), "--rows", "1", "--json")
+    assert done.code == 0, done.stderr
+    files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    assert files == ["index.jsonl", "metrics.json", "trajectories/row_1_run_0.json"]
+    again = osmosis("eval", "download", name, "-o", str(tmp_path), "--rows", "1")
+    assert "0 files" in again.stdout
+
+
+def test_secrets_are_stored_and_never_shown(osmosis: Run, platform: Platform) -> None:
+    done = osmosis("secret", "set", "MY_TOKEN", "--env", "VALUE", "--json", VALUE="abracadabra")
+    assert done.code == 0, done.stderr
+    listed = osmosis("secret", "list", "--json")
+    assert [(item["name"], item["scope"]) for item in listed.json["items"]] == [("MY_TOKEN", "personal")]
+    assert error_of(osmosis("secret", "set", "MY_TOKEN", "--json"))["code"] == "INTERACTIVE_REQUIRED"
+    assert osmosis("secret", "delete", "MY_TOKEN", "--yes").code == 0
+    missing = error_of(osmosis("secret", "delete", "MY_TOKEN", "--yes", "--json"))
+    assert missing["code"] == "NOT_FOUND"
+    for file in platform.home.folder.rglob("*"):
+        assert not file.is_file() or b"abracadabra" not in file.read_bytes(), file
+
+
+def test_who_commands_speak_for(osmosis: Run, platform: Platform) -> None:
+    shown = osmosis("whoami", "--json").json["data"]
+    assert (shown["platform_url"], shown["source"]) == (platform.url, "local")
+    _, token = platform.accounts.create_token("ada", "test")
+    done = osmosis("auth", "login", "--json", typed=f"{token}\n")
+    assert done.code == 0, done.stderr
+    assert osmosis("auth", "whoami", "--json").json["data"]["name"] == "ada"
+    assert osmosis("logout", "--yes", "--json").json["status"] == "success"
+    assert osmosis("whoami", "--json").json["data"]["source"] == "local"
+    assert error_of(osmosis("whoami", "--json", OSMOSIS_TOKEN="wrong"))["code"] == "AUTH_REQUIRED"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("limit = 2", "limits = 2", "sums.toml:8: unknown key limits in [evaluation]; did you mean limit?"),
+        ("limit = 2", "limit = 0", "it should be at least 1"),
+        ('dataset = "sums"', 'dataset = "none"', "there is no dataset none"),
+        ("required = []", 'required = ["NOT_THERE"]', "`osmosis secret set NOT_THERE`"),
+        ('rollout = "plain"', 'rollout = "plian"', "did you mean plain?"),
+    ],
+)
+def test_a_config_is_refused_with_what_to_change(
+    osmosis: Run, uploaded: dict, workspace: Path, before: str, after: str, said: str
+) -> None:
+    file = workspace / "configs/eval/wrong.toml"
+    (workspace / "configs/eval/sums.toml").with_name("wrong.toml").write_text(CONFIG.replace(before, after), "utf-8")
+    try:
+        failed = error_of(osmosis("eval", "submit", "configs/eval/wrong.toml", "--yes", "--json"))
+    finally:
+        file.unlink()
+    assert said.replace("sums.toml", "wrong.toml") in failed["message"]
+
+
+def test_training_is_refused_until_there_is_a_trainer(osmosis: Run, uploaded: dict, workspace: Path) -> None:
+    config = CONFIG.partition("[evaluation]")[0] + "[training]\nlr = 1e-6\n"
+    file = workspace / "configs/training/sums.toml"
+    file.write_text(config, encoding="utf-8")
+    failed = error_of(osmosis("train", "submit", "configs/training/sums.toml", "--yes", "--json"))
+    file.unlink()
+    assert "no trainer is configured" in failed["message"]
+    assert osmosis("train", "list", "--json").json["items"] == []
+
+
+def test_without_a_platform_each_command_says_how_to_start_one(osmosis: Run, tmp_path: Path) -> None:
+    nothing = {"OSMOSIS_PLATFORM_DATA": str(tmp_path)}
+    assert "`osmosis platform up`" in error_of(osmosis("eval", "list", "--json", **nothing))["message"]
+    submitted = osmosis("eval", "submit", "configs/eval/sums.toml", "--yes", **nothing)
+    assert submitted.code == 1
+    assert "`osmosis eval run configs/eval/sums.toml`" in " ".join(submitted.stderr.split())
+
+
+def test_a_folder_that_is_no_workspace_gets_its_folders(osmosis: Run, tmp_path: Path) -> None:
+    refused = run_osmosis("eval", "list", "--json", cwd=tmp_path)
+    assert error_of(refused)["code"] == "WORKSPACE_REQUIRED"
+    from platforms import git
+
+    git(tmp_path, "init", "--quiet")
+    assert error_of(run_osmosis("doctor", "--json", cwd=tmp_path))["details"]["missing"] != []
+    assert run_osmosis("doctor", "--fix", "--yes", cwd=tmp_path).code == 0
+    assert run_osmosis("doctor", "--json", cwd=tmp_path).json["status"] == "noop"
