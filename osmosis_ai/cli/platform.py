@@ -71,7 +71,7 @@ def up(
         if foreground:
             _serve(home, host, port, max_runs, max_runs_per_model)
             return
-        if home.is_served:
+        if home.is_served():
             known = home.read_info()
             session.operation(
                 "platform.up", f"the platform runs already, at {known.url if known else home.folder}", status="noop"
@@ -98,12 +98,12 @@ def down(context: typer.Context, data: Data = None, json: Json = False, plain: P
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         home = _home(session, data)
         known = home.read_info()
-        if known is None or not home.is_served:
+        if known is None or not home.is_served():
             session.operation("platform.down", f"no platform runs in {home.folder}", status="noop")
             return
         os.kill(known.pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
-        while home.is_served:
+        while home.is_served():
             if time.monotonic() > deadline:
                 os.kill(known.pid, signal.SIGKILL)
             time.sleep(0.05)
@@ -115,7 +115,7 @@ def status(context: typer.Context, data: Data = None, json: Json = False, plain:
     """Say if the platform runs, and what it is doing. Exits with 1 if it doesn't run."""
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         home = _home(session, data)
-        known, served = home.read_info(), home.is_served
+        known, served = home.read_info(), home.is_served()
         url, pid = (known.url, known.pid) if known is not None and served else (None, None)
         counts = _run_counts(home)
         found: JsonObject = {"running": served, "url": url, "pid": pid, "data": str(home.folder), "runs": counts}

@@ -24,6 +24,7 @@ from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.errors import ApiError, conflict, invalid, not_found
 from osmosis_ai.platform.home import Home
 from osmosis_ai.platform.logs import Logs, entry
+from osmosis_ai.platform.openapi import describe
 from osmosis_ai.platform.paging import iso, page, window
 from osmosis_ai.platform.requests import Call, Handler, answer, error_response, json_response
 from osmosis_ai.platform.runs import TERMINAL, Kind, Runs, Submission
@@ -134,6 +135,7 @@ class Api:
         ]
         return [
             Route("/health", self._health, methods=["GET"]),
+            Route("/api/openapi.json", self._describe, methods=["GET"]),
             *found,
             Route("/api/cli/eval-runs/{name}/events", self._events, methods=["GET"]),
             *signed,
@@ -147,6 +149,9 @@ class Api:
 
     async def _health(self, request: Request) -> Response:
         return json_response({"status": "ok", "version": __version__})
+
+    async def _describe(self, request: Request) -> Response:
+        return json_response(describe(self.operations))
 
     # Accounts
 
@@ -371,7 +376,7 @@ class Api:
         return self._runs.find(kind, call.workspace, call.named())
 
     def _files(self, row: Row) -> Path:
-        folder = self._home.run(row["id"]) / "files" / row["id"]
+        folder = self._home.run(row["id"]) / "files" / str(row["id"])
         if not folder.is_dir():
             raise conflict(f"the run {row['name']} is {row['status']}; its files are there when it has ended")
         return folder

@@ -93,9 +93,8 @@ class Home:
                 raise UsageError(f"a platform runs in {self.folder} already; see `osmosis platform status`") from None
             yield
 
-    @property
     def is_served(self) -> bool:
-        """True if a server uses the folder now."""
+        """Return True if a server uses the folder now."""
         try:
             with (self.folder / "lock").open("r", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

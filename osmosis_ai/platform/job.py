@@ -30,6 +30,7 @@ from osmosis_ai.platform.repositories import Revision, check_out
 from osmosis_ai.platform.results import run_results
 from osmosis_ai.process_tree import end_group
 from osmosis_ai.records import JsonObject
+from osmosis_ai.row_numbers import read_row_numbers
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.eval_files import write_eval_files
 from osmosis_ai.runtime.run.report import Report
@@ -218,7 +219,7 @@ class Job:
 def sampled_rows(rows: int, seed: int) -> str:
     """Choose a random tenth of a dataset's rows, at least one, and return their numbers."""
     chosen = sorted(Random(seed).sample(range(rows), max(1, rows // SAMPLE)))  # noqa: S311 - a sample, no secret
-    return ",".join(map(str, chosen))
+    return read_row_numbers(",".join(map(str, chosen)))
 
 
 async def _main(order: JobOrder, orders: BinaryIO, answers: BinaryIO) -> None:

@@ -401,30 +401,6 @@ def test_validate_says_what_is_wrong_with_a_loop(tmp_path: Path, osmosis: Osmosi
     assert [finding["code"] for finding in missing.json["findings"]] == ["MISSING_NAME"]
 
 
-NOT_OFFERED = [
-    ("login", "--force"),
-    ("logout", "-y"),
-    ("whoami",),
-    ("workspace", "switch", "mine"),
-    ("train", "submit", "configs/training/a.toml", "--yes"),
-    ("eval", "submit", "configs/eval/a.toml", "--yes"),
-    ("eval", "list", "--limit", "3"),
-    ("eval", "info", "mine"),
-    ("eval", "stop", "mine"),
-    ("dataset", "list"),
-    ("secret", "set", "KEY"),
-]
-
-
-def test_commands_of_the_platform_say_that_they_are_not_offered_yet(osmosis: Osmosis) -> None:
-    for command in NOT_OFFERED:
-        done = osmosis(*command)
-        assert done.code == 2
-        assert done.stdout == ""
-        assert len(done.stderr.splitlines()) == 1, done.stderr
-        assert "is not offered yet; " in done.stderr
-
-
 def test_an_edited_dataset_row_keeps_what_is_recorded(tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
     """A loop's changes to a row's metadata are not recorded."""
     root = copy_repo("agent_instance", tmp_path, SUMS)

@@ -28,6 +28,9 @@ from waiting import eventually
 SERVER = Path(__file__).parents[1] / "runtime" / "worker" / "workflows" / "plain_rollout.py"
 
 
+TWO = Limits(2)
+
+
 class Reply(NamedTuple):
     """An answer of the server."""
 
@@ -95,7 +98,7 @@ class Platform:
 
 
 @contextmanager
-def serving(folder: Path, limits: Limits = Limits()) -> Iterator[Platform]:
+def serving(folder: Path, limits: Limits = TWO) -> Iterator[Platform]:
     """Serve a platform from a folder while the block runs."""
     home = Home(folder)
     home.create()
@@ -154,8 +157,5 @@ def rows(count: int, task: str = "{n} + 0") -> bytes:
 def submission(**experiment: str) -> dict[str, Any]:
     """A submission as clients send it."""
     usual = {"rollout": "plain", "entrypoint": "main.py", "model_path": "offline/oracle", "dataset": "sums"}
-    return {
-        "experiment_config": {**usual, **experiment},
-        "evaluation_config": {"limit": 2},
-        "secrets": {"required": []},
-    }
+    evaluation = {"limit": 2}
+    return {"experiment_config": {**usual, **experiment}, "evaluation_config": evaluation, "secrets": {"required": []}}

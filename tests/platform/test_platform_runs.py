@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
 
+import psutil
 import pytest
 
-from platforms import Platform, make_workspace, rows, serving, submission
+from osmosis_ai.platform.job import sampled_rows
+from osmosis_ai.platform.workspace import LocalWorkspace, snapshot
+from osmosis_ai.testing import Gate, ScriptedEndpoint, by_turn, text
+from platforms import Platform, commit, git, make_workspace, rows, serving, submission
+from waiting import PATIENCE, eventually
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +55,167 @@ def test_a_submitted_run_goes_through_all_stages_to_its_results(platform: Platfo
     )
     assert results["reward_stats"]["pass_at_k"] == {"1": 1.0}
     assert len(shown["commit_sha"]) == 40
+
+
+def test_without_a_limit_a_random_tenth_is_run_and_its_rows_are_known(platform: Platform) -> None:
+    body = {**submission(), "evaluation_config": {"n": 2}}
+    shown = platform.wait(submit(platform, body)["name"])
+    assert (shown["results"]["sampled_rows"], shown["results"]["total_runs"]) == (3, 6)
+    assert shown["config"]["row_numbers"] == sampled_rows(30, shown["config"]["seed"])
+
+
+def test_a_repeated_key_starts_one_run(platform: Platform) -> None:
+    key = {"Idempotency-Key": "once"}
+    with ThreadPoolExecutor(4) as pool:
+        names = {run["name"] for run in pool.map(lambda _: submit(platform, submission(), **key), range(8))}
+    assert len(names) == 1
+    other = platform.ask("POST", "/api/cli/eval-runs", {**submission(), "env_config": {"A": "1"}}, headers=key)
+    assert (other.status, other.body["code"]) == (409, "CONFLICT")
+    platform.wait(names.pop())
+
+
+def test_secrets_reach_the_rollout_and_nothing_else(platform: Platform, workspace: Path) -> None:
+    main = workspace / "rollouts/plain/main.py"
+    before = main.read_text(encoding="utf-8")
+    said = ", ".join(f'os.environ["{name}"]' for name in ("COLOUR", "THE_WORD", "OTHER"))
+    shown = f'print("got", {said}, flush=True)\n\n\nasync def health'
+    main.write_text(before.replace("async def health", shown, 1), encoding="utf-8")
+    commit(workspace)
+    stored = {"name": "THE_WORD", "value": "abracadabra", "scope": "workspace"}
+    assert platform.ask("POST", "/api/cli/environment-secrets", stored).status == 200
+    provided = {"required": ["THE_WORD", "OTHER"], "provided": {"OTHER": "open-sesame"}}
+    body = {**submission(), "env_config": {"COLOUR": "green"}, "secrets": provided}
+    run = submit(platform, body)
+    found = platform.wait(run["name"])
+    main.write_text(before, encoding="utf-8")
+    commit(workspace)
+    assert found["eval_run"]["status"] == "finished", platform.log(run["name"])
+    assert found["resolved_secret_scopes"] == {"THE_WORD": "workspace", "OTHER": "provided"}
+    logs = "".join(path.read_text("utf-8") for path in platform.home.folder.glob("stores/*/logs/*.log"))
+    assert "got green" in logs
+    for file in [*platform.home.folder.rglob("*")]:
+        if file.is_file():
+            data = file.read_bytes()
+            assert b"abracadabra" not in data, file
+            assert b"open-sesame" not in data, file
+
+
+@pytest.mark.parametrize(
+    ("experiment", "step", "said"),
+    [
+        ({"rollout": "none"}, "select", "there is no folder rollouts/none"),
+        ({"commit_sha": "0" * 40}, "clone", "push it first"),
+        ({"branch": "nowhere"}, "clone", "nowhere"),
+    ],
+)
+def test_a_run_that_can_t_go_on_fails_before_any_row(
+    platform: Platform, experiment: dict[str, str], step: str, said: str
+) -> None:
+    run = submit(platform, submission(**experiment))
+    shown = platform.wait(run["name"])
+    assert (shown["eval_run"]["status"], shown["results"]) == ("failed", None)
+    last = platform.log(run["name"])[-1]
+    assert last.startswith(f"{step}: ")
+    assert said in last
+
+
+def test_a_model_that_refuses_the_key_fails_the_run_at_its_preflight(platform: Platform) -> None:
+    with ScriptedEndpoint(by_turn(text("1")), api_key="sesame").run_in_thread() as endpoint:
+        body = {**submission(model_path="scripted"), "advanced_config": {"base_url": endpoint.url}}
+        run = submit(platform, body)
+        shown = platform.wait(run["name"])
+    assert (shown["eval_run"]["status"], shown["results"]) == ("failed", None)
+    assert platform.log(run["name"])[-1].startswith("preflight: ")
+
+
+def test_a_run_is_stopped_and_goes_on_where_it_was(platform: Platform) -> None:
+    gate = Gate()
+    held = by_turn(text("hm"), text("1"))
+
+    def answer(request: Any) -> Any:
+        return held(request).after(gate) if len(endpoint.chats) > 5 else held(request)
+
+    with ScriptedEndpoint(answer).run_in_thread() as endpoint:
+        body = {**submission(model_path="scripted"), "advanced_config": {"base_url": endpoint.url}}
+        body["evaluation_config"] = {"limit": 6, "batch_size": 1}
+        run = submit(platform, body)
+        platform.wait(run["name"], "running")
+        gate.reached.wait(PATIENCE)
+        assert platform.ask("POST", f"/api/cli/eval-runs/{run['name']}/stop", {}).status == 200
+        gate.open()
+        shown = platform.wait(run["name"])
+        assert shown["eval_run"]["status"] == "stopped"
+        done = shown["results"]["total_runs"]
+        assert 0 < done < 6
+        assert platform.ask("POST", f"/api/cli/eval-runs/{run['name']}/stop", {}).status == 409
+        assert platform.ask("POST", f"/api/cli/eval-runs/{run['name']}/retry", {}).status == 200
+        shown = platform.wait(run["name"])
+    assert (shown["eval_run"]["status"], shown["results"]["total_runs"]) == ("finished", 6)
+    assert shown["results"]["resumed_count"] == done
+
+
+def test_a_killed_job_goes_on_from_the_recorded_rollouts(platform: Platform) -> None:
+    gate = Gate()
+    held = by_turn(text("hm"), text("1"))
+
+    def answer(request: Any) -> Any:
+        return held(request).after(gate) if len(endpoint.chats) > 5 else held(request)
+
+    with ScriptedEndpoint(answer).run_in_thread() as endpoint:
+        body = {**submission(model_path="scripted"), "advanced_config": {"base_url": endpoint.url}}
+        body["evaluation_config"] = {"limit": 6, "batch_size": 1}
+        run = submit(platform, body)
+        gate.reached.wait(PATIENCE)
+        job = next(child for child in psutil.Process().children() if "osmosis_ai.platform.job" in child.cmdline())
+        job.kill()
+        gate.open()
+        shown = platform.wait(run["name"])
+    assert (shown["eval_run"]["status"], shown["results"]["total_runs"]) == ("finished", 6), platform.log(run["name"])
+    assert shown["results"]["resumed_count"] > 0
+
+
+def test_events_tell_a_run_from_its_beginning_to_its_end(platform: Platform) -> None:
+    run = submit(platform, submission())
+    headers = {"Authorization": f"Bearer {platform.token}", "X-Osmosis-Git": "acme/rollouts"}
+    url = f"{platform.url}/api/cli/eval-runs/{run['name']}/events"
+    with urlopen(Request(url, headers=headers), timeout=60) as stream:
+        lines = stream.read().decode().splitlines()
+    kinds = [line for line in lines if line.startswith("event: ")]
+    assert {*kinds} == {"event: log", "event: run"}
+    assert '"status":"finished"' in lines[-2]
+
+
+def test_a_snapshot_is_submitted_as_the_working_tree_is(platform: Platform, workspace: Path) -> None:
+    root = workspace / "rollouts" / "new"
+    shutil.copytree(workspace / "rollouts/plain", root)
+    made = snapshot(LocalWorkspace(workspace, "acme/rollouts", None))
+    shutil.rmtree(root)
+    run = submit(platform, submission(rollout="new", commit_sha=made))
+    assert platform.wait(run["name"])["eval_run"]["status"] == "finished", platform.log(run["name"])
+    assert git(workspace, "status", "--porcelain") == ""
+
+
+def test_nothing_of_a_repository_runs_or_leads_out_when_it_is_cloned(platform: Platform, tmp_path: Path) -> None:
+    folder = make_workspace(tmp_path / "evil")
+    hook = folder / ".git/hooks/post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    (folder / ".gitattributes").write_text("* filter=run\n")
+    (folder / "data/link").symlink_to("/etc")
+    commit(folder)
+    here = {"X-Osmosis-Git": "acme/evil", "X-Osmosis-Path": str(folder)}
+    about = {"file_name": "sums", "file_size": len(rows(4)), "extension": "jsonl"}
+    created = platform.ask("POST", "/api/cli/datasets", about, headers=here).body
+    platform.ask("PUT", created["upload"]["presigned_url"], rows(4))
+    platform.ask("POST", f"/api/cli/datasets/{created['id']}/complete", {}, headers=here)
+    run = platform.ask("POST", "/api/cli/eval-runs", submission(), headers=here).body
+
+    def ended() -> bool:
+        shown = platform.ask("GET", f"/api/cli/eval-runs/{run['name']}", headers=here).body
+        return shown["eval_run"]["status"] == "failed"
+
+    eventually(ended)
+    logs = platform.ask("GET", f"/api/cli/eval-runs/{run['name']}/logs", headers=here).body["logs"]
+    assert logs[-1]["message"] == "data/link is a link that leads out of the repository"
+    assert not (tmp_path / "ran").exists()
