@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ __all__ = ["add_eval_commands", "train_app"]
 
 _MANY = {"eval": "eval-runs", "training": "training-runs"}
 ENDED = ("finished", "failed", "stopped")
+RECONNECTS = 60
 MAX_UNASKED_BYTES = 100 << 20
 BATCH = 500
 
@@ -356,8 +358,10 @@ def _follow(session: Session, name: str) -> JsonObject:
                     session.output.say(_progress(data["results"]))
         except ClientError as error:
             failures += 1
-            if error.code != "PLATFORM_ERROR" or failures > 5:
+            if error.code != "PLATFORM_ERROR" or failures > RECONNECTS:
                 raise
+            time.sleep(1)
+            continue
         shown = client.get(_path("eval", name))
         if shown["eval_run"]["status"] in ENDED:
             return shown
@@ -465,8 +469,8 @@ def _result_lines(results: JsonObject) -> list[tuple[str, str]]:
 
 
 def _is_there(folder: Path, file: JsonObject) -> bool:
-    path = folder / file["path"]
-    return path.is_file() and path.stat().st_size == int(file["size"])
+    path, size = folder / str(file["path"]), int(file["size"])
+    return path.is_file() and path.stat().st_size == size
 
 
 def _target(folder: Path, name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import secrets
 import sqlite3
@@ -118,8 +119,8 @@ class Accounts:
             raise ApiError(400, "the header X-Osmosis-Git must be owner/repo", "GIT_SCOPE_HEADER_INVALID")
         if remote is not None and not _is_remote(remote):
             raise ApiError(400, "the header X-Osmosis-Remote isn't the URL of a repository", "GIT_SCOPE_HEADER_INVALID")
-        if path is not None and not self._local_paths:
-            # It would let a remote user read any repository of this machine.
+        if path is not None and (not self._local_paths or not os.path.isabs(path) or "\0" in path):  # noqa: PTH117
+            # Elsewhere it would let a remote user read any repository of this machine.
             path = None
         found = self._find(identity)
         if found is not None and (remote in (None, found.remote)) and (path in (None, found.path)):

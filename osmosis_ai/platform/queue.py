@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup
 
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, StoreError
 from osmosis_ai.platform.accounts import Workspace
 from osmosis_ai.platform.database import Database, Row
 from osmosis_ai.platform.datasets import Datasets
@@ -31,12 +32,14 @@ __all__ = ["Limits", "Queue", "choose"]
 LOSSES = 3
 MAX_LINE = 64 << 20
 CLOSE_SECONDS = 10.0
+PAUSE_SECONDS = 5.0
+_logger = logging.getLogger("osmosis.platform")
 
 KEPT_VARIABLES = frozenset(
     """
     PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
     HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy no_proxy all_proxy SSH_AUTH_SOCK
-    PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
+    PYTHONDONTWRITEBYTECODE
     """.split()  # noqa: SIM905 - a list of 20 strings is harder to read
 )
 KEPT_PREFIXES = ("LC_", "XDG_", "UV_", "PIP_", "GIT_SSL_")
@@ -88,6 +91,7 @@ class Queue:
         self._limits = limits
         self._changed = changed
         self._jobs: dict[str, _Job] = {}
+        self._stopped: set[str] = set()
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -104,10 +108,20 @@ class Queue:
         async with anyio.create_task_group() as group:
             while True:
                 self._news.clear()
-                await self._fill(group)
+                try:
+                    await self._fill(group)
+                except StoreError as error:
+                    _logger.error("%s", error)
+                    await anyio.sleep(PAUSE_SECONDS)
+                    continue
                 await self._news.wait()
 
     async def _fill(self, group: TaskGroup) -> None:
+        # A run that waits for a free place is stopped without one.
+        while self._stopped:
+            run_id = self._stopped.pop()
+            if run_id not in self._jobs:
+                await self._take(run_id, Ended("stopped"))
         waiting = await anyio.to_thread.run_sync(self._runs.to_do)
         for row in choose(waiting, self._jobs, self._limits):
             job = self._jobs[row["id"]] = _Job(row)
@@ -115,7 +129,9 @@ class Queue:
 
     def _stop(self, run_id: str) -> None:
         job = self._jobs.get(run_id)
-        if job is not None:
+        if job is None:
+            self._stopped.add(run_id)
+        else:
             job.stop()
         self._news.set()
 
@@ -131,9 +147,14 @@ class Queue:
             ended = await self._process(run_id, job, order)
             if not ended:
                 await self._lost(run_id)
-        except OsmosisError as error:
-            await anyio.to_thread.run_sync(self._logs.add, run_id, "ERROR", "submit", str(error))
-            await self._take(run_id, Ended("failed"))
+        except StoreError as error:
+            # A full disk, for example. The run goes on from its records once they can be written again.
+            _logger.error("%s", error)
+            await anyio.sleep(PAUSE_SECONDS)
+        except Exception as error:
+            if not isinstance(error, OsmosisError):
+                _logger.exception("a job could not be run")
+            await self._fail(run_id, str(error))
         finally:
             del self._jobs[run_id]
             self._news.set()
@@ -180,6 +201,13 @@ class Queue:
     async def _take(self, run_id: str, message: JobMessage) -> None:
         await anyio.to_thread.run_sync(self._runs.take, run_id, message)
         self._changed(run_id)
+
+    async def _fail(self, run_id: str, message: str) -> None:
+        try:
+            await anyio.to_thread.run_sync(self._logs.add, run_id, "ERROR", "submit", message)
+            await self._take(run_id, Ended("failed"))
+        except StoreError as error:
+            _logger.error("%s", error)
 
     async def _lost(self, run_id: str) -> None:
         losses = await anyio.to_thread.run_sync(self._runs.lost, run_id)

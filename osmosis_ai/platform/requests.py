@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hmac
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import anyio.to_thread
 import msgspec
@@ -38,7 +40,10 @@ class Call(NamedTuple):
     def workspace(self) -> Workspace:
         """The workspace of the request; raises ApiError."""
         headers = self.request.headers
-        return self.accounts.workspace(headers.get(IDENTITY), headers.get(REMOTE), headers.get(PATH))
+        path = headers.get(PATH)
+        # Percent-encoded, because headers hold no other alphabets.
+        found = None if path is None else os.fsdecode(unquote_to_bytes(path))
+        return self.accounts.workspace(headers.get(IDENTITY), headers.get(REMOTE), found)
 
     @property
     def query(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from osmosis_ai.platform.client import ClientError
 from osmosis_ai.records import JsonObject
@@ -32,7 +32,7 @@ class LocalWorkspace(NamedTuple):
     @property
     def headers(self) -> dict[str, str]:
         """Name the workspace, and where its code is, to a platform."""
-        found = {"X-Osmosis-Git": self.identity, "X-Osmosis-Path": str(self.root)}
+        found = {"X-Osmosis-Git": self.identity, "X-Osmosis-Path": quote(os.fsencode(self.root))}
         return {**found, "X-Osmosis-Remote": self.remote} if self.remote else found
 
     def shown(self) -> JsonObject:

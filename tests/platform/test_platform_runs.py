@@ -154,6 +154,20 @@ def test_a_run_is_stopped_and_goes_on_where_it_was(platform: Platform) -> None:
     assert shown["results"]["resumed_count"] == done
 
 
+def test_a_run_that_waits_for_a_place_is_stopped_at_once(platform: Platform) -> None:
+    gate = Gate()
+    with ScriptedEndpoint(lambda request: text("1").after(gate)).run_in_thread() as endpoint:
+        body = {**submission(model_path="scripted"), "advanced_config": {"base_url": endpoint.url}}
+        running = [submit(platform, body)["name"] for _ in range(2)]
+        for name in running:
+            platform.wait(name, "running")
+        waiting = submit(platform, submission())["name"]
+        assert platform.ask("POST", f"/api/cli/eval-runs/{waiting}/stop", {}).status == 200
+        assert platform.wait(waiting)["eval_run"]["status"] == "stopped"
+        gate.open()
+        assert {platform.wait(name)["eval_run"]["status"] for name in running} == {"finished"}
+
+
 def test_a_killed_job_goes_on_from_the_recorded_rollouts(platform: Platform) -> None:
     gate = Gate()
     held = by_turn(text("hm"), text("1"))
