@@ -244,8 +244,13 @@ class Runs:
             self.end(run_id, message.status)
 
     def end(self, run_id: str, status: str) -> None:
-        """Record a run's end. The secrets that were provided for it are gone."""
-        self._set(run_id, "status = ?, completed_at = ?, provided = NULL", status, now())
+        """Record a run's end, unless it has ended. The secrets that were provided for it are gone."""
+        with self._database.write("ending a run") as db:
+            db.execute(
+                "UPDATE runs SET status = ?, completed_at = ?, provided = NULL "
+                "WHERE id = ? AND status IN ('pending', 'running')",
+                (status, now(), run_id),
+            )
 
     def lost(self, run_id: str) -> int:
         """Count a job that ended without a word; return how often that has happened without progress."""
