@@ -155,7 +155,7 @@ def test_secrets_are_required_in_eval_configs_only(repo: Path) -> None:
 
 def test_tables_belong_to_a_kind(repo: Path) -> None:
     assert found(repo, TRAINING + "[evaluation]\nn = 1\n", "training") == [("OSM503", 28)]
-    assert [code for code, _ in found(repo, TRAINING + "[secrets]\nrequired = []\n")] == ["OSM503"] * 4
+    assert [code for code, _ in found(repo, TRAINING + "[secrets]\nrequired = []\n")] == ["OSM503"] * 3
     assert found(repo, TRAINING.replace("top_p = 1.0", "top_p = 1.5"), "training") == [("OSM512", 20)]
 
 
