@@ -25,6 +25,7 @@ __all__ = ["add_eval_commands", "train_app"]
 
 _MANY = {"eval": "eval-runs", "training": "training-runs"}
 ENDED = ("finished", "failed", "stopped")
+ALL_TYPES = "metrics,trajectories,artifacts,logs,index"
 RECONNECTS = 60
 MAX_UNASKED_BYTES = 100 << 20
 BATCH = 500
@@ -95,12 +96,25 @@ def show_eval(
 
 
 def retry_eval(
-    context: typer.Context, name: Name, json: Json = False, plain: Plain = False, platform: PlatformUrl = None
+    context: typer.Context,
+    name: Name,
+    secrets_file: SecretsFile = None,
+    json: Json = False,
+    plain: Plain = False,
+    platform: PlatformUrl = None,
 ) -> None:
-    """Run what is left of a failed or stopped evaluation; recorded rollouts are kept."""
+    """Run an evaluation's failed rollouts again, and what is left of it; graded ones are kept."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
-        run = session.client.post(_path("eval", name, "retry"), {})
-        session.operation("eval.retry", f"{run['name']} is queued again", resource={"name": run["name"]})
+        from osmosis_ai.platform.configs import provided_secrets
+
+        client = session.client
+        shown = client.get(_path("eval", name))
+        stdin: Any = sys.stdin
+        provided = provided_secrets(shown["config"]["required_secrets"], secrets_file, session.cwd, stdin)
+        session.session.use(session.workspace.root, keys=[*provided.values(), client.server.token or ""])
+        run = client.post(_path("eval", name, "retry"), {"secrets": provided})
+        done = {"name": run["name"], "retryable_samples": run["retryable_samples"]}
+        session.operation("eval.retry", f"{run['name']} is queued again", resource=done)
 
 
 def download_eval(
@@ -128,7 +142,8 @@ def download_eval(
         client = session.client
         run = client.get(_path("eval", name))["eval_run"]
         folder = given_path(output, session.cwd) if output else session.workspace.root / ".osmosis/evals" / run["name"]
-        manifest = client.get(_path("eval", run["id"], "samples/manifest"), types=types, rows=rows)
+        wanted_types = ALL_TYPES if types == "all" else f"{types},index"
+        manifest = client.get(_path("eval", run["id"], "samples/manifest"), types=wanted_types, rows=rows)
         wanted = [file for file in manifest["files"] if overwrite or not _is_there(folder, file)]
         size = sum(file["size"] for file in wanted)
         if size > MAX_UNASKED_BYTES:

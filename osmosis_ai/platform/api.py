@@ -63,6 +63,12 @@ class NamedSecret(Record, frozen=True):
     scope: str = "user"
 
 
+class Retry(Record, frozen=True):
+    """The secrets that were provided for the run, because they aren't kept."""
+
+    secrets: dict[str, str] = {}
+
+
 class WantedFile(Record, frozen=True):
     """A file of a run."""
 
@@ -209,6 +215,8 @@ class Api:
         url = self._signed(call.origin, "PUT", f"/api/files/datasets/{row['id']}")
         upload = {
             "method": "simple",
+            # Clients of 0.2 expect it, and don't use it.
+            "s3_key": row["id"],
             "presigned_url": url,
             "upload_headers": {"Content-Type": "application/octet-stream"},
             "expires_in": SIGNED_SECONDS,
@@ -280,7 +288,7 @@ class Api:
             Operation(
                 "POST", "/api/cli/training-runs", self._submit_training, "Submit a training run.", Submission, 201
             ),
-            Operation("POST", f"{one}/retry", self._retry_run, "Put an evaluation back into the queue."),
+            Operation("POST", f"{one}/retry", self._retry_run, "Run again what failed, and what is left.", Retry),
             Operation("GET", f"{one}/samples/manifest", self._manifest, "List an evaluation's files."),
             Operation("POST", f"{one}/samples/download-urls", self._file_urls, "Get URLs of files.", WantedFiles),
             Operation("GET", "/api/cli/training-runs/{name}/checkpoints", self._checkpoints, "List checkpoints."),
@@ -326,9 +334,9 @@ class Api:
 
     def _retry_run(self, call: Call) -> JsonObject:
         row = self._run("eval", call)
-        self._runs.retry(row)
+        again = self._runs.retry(row, call.read(Retry).secrets)
         self._wake()
-        return runs.submitted(self._runs.by_id(row["id"]))
+        return {**runs.submitted(self._runs.by_id(row["id"])), "workflow_id": row["id"], "retryable_samples": again}
 
     def _checkpoints(self, call: Call) -> JsonObject:
         return {"training_run_name": self._run("training", call)["name"], "checkpoints": []}
@@ -461,6 +469,14 @@ class Api:
             yield ": still here\n\n"
 
 
+_TYPES = {
+    "metrics.json": "metrics",
+    "summary.jsonl": "trajectories",
+    "index.jsonl": "index",
+    "logs.txt": "logs",
+}
+
+
 def _inside(folder: Path, name: str) -> Path:
     """Return a file in a folder; raise ApiError if there is none of this name."""
     path = folder / name
@@ -471,9 +487,9 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _is_wanted(name: str, types: set[str], rows: RowNumbers | None) -> bool:
     folder = name.partition("/")[0]
-    kinds = {"metrics.json": "metrics", "index.jsonl": "metrics", "logs.txt": "logs", "server.log": "logs"}
-    kind = kinds.get(name, folder)
-    if not ({kind, "all"} & types or (name == "index.jsonl" and "trajectories" in types)):
+    # Released clients refuse a list with a file of another type in it.
+    kind = _TYPES.get(name, folder)
+    if kind not in types:
         return False
     if rows is None or folder not in ("trajectories", "artifacts"):
         return True

@@ -105,6 +105,7 @@ _VERSION_1 = (
         scopes TEXT,                    -- JSON: where each secret came from
         results TEXT,                   -- JSON
         stopping INTEGER NOT NULL DEFAULT 0,
+        retrying INTEGER NOT NULL DEFAULT 0,    -- run failed rollouts again
         losses INTEGER NOT NULL DEFAULT 0,
         created_at REAL NOT NULL,
         started_at REAL,

@@ -147,6 +147,8 @@ class Job:
                 f"a random tenth of {counted(order.dataset_rows, 'row')}",
                 details={"seed": order.seed, "rows": rows},
             )
+        if order.retry_failed:
+            options["retry_failed"] = True
         endpoint = order.document.get("advanced", {}).get("base_url")
         if endpoint is not None:
             options["base_url"] = endpoint

@@ -31,6 +31,7 @@ class JobOrder(Record, frozen=True):
     dataset: str
     dataset_rows: int
     row_numbers: str | None
+    retry_failed: bool
     seed: int
     sources: list[str]
     commit: str | None

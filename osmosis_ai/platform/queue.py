@@ -236,6 +236,7 @@ class Queue:
             dataset=str(dataset),
             dataset_rows=rows,
             row_numbers=row["row_numbers"],
+            retry_failed=bool(row["retrying"]),
             seed=row["seed"],
             sources=_sources(Workspace(*workspace)),
             commit=row["commit_sha"],

@@ -208,17 +208,25 @@ class Runs:
             db.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (row["id"],))
         return bool(status == "pending")
 
-    def retry(self, row: Row) -> None:
-        """Put a run that failed or was stopped back into the queue; raise ApiError."""
+    def retry(self, row: Row, provided: Mapping[str, str]) -> int:
+        """Put an ended run back into the queue, and return how many rollouts will run; raise ApiError.
+
+        Failed rollouts are run again, and those that were never run. `provided` are secrets for this run only.
+        """
+        results = _results(row)
+        left = 0 if results is None else results["total_samples"] - results["graded"]
+        if row["status"] == "finished" and not left:
+            raise conflict(f"every rollout of {row['name']} is graded; there is nothing to retry")
         with self._database.write("retrying a run") as db:
             done = db.execute(
-                "UPDATE runs SET status = 'pending', stopping = 0, losses = 0, completed_at = NULL "
-                "WHERE id = ? AND status IN ('failed', 'stopped')",
-                (row["id"],),
+                "UPDATE runs SET status = 'pending', stopping = 0, losses = 0, completed_at = NULL, retrying = ?, "
+                "provided = ? WHERE id = ? AND status IN ('finished', 'failed', 'stopped')",
+                (results is not None, self._vault.seal(provided), row["id"]),
             )
             if not done.rowcount:
-                raise conflict(f"the run {row['name']} is {row['status']}; only a failed or stopped one is retried")
+                raise conflict(f"the run {row['name']} is {row['status']}; it can be retried when it has ended")
         self._logs.add(row["id"], "INFO", "submit", f"{row['name']} is queued again")
+        return int(left)
 
     def to_do(self) -> list[Row]:
         """List the runs that need a job, oldest first."""

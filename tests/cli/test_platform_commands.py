@@ -108,7 +108,7 @@ def test_the_files_of_a_run_are_downloaded(osmosis: Run, finished: dict, tmp_pat
     done = osmosis("eval", "download", name, "-o", str(tmp_path), "--rows", "1", "--json")
     assert done.code == 0, done.stderr
     files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
-    assert files == ["index.jsonl", "metrics.json", "trajectories/row_1_run_0.json"]
+    assert files == ["index.jsonl", "metrics.json", "summary.jsonl", "trajectories/row_1_run_0.json"]
     again = osmosis("eval", "download", name, "-o", str(tmp_path), "--rows", "1")
     assert "0 files" in again.stdout
 

@@ -121,12 +121,12 @@ def serving(folder: Path, limits: Limits = TWO) -> Iterator[Platform]:
             database.close()
 
 
-def make_workspace(folder: Path) -> Path:
+def make_workspace(folder: Path, server: Path = SERVER) -> Path:
     """Make a workspace with one rollout, and commit it."""
     for name in ("rollouts/plain", "configs/eval", "configs/training", "data"):
         (folder / name).mkdir(parents=True)
         (folder / name / ".gitkeep").touch()
-    shutil.copy(SERVER, folder / "rollouts" / "plain" / "main.py")
+    shutil.copy(server, folder / "rollouts" / "plain" / "main.py")
     git(folder, "init", "--quiet", "--initial-branch=main")
     commit(folder)
     return folder

@@ -14,7 +14,7 @@ import pytest
 
 from osmosis_ai.platform.job import sampled_rows
 from osmosis_ai.platform.workspace import LocalWorkspace, snapshot
-from osmosis_ai.testing import Gate, ScriptedEndpoint, by_turn, text
+from osmosis_ai.testing import Gate, ScriptedEndpoint, by_turn, status, text
 from platforms import Platform, commit, git, make_workspace, rows, serving, submission
 from waiting import PATIENCE, eventually
 
@@ -186,6 +186,25 @@ def test_a_killed_job_goes_on_from_the_recorded_rollouts(platform: Platform) -> 
         shown = platform.wait(run["name"])
     assert (shown["eval_run"]["status"], shown["results"]["total_runs"]) == ("finished", 6), platform.log(run["name"])
     assert shown["results"]["resumed_count"] > 0
+
+
+def test_failed_rollouts_are_run_again_by_a_retry(platform: Platform) -> None:
+    broken = True
+
+    def answer(request: Any) -> Any:
+        return status(500) if broken else text("1")
+
+    with ScriptedEndpoint(answer).run_in_thread() as endpoint:
+        body = {**submission(model_path="scripted"), "advanced_config": {"base_url": endpoint.url}}
+        name = submit(platform, body)["name"]
+        shown = platform.wait(name)
+        assert (shown["eval_run"]["status"], shown["results"]["failed"]) == ("finished", 2)
+        broken = False
+        retried = platform.ask("POST", f"/api/cli/eval-runs/{name}/retry", {})
+        assert (retried.status, retried.body["retryable_samples"]) == (200, 2)
+        shown = platform.wait(name)
+    assert (shown["results"]["failed"], shown["results"]["graded"]) == (0, 2), platform.log(name)
+    assert platform.ask("POST", f"/api/cli/eval-runs/{name}/retry", {}).status == 409
 
 
 def test_events_tell_a_run_from_its_beginning_to_its_end(platform: Platform) -> None:
