@@ -38,8 +38,8 @@ test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pypro
 	$(LOWEST)/bin/python -m compileall -q osmosis_ai
 	$(LOWEST)/bin/python -m pytest -n $(PROCESSES) --dist loadgroup $(TESTS)
 
-test-released: $(VENV)/.dev  ## workflows on released SDKs, which the package index has; skipped, with the reason, without it
-	$(BIN)/python -m pytest -m released -rs -n 2 tests/runtime/worker/workflows tests/test_example_workflow.py
+test-released: $(VENV)/.dev  ## workflows on released SDKs, and the platform's released clients, from the package index; skipped, with the reason, without it
+	$(BIN)/python -m pytest -m released -rs -n 2 tests/runtime/worker/workflows tests/test_example_workflow.py tests/platform
 
 test-browser: $(VENV)/.browser  ## the viewer in Chromium, installed with apt-get if it can be; skipped, with the reason, without it
 	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 || \
