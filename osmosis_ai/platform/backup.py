@@ -15,7 +15,7 @@ from osmosis_ai.platform.home import Home
 
 __all__ = ["write_backup"]
 
-LEFT_OUT = {"lock", "server.json", "server.log"}
+LEFT_OUT = {"lock", "server.json", "server.log", "jobs.log"}
 DATABASES = {"platform.db", "runs.db"}
 
 

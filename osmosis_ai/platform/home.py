@@ -56,6 +56,11 @@ class Home:
         return self.folder / "server.log"
 
     @property
+    def jobs_log(self) -> Path:
+        """The stderr of jobs, beside what their runs' logs tell."""
+        return self.folder / "jobs.log"
+
+    @property
     def datasets(self) -> Path:
         """Uploaded files, named by their content."""
         return self.folder / "datasets"

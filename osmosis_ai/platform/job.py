@@ -31,6 +31,7 @@ from osmosis_ai.platform.results import run_results
 from osmosis_ai.process_tree import end_group
 from osmosis_ai.records import JsonObject
 from osmosis_ai.row_numbers import read_row_numbers
+from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.eval_files import write_eval_files
 from osmosis_ai.runtime.run.report import Report
@@ -253,7 +254,12 @@ def main() -> None:
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a device
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    order = msgspec.json.decode(orders.readline(), type=JobOrder)
+    # Imports what workers need, while this process waits for its order.
+    forkserver.start([forkserver.WORKFLOWS])
+    line = orders.readline()
+    if not line:
+        end_group()
+    order = msgspec.json.decode(line, type=JobOrder)
     asyncio.run(_main(order, orders, answers))
     answers.flush()
     # Threads that wait for stdin don't hold the process up.

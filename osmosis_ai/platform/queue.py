@@ -8,9 +8,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 import anyio
@@ -92,6 +91,8 @@ class Queue:
         self._changed = changed
         self._jobs: dict[str, _Job] = {}
         self._stopped: set[str] = set()
+        # The next job's process: its imports take longer than all else before a run's first rollout.
+        self._spare: asyncio.subprocess.Process | None = None
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -105,7 +106,7 @@ class Queue:
 
     async def run(self) -> None:
         """Start jobs until cancelled; then the jobs end, and their runs go on with the next server."""
-        async with anyio.create_task_group() as group:
+        async with anyio.create_task_group() as group, self._closing_spare():
             while True:
                 self._news.clear()
                 try:
@@ -115,6 +116,14 @@ class Queue:
                     await anyio.sleep(PAUSE_SECONDS)
                     continue
                 await self._news.wait()
+
+    @asynccontextmanager
+    async def _closing_spare(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            if self._spare is not None:
+                await _close(self._spare)
 
     async def _fill(self, group: TaskGroup) -> None:
         # A run that waits for a free place is stopped without one.
@@ -126,6 +135,8 @@ class Queue:
         for row in choose(waiting, self._jobs, self._limits):
             job = self._jobs[row["id"]] = _Job(row)
             group.start_soon(self._serve, row["id"], job)
+        if len(self._jobs) < self._limits.runs and self._spare is None:
+            self._spare = await self._start()
 
     def _stop(self, run_id: str) -> None:
         job = self._jobs.get(run_id)
@@ -161,20 +172,9 @@ class Queue:
 
     async def _process(self, run_id: str, job: _Job, order: JobOrder) -> bool:
         """Return True if the job has told its run's end."""
-        folder = Path(order.folder)
-        await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
-        with (folder / "job.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "osmosis_ai.platform.job"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=order.variables,
-                cwd=folder,
-                limit=MAX_LINE,
-                # Ctrl-C at the server isn't theirs, and the group ends as a whole.
-                start_new_session=True,
-            )
+        process, self._spare = self._spare, None
+        if process is None or process.returncode is not None:
+            process = await self._start()
         job.process = process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -189,14 +189,23 @@ class Queue:
                 await self._take(run_id, message)
             await process.wait()
         finally:
-            # The end of its stdin ends the job.
-            process.stdin.close()
-            with anyio.move_on_after(CLOSE_SECONDS, shield=True) as waiting:
-                await process.wait()
-            if waiting.cancelled_caught:
-                with suppress(ProcessLookupError):
-                    process.kill()
+            await _close(process)
         return ended
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        """Start a process that waits for its order."""
+        with self._home.jobs_log.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "osmosis_ai.platform.job"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_variables(os.environ),
+                cwd=self._home.folder,
+                limit=MAX_LINE,
+                # Ctrl-C at the server isn't theirs, and the group ends as a whole.
+                start_new_session=True,
+            )
 
     async def _take(self, run_id: str, message: JobMessage) -> None:
         await anyio.to_thread.run_sync(self._runs.take, run_id, message)
@@ -220,6 +229,7 @@ class Queue:
 
     def _order(self, row: Row) -> JobOrder:
         values, scopes = self._runs.secrets_for(row)
+        self._home.run(row["id"]).mkdir(parents=True, exist_ok=True)
         workspace = self._database.one(
             "SELECT id, identity, remote, path FROM workspaces WHERE id = ?", row["workspace"]
         )
@@ -244,6 +254,17 @@ class Queue:
             secrets=values,
             scopes=scopes,
         )
+
+
+async def _close(process: asyncio.subprocess.Process) -> None:
+    """End a job's process by the end of its stdin."""
+    assert process.stdin is not None
+    process.stdin.close()
+    with anyio.move_on_after(CLOSE_SECONDS, shield=True) as waiting:
+        await process.wait()
+    if waiting.cancelled_caught:
+        with suppress(ProcessLookupError):
+            process.kill()
 
 
 def choose(waiting: Iterable[Row], jobs: Mapping[str, _Job], limits: Limits) -> list[Row]:
