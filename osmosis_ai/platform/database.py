@@ -97,6 +97,7 @@ _VERSION_1 = (
         dataset_name TEXT NOT NULL,
         dataset_sha256 TEXT NOT NULL,
         document TEXT NOT NULL,         -- JSON: the run config as it was submitted
+        sources TEXT NOT NULL,          -- JSON: where its code may be fetched from
         provided BLOB,                  -- secrets for this run only, encrypted; gone when it ends
         seed INTEGER NOT NULL,          -- of the sample of rows
         row_numbers TEXT,               -- the rows of the sample

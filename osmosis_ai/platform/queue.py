@@ -18,7 +18,6 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from osmosis_ai.errors import OsmosisError, StoreError
-from osmosis_ai.platform.accounts import Workspace
 from osmosis_ai.platform.database import Database, Row
 from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.home import Home
@@ -230,10 +229,6 @@ class Queue:
     def _order(self, row: Row) -> JobOrder:
         values, scopes = self._runs.secrets_for(row)
         self._home.run(row["id"]).mkdir(parents=True, exist_ok=True)
-        workspace = self._database.one(
-            "SELECT id, identity, remote, path FROM workspaces WHERE id = ?", row["workspace"]
-        )
-        assert workspace is not None
         dataset, _ = self._datasets.file(row["dataset"])
         rows = self._database.count("SELECT row_count FROM datasets WHERE id = ?", row["dataset"])
         return JobOrder(
@@ -248,7 +243,7 @@ class Queue:
             row_numbers=row["row_numbers"],
             retry_failed=bool(row["retrying"]),
             seed=row["seed"],
-            sources=_sources(Workspace(*workspace)),
+            sources=msgspec.json.decode(row["sources"], type=list[str]),
             commit=row["commit_sha"],
             variables=_variables(os.environ),
             secrets=values,
@@ -288,12 +283,6 @@ def choose(waiting: Iterable[Row], jobs: Mapping[str, _Job], limits: Limits) -> 
         users[row["creator"]] += 1
         models[row["model"]] += 1
     return chosen
-
-
-def _sources(workspace: Workspace) -> list[str]:
-    # Released clients name the repository alone, and know only one host of repositories.
-    known = [source for source in (workspace.remote, workspace.path) if source]
-    return known or [f"https://github.com/{workspace.identity}"]
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from osmosis_ai.platform.vault import Vault
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.validate.run_configs import check_document
 
-__all__ = ["TERMINAL", "Kind", "Provided", "Runs", "Submission"]
+__all__ = ["TERMINAL", "Kind", "Provided", "Runs", "Submission", "detail", "metrics", "submitted"]
 
 Kind = Literal["eval", "training"]
 TERMINAL = ("finished", "failed", "stopped", "crashed", "killed", "unknown")
@@ -101,6 +101,7 @@ class Runs:
             "dataset_name": dataset["name"],
             "dataset_sha256": dataset["sha256"],
             "document": msgspec.json.encode(document).decode(),
+            "sources": msgspec.json.encode(_sources(workspace)).decode(),
             "provided": self._vault.seal(provided),
             "seed": secrets.randbits(SEED_BITS),
             "branch": experiment.get("branch"),
@@ -318,6 +319,12 @@ class Runs:
 _SELECT = "SELECT r.*, u.name AS creator_name, u.email AS creator_email FROM runs r JOIN users u ON u.id = r.creator"
 
 
+def _sources(workspace: Workspace) -> list[str]:
+    # Released clients name the repository alone, and know only one host of repositories.
+    known = [source for source in (workspace.remote, workspace.path) if source]
+    return known or [f"https://github.com/{workspace.identity}"]
+
+
 def submitted(row: Row) -> JsonObject:
     """Return an accepted run as the API has it."""
     return {"id": row["id"], "name": row["name"], "status": _status(row), "created_at": iso(row["created_at"])}
@@ -368,7 +375,8 @@ def metrics(row: Row) -> JsonObject:
         "status": _status(row),
         "overview": {
             **{name: results[name] for name in names},
-            "duration_ms": round((ended - began) * 1000),
+            # A clock may be set back.
+            "duration_ms": round(max(0.0, ended - began) * 1000),
             "completed_samples": results["total_runs"],
             "tokens_used": results["total_tokens"],
         },

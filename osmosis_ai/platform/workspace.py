@@ -107,13 +107,19 @@ def snapshot(workspace: LocalWorkspace) -> str:
 
 
 def _identity(remote: str) -> str | None:
-    """Return `owner/repo` of a remote repository: the last two parts of its path."""
-    scp = _SCP.fullmatch(remote)
-    path = scp[2] if scp is not None and "://" not in remote else urlsplit(remote).path if "://" in remote else ""
-    parts = [part for part in path.removesuffix("/").removesuffix(".git").lower().split("/") if part]
-    if len(parts) < 2 or any(_UNSAFE.search(part) for part in parts[-2:]):
+    """Return `owner/repo` of a repository on GitHub, and `host/path` of others with - for /; None for a folder."""
+    if "://" in remote:
+        host, path = urlsplit(remote).hostname or "", urlsplit(remote).path
+    elif scp := _SCP.fullmatch(remote):
+        host, path = scp[1], scp[2]
+    else:
         return None
-    return "/".join(parts[-2:])
+    parts = [part for part in path.removesuffix("/").removesuffix(".git").lower().split("/") if part]
+    if not host or not parts or any(_UNSAFE.search(part) for part in (host.lower(), *parts)):
+        return None
+    if host.lower() == "github.com" and len(parts) == 2:
+        return "/".join(parts)
+    return f"{host.lower()}/{'-'.join(parts)}"
 
 
 def _public(remote: str | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from commands import Finished, run_installed
+from commands import COMMAND, Finished, run_installed
 from osmosis_ai.testing import Gate, ScriptedEndpoint, by_turn, text
 from platforms import make_workspace, rows
 from waiting import PATIENCE, eventually
@@ -108,3 +109,22 @@ def test_a_killed_server_s_runs_go_on_with_the_next_one(
     assert "serving at" in osmosis("platform", "logs").stdout
     assert osmosis("platform", "down", "--json").json["status"] == "success"
     assert osmosis("platform", "down", "--json").json["status"] == "noop"
+
+
+def test_a_full_disk_loses_nothing_that_was_acknowledged(osmosis: Run, workspace: Path, data: Path) -> None:
+    # A limit of a file's size stands for the end of the disk: writes beyond it fail.
+    command = f"ulimit -f 600; exec {COMMAND} platform up --foreground --port 0 --data {data}"
+    server = subprocess.Popen(["bash", "-c", command], stderr=subprocess.PIPE, encoding="utf-8")
+    try:
+        eventually(lambda: (data / "server.json").exists() and "true" in osmosis("platform", "status", "--json").stdout)
+        assert osmosis("dataset", "upload", "data/sums.jsonl").code == 0
+        (workspace / "data/large.jsonl").write_bytes(rows(20_000))
+        refused = osmosis("dataset", "upload", "data/large.jsonl", "--json")
+        assert refused.code == 1
+        assert "can't be stored" in json.loads(refused.stderr)["error"]["message"]
+        listed = osmosis("dataset", "list", "--json").json["items"]
+        assert [item["file_name"] for item in listed if item["status"] == "uploaded"] == ["sums"]
+        assert [path.name for path in (data / "datasets").glob("*.part")] == []
+    finally:
+        server.terminate()
+        server.communicate()

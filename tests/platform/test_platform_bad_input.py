@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -139,6 +140,21 @@ def test_a_dataset_with_bad_rows_is_refused_with_their_lines(platform: Platform)
     assert "broken" not in [
         item["file_name"] for item in platform.ask("GET", DATASETS).body["datasets"] if item["status"] == "uploaded"
     ]
+
+
+def test_a_file_that_is_made_to_fill_the_memory_is_refused(platform: Platform, tmp_path: Path) -> None:
+    # A few kilobytes that stand for a thousand rows of 50 MB each.
+    import pyarrow
+    import pyarrow.parquet
+
+    prompts = pyarrow.DictionaryArray.from_arrays([0] * 1000, ["x" * 50_000_000])
+    table = pyarrow.table({"user_prompt": prompts, "system_prompt": ["s"] * 1000, "ground_truth": ["1"] * 1000})
+    pyarrow.parquet.write_table(table, tmp_path / "bomb.parquet", compression="zstd", dictionary_pagesize_limit=1 << 28)
+    data = (tmp_path / "bomb.parquet").read_bytes()
+    assert len(data) < 100_000
+    reply = platform.upload("bomb", data, "parquet")
+    assert reply.status == 400
+    assert "bomb.parquet" in reply.body["error"]
 
 
 def test_an_upload_is_never_half_there(platform: Platform) -> None:
