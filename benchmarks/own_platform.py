@@ -22,6 +22,7 @@ import tempfile
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any
@@ -172,7 +173,8 @@ def submitted_once(server: Server, moment: float) -> tuple[int, int]:
                 return str(server.ask("POST", "eval-runs", body, **key)["id"])
             except HTTPError:
                 raise
-            except OSError:
+            except (OSError, HTTPException):
+                # Killed before or during its answer.
                 sleep(0.02)
 
     with ThreadPoolExecutor(SUBMISSIONS) as pool:
