@@ -200,14 +200,13 @@ class Runs:
             raise not_found("there is no such run")
         return row
 
-    def stop(self, row: Row) -> bool:
-        """Ask a run to stop; return True if it has not begun, and is stopped now. Raises ApiError."""
+    def stop(self, row: Row) -> None:
+        """Note that a run is to stop; raise ApiError if it has ended."""
         with self._database.write("stopping a run") as db:
             (status,) = db.execute("SELECT status FROM runs WHERE id = ?", (row["id"],)).fetchone()
             if status in TERMINAL:
                 raise conflict(f"the run {row['name']} is {status} already")
             db.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (row["id"],))
-        return bool(status == "pending")
 
     def retry(self, row: Row, provided: Mapping[str, str]) -> int:
         """Put an ended run back into the queue, and return how many rollouts will run; raise ApiError.

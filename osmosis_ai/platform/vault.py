@@ -16,7 +16,7 @@ import msgspec
 from osmosis_ai.errors import StoreError
 from osmosis_ai.platform.accounts import Holder, Workspace
 from osmosis_ai.platform.database import Database, Row
-from osmosis_ai.platform.errors import ApiError, invalid, not_found
+from osmosis_ai.platform.errors import invalid, not_found
 from osmosis_ai.platform.home import Home
 from osmosis_ai.platform.paging import Window, iso, now, page
 from osmosis_ai.records import JsonObject
@@ -188,9 +188,4 @@ def _scope_word(found: Mapping[str, bytes]) -> str:
 
 def _check_name(name: str) -> None:
     if not SECRET_NAME.fullmatch(name):
-        raise ApiError(
-            400,
-            "a secret's name has up to 255 capital letters, digits and _, and begins with a letter",
-            "VALIDATION",
-            {"field": "name"},
-        )
+        raise invalid("a secret's name has up to 255 capital letters, digits and _, and begins with a letter", "name")
