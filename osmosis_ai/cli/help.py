@@ -346,6 +346,14 @@ PAGES = {
         ],
         _REFUSED,
     ),
+    "platform open": Page(
+        "docs/platform.md",
+        [
+            ("See the workspace's runs in the browser", "osmosis platform open"),
+            ("Print the address, for a browser on another machine", "osmosis platform open --no-open"),
+        ],
+        _REFUSED,
+    ),
     "platform logs": Page(
         "docs/platform.md",
         [

@@ -14,7 +14,7 @@ import typer
 
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
-from osmosis_ai.cli.platform_session import Plain, Session, platform_session
+from osmosis_ai.cli.platform_session import Plain, PlatformUrl, Session, platform_session
 from osmosis_ai.cli.session import ExitCode
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ def up(
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 for a free one.")] = PORT,
     data: Data = None,
+    public_host: Annotated[
+        str | None,
+        typer.Option("--public-host", metavar="HOST", help="The host, and port, of a proxy in front of the platform."),
+    ] = None,
     max_runs: Annotated[int, typer.Option(min=1, metavar="N", help="Run at most N runs at a time.")] = 2,
     max_runs_per_model: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Run at most N runs of the same model at a time.")
@@ -69,7 +73,7 @@ def up(
                 "read it; put a TLS proxy in front, and listen on 127.0.0.1"
             )
         if foreground:
-            _serve(home, host, port, max_runs, max_runs_per_model)
+            _serve(home, host, port, public_host, max_runs, max_runs_per_model)
             return
         if home.is_served():
             known = home.read_info()
@@ -78,6 +82,8 @@ def up(
             )
             return
         words = ["--host", host, "--port", str(port), "--data", str(home.folder), "--max-runs", str(max_runs)]
+        if public_host is not None:
+            words += ["--public-host", public_host]
         if max_runs_per_model is not None:
             words += ["--max-runs-per-model", str(max_runs_per_model)]
         _start(home, words)
@@ -127,6 +133,31 @@ def status(context: typer.Context, data: Data = None, json: Json = False, plain:
         ]
         session.detail(found, lines)
     raise typer.Exit(ExitCode.OK if served else ExitCode.FAILED)
+
+
+@app.command("open", cls=HelpCommand)
+def open_(
+    context: typer.Context,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="The run to open first: its name or id.")] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address; don't open a browser.")] = False,
+    json: Json = False,
+    plain: Plain = False,
+    platform: PlatformUrl = None,
+) -> None:
+    """Let a browser see this workspace's runs, by a URL with a token that is valid for ten minutes."""
+    with platform_session(context, json=json, plain=plain, platform=platform) as session:
+        from urllib.parse import urlencode
+
+        from osmosis_ai.cli.view import open_browser
+        from osmosis_ai.platform.client import quoted
+
+        client = session.client
+        page = None if run is None else client.get(f"/api/cli/eval-runs/{quoted(run)}")["platform_url"]
+        ticket = client.post("/api/cli/pages", {})
+        url = ticket["url"] if page is None else f"{page}?{urlencode({'token': ticket['token']})}"
+        session.operation("platform.open", f"the runs are at {url}", resource={"url": url})
+        if not no_open and not session.form.json:
+            open_browser(url, session.config_folder)
 
 
 @app.command(cls=HelpCommand)
@@ -231,13 +262,17 @@ def _accounts(session: Session, data: str | None) -> Accounts:
     return Accounts(Database(home.database), local_paths=False)
 
 
-def _serve(home: Home, host: str, port: int, max_runs: int, max_runs_per_model: int | None) -> None:
+def _serve(
+    home: Home, host: str, port: int, public_host: str | None, max_runs: int, max_runs_per_model: int | None
+) -> None:
+    from osmosis_ai.platform.app import Place
     from osmosis_ai.platform.queue import Limits
     from osmosis_ai.platform.server import serve_platform
     from osmosis_ai.rollout.server.serve import open_socket
 
     with home.locked(), open_socket(host, port) as listener:
-        serve_platform(home, listener, host, Limits(max_runs, max_runs_per_model))
+        place = Place(host, listener.getsockname()[1], public_host)
+        serve_platform(home, listener, place, Limits(max_runs, max_runs_per_model))
 
 
 def _start(home: Home, words: list[str]) -> None:

@@ -51,7 +51,9 @@ def submit_eval(
     yes: Yes = False,
     secrets_file: SecretsFile = None,
     snapshot: Snapshot = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Follow the run; exit with 1 if it doesn't finish.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow the run to its end; exit with 1 if it fails or is stopped.")
+    ] = False,
     json: Json = False,
     plain: Plain = False,
     platform: PlatformUrl = None,
@@ -61,7 +63,11 @@ def submit_eval(
         run = _submit(session, "eval", config, secrets_file, yes=yes, snapshot=snapshot, quiet=wait)
         if run is None or not wait:
             return
-        shown = _follow(session, run["name"])
+        try:
+            shown = _follow(session, run["name"])
+        except KeyboardInterrupt:
+            session.warn(f"{run['name']} goes on; `osmosis eval stop {run['name']}` stops it")
+            raise
         session.detail(*_eval_detail(shown))
         status = shown["eval_run"]["status"]
     raise typer.Exit(ExitCode.OK if status == "finished" else ExitCode.FAILED)
@@ -325,6 +331,10 @@ def _submit(
     }
     steps = [{"action": f"{command}_info", "name": run["name"]}, {"action": f"{command}_list"}]
     hints = [f"osmosis {command} info {run['name']}", f"osmosis {command} logs {run['name']}"]
+    if url := run.get("platform_url"):
+        shown["url"] = url
+        steps.append({"action": "open_url", "url": url})
+        hints.append(f"{url}, once this browser has been let in by `osmosis platform open`")
     session.operation(f"{command}.submit", f"submitted {run['name']}", resource=shown, next_steps=steps, hints=hints)
     return run
 
@@ -383,10 +393,15 @@ def _follow(session: Session, name: str) -> JsonObject:
 
 
 def _progress(results: JsonObject) -> str:
-    rate = results["pass_rate"]
-    passed = "" if rate is None else f", {rate:.1%} passed"
-    cost = "" if results.get("cost_usd") is None else f", ${results['cost_usd']:.4f}"
+    passed = "" if results["pass_rate"] is None else f", {_pass_rate(results)} passed"
+    cost = "" if results["cost_usd"] is None else f", ${results['cost_usd']:.4f}"
     return f"{results['total_runs']}/{results['total_samples']} rollouts{passed}{cost}"
+
+
+def _pass_rate(results: JsonObject) -> str:
+    interval = results["pass_rate_interval"]
+    shown = "" if interval is None else f" (95 % CI {interval[0]:.1%} to {interval[1]:.1%})"
+    return f"{results['pass_rate']:.1%}{shown}"
 
 
 def _listed(
@@ -409,7 +424,17 @@ def _summary_of(results: JsonObject | None) -> JsonObject | None:
     if results is None:
         return None
     done, total = results["total_runs"], results["total_samples"]
-    names = ("pass_rate", "graded", "passed", "failed", "skipped", "pass_threshold", "total_tokens", "resumed_count")
+    names = (
+        "pass_rate",
+        "pass_rate_interval",
+        "graded",
+        "passed",
+        "failed",
+        "skipped",
+        "pass_threshold",
+        "total_tokens",
+        "resumed_count",
+    )
     return {
         "avg_reward": results["score"],
         **{name: results[name] for name in names},
@@ -461,6 +486,8 @@ def _eval_detail(shown: JsonObject) -> tuple[JsonObject, list[tuple[str, str]]]:
         lines.append(("Secrets", ", ".join(f"{name} ({scope})" for name, scope in scopes.items())))
     if summary is not None:
         lines += _result_lines(results)
+    if url := shown.get("platform_url"):
+        lines.append(("Page", url))
     if run["status"] == "failed":
         lines.append(("Why", f"osmosis eval logs {run['name']}"))
     elif run["status"] not in ENDED:
@@ -470,13 +497,15 @@ def _eval_detail(shown: JsonObject) -> tuple[JsonObject, list[tuple[str, str]]]:
 
 def _result_lines(results: JsonObject) -> list[tuple[str, str]]:
     stats = results["reward_stats"]
-    rate = "–" if results["pass_rate"] is None else f"{results['pass_rate']:.1%}"
+    rate = "–" if results["pass_rate"] is None else _pass_rate(results)
     lines = [
         ("Progress", f"{results['total_runs']} of {results['total_samples']} rollouts"),
-        ("Pass rate", f"{rate} (at least {results['pass_threshold']:g})"),
+        ("Pass rate", f"{rate}, with a reward of at least {results['pass_threshold']:g}"),
         ("Counts", ", ".join(f"{results[name]} {name}" for name in ("graded", "passed", "failed", "skipped"))),
         ("Tokens", f"{results['total_tokens']:,}"),
     ]
+    if results["cost_usd"] is not None:
+        lines.append(("Cost", f"${results['cost_usd']:.4f}"))
     if stats is not None:
         lines.append(("Reward", ", ".join(f"{name} {stats[name]:.3f}" for name in ("mean", "std", "min", "max"))))
         lines.append(("Pass@k", ", ".join(f"{k}: {value:.3f}" for k, value in stats["pass_at_k"].items())))

@@ -82,6 +82,13 @@ class Session:
         return Credentials(Path(named) if named else folder / "credentials.json")
 
     @property
+    def config_folder(self) -> Path:
+        """This user's folder of credentials, which is there."""
+        folder = self.credentials.path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    @property
     def server(self) -> Server:
         """The platform and its token; raises ClientError."""
         from osmosis_ai.platform.client import find_server

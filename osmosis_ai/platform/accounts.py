@@ -8,6 +8,7 @@ import re
 import secrets
 import sqlite3
 import uuid
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from osmosis_ai.errors import UsageError
@@ -110,6 +111,13 @@ class Accounts:
             raise _refused("the token has expired", "TOKEN_EXPIRED")
         return Holder(*tuple(row)[:5])
 
+    def is_valid(self, token_id: str) -> bool:
+        """Return True if a token is neither revoked nor expired."""
+        row = self._database.one("SELECT expires_at, revoked_at FROM tokens WHERE id = ?", token_id)
+        return (
+            row is not None and row["revoked_at"] is None and (row["expires_at"] is None or row["expires_at"] > now())
+        )
+
     def workspace(self, identity: str | None, remote: str | None, path: str | None) -> Workspace:
         """Return the workspace of a request, registered at first sight; raise ApiError."""
         if not identity:
@@ -143,11 +151,18 @@ class Accounts:
             for row in rows
         ]
 
+    def workspaces_by_id(self, ids: Sequence[str]) -> list[Workspace]:
+        """Return the workspaces of these ids, in the order of their names."""
+        marks = ", ".join("?" * len(ids))
+        rows = self._database.all(f"{_WORKSPACES} WHERE id IN ({marks}) ORDER BY identity", *ids)
+        return [Workspace(*row) for row in rows]
+
     def _find(self, identity: str) -> Workspace | None:
-        row: sqlite3.Row | None = self._database.one(
-            "SELECT id, identity, remote, path FROM workspaces WHERE identity = ?", identity
-        )
+        row: sqlite3.Row | None = self._database.one(f"{_WORKSPACES} WHERE identity = ?", identity)
         return None if row is None else Workspace(*row)
+
+
+_WORKSPACES = "SELECT id, identity, remote, path FROM workspaces"
 
 
 def _is_remote(text: str) -> bool:

@@ -25,6 +25,7 @@ from osmosis_ai.platform.errors import ApiError, conflict, invalid, not_found
 from osmosis_ai.platform.home import Home
 from osmosis_ai.platform.logs import Logs, entry
 from osmosis_ai.platform.openapi import describe
+from osmosis_ai.platform.pages import PagesAccess, page_path
 from osmosis_ai.platform.paging import iso, page, window
 from osmosis_ai.platform.requests import Call, Handler, answer, error_response, json_response
 from osmosis_ai.platform.runs import TERMINAL, Kind, Runs, Submission
@@ -109,6 +110,7 @@ class Api:
         datasets: Datasets,
         runs: Runs,
         logs: Logs,
+        pages: PagesAccess,
         *,
         wake: Callable[[], None],
         stop: Callable[[str], None],
@@ -122,6 +124,7 @@ class Api:
         self._datasets = datasets
         self._runs = runs
         self._logs = logs
+        self._pages = pages
         self._wake = wake
         self._stop = stop
         self._changes = changes
@@ -166,6 +169,7 @@ class Api:
             Operation("GET", "/api/cli/verify", self._verify, "Say whose token this is.", scoped=False),
             Operation("DELETE", "/api/cli/tokens/{id}", self._revoke, "Revoke a token of one's own.", scoped=False),
             Operation("GET", "/api/cli/workspaces", self._workspaces, "List the workspaces.", scoped=False),
+            Operation("POST", "/api/cli/pages", self._open_pages, "Get a URL that lets a browser see the runs."),
         ]
 
     def _verify(self, call: Call) -> JsonObject:
@@ -188,6 +192,10 @@ class Api:
 
     def _workspaces(self, call: Call) -> JsonObject:
         return {"workspaces": self._accounts.workspaces()}
+
+    def _open_pages(self, call: Call) -> JsonObject:
+        ticket = self._pages.ticket(call.holder, call.workspace)
+        return {"url": f"{call.origin}/?{urlencode({'token': ticket})}", "token": ticket}
 
     # Datasets and secrets
 
@@ -302,7 +310,7 @@ class Api:
         key = call.request.headers.get("Idempotency-Key")
         row, is_new = self._runs.submit("eval", call.holder, call.workspace, asked, key)
         self._wake()
-        return json_response(runs.submitted(row), 201 if is_new else 200)
+        return json_response({**runs.submitted(row), **self._page(call, row)}, 201 if is_new else 200)
 
     def _submit_training(self, call: Call) -> JsonObject:
         asked = call.read(Submission)
@@ -318,7 +326,15 @@ class Api:
         return self._runs.listed(kind, call.workspace, window(call.query))
 
     def _show_run(self, kind: Kind, call: Call) -> JsonObject:
-        return runs.detail(self._run(kind, call))
+        row = self._run(kind, call)
+        return {**runs.detail(row), **self._page(call, row)}
+
+    def _page(self, call: Call, row: Row) -> JsonObject:
+        """Return the address of a run's page, which is there once the run has started."""
+        if row["kind"] != "eval":
+            return {}
+        path = page_path(call.workspace.identity, row["name"] if row["started_at"] else None)
+        return {"platform_url": f"{call.origin}{path}"}
 
     def _run_logs(self, kind: Kind, call: Call) -> JsonObject:
         return self._logs.page(self._run(kind, call)["id"], call.query)
@@ -384,7 +400,7 @@ class Api:
         return self._runs.find(kind, call.workspace, call.named())
 
     def _files(self, row: Row) -> Path:
-        folder = self._home.run(row["id"]) / "files" / str(row["id"])
+        folder = self._home.run(row["id"]) / "files" / str(row["name"])
         if not folder.is_dir():
             raise conflict(f"the run {row['name']} is {row['status']}; its files are there when it has ended")
         return folder

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import anyio
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.api import Api
@@ -17,12 +19,23 @@ from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.errors import ApiError
 from osmosis_ai.platform.home import Home
 from osmosis_ai.platform.logs import Logs
+from osmosis_ai.platform.pages import PagesAccess
 from osmosis_ai.platform.queue import Limits, Queue
 from osmosis_ai.platform.requests import error_response
 from osmosis_ai.platform.runs import Runs
 from osmosis_ai.platform.vault import Cipher, Vault
+from osmosis_ai.urls import is_loopback
+from osmosis_ai.viewer.security import Guard
 
-__all__ = ["build_app"]
+__all__ = ["Place", "build_app"]
+
+
+class Place(NamedTuple):
+    """Where the server listens; `public` is the host by which a proxy in front of it is reached."""
+
+    host: str
+    port: int
+    public: str | None = None
 
 
 class _Changes:
@@ -44,15 +57,14 @@ def build_app(
     home: Home,
     database: Database,
     limits: Limits,
-    *,
-    local_paths: bool,
+    place: Place,
     stopping: Callable[[], bool] = lambda: False,
-) -> Starlette:
-    """Make the application.
-
-    `local_paths` allows code from folders of this machine; once `stopping` returns True, streams of events end.
-    """
-    accounts, cipher, logs = Accounts(database, local_paths=local_paths), Cipher(home), Logs(database)
+) -> ASGIApp:
+    """Make the application. Once `stopping` returns True, streams of events end."""
+    # Anyone who reaches the server from elsewhere would read this machine's repositories.
+    accounts = Accounts(database, local_paths=is_loopback(place.host))
+    cipher, logs = Cipher(home), Logs(database)
+    pages = PagesAccess(home, accounts, cipher, stopping)
     vault, datasets = Vault(database, cipher), Datasets(database, home)
     runs, changes = Runs(database, datasets, vault, logs), _Changes()
     queues: list[Queue] = []
@@ -65,11 +77,20 @@ def build_app(
             group.start_soon(queues[0].run)
             yield
             group.cancel_scope.cancel()
+        pages.close()
 
     async def missing(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
         what = "there is no such address" if status == 404 else "this address takes another method"
         return error_response(ApiError(status, what, "NOT_FOUND"))
+
+    guard = Guard(
+        pages,
+        host=place.host,
+        port=place.port,
+        cookie="osmosis-platform",
+        addresses=[place.public.lower()] if place.public else (),
+    )
 
     api = Api(
         home,
@@ -79,9 +100,16 @@ def build_app(
         datasets,
         runs,
         logs,
+        pages,
         wake=lambda: queues[0].wake(),
         stop=lambda run_id: queues[0].stop(run_id),
         changes=changes.of,
         stopping=stopping,
     )
-    return Starlette(routes=api.routes(), exception_handlers={404: missing, 405: missing}, lifespan=lifespan)
+    app = Starlette(routes=api.routes(), exception_handlers={404: missing, 405: missing}, lifespan=lifespan)
+
+    async def choose(scope: Scope, receive: Receive, send: Send) -> None:
+        is_page = scope["type"] == "http" and scope["path"] != "/health" and not scope["path"].startswith("/api/")
+        await (guard if is_page else app)(scope, receive, send)
+
+    return choose

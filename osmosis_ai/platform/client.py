@@ -61,16 +61,16 @@ class Credentials:
     """The tokens of logins, by URL, in a file that only its owner can read."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     def read(self) -> dict[str, str]:
         """Return the tokens."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, str])
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, str])
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as error:
-            raise ClientError(f"{self._path} can't be read: {error}", "CREDENTIALS_UNREADABLE") from None
+            raise ClientError(f"{self.path} can't be read: {error}", "CREDENTIALS_UNREADABLE") from None
 
     def set(self, url: str, token: str | None) -> None:
         """Store a token, or forget it."""
@@ -78,11 +78,11 @@ class Credentials:
         if token is None:
             known.pop(url, None)
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with replaced_file(self._path, private=True) as file:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with replaced_file(self.path, private=True) as file:
                 file.write(msgspec.json.encode(known))
         except OSError as error:
-            raise ClientError(f"{self._path} can't be written: {error.strerror}", "CREDENTIALS_UNWRITABLE") from None
+            raise ClientError(f"{self.path} can't be written: {error.strerror}", "CREDENTIALS_UNWRITABLE") from None
 
 
 def find_server(given: str | None, environ: Mapping[str, str], home: Home, credentials: Credentials) -> Server:

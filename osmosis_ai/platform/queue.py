@@ -228,14 +228,19 @@ class Queue:
 
     def _order(self, row: Row) -> JobOrder:
         values, scopes = self._runs.secrets_for(row)
-        self._home.run(row["id"]).mkdir(parents=True, exist_ok=True)
-        dataset, _ = self._datasets.file(row["dataset"])
+        folder = self._home.run(row["id"])
+        folder.mkdir(parents=True, exist_ok=True)
+        file, name = self._datasets.file(row["dataset"])
+        # Under its name, which results and pages show.
+        dataset = folder / name
+        if not dataset.exists():
+            dataset.hardlink_to(file)
         rows = self._database.count("SELECT row_count FROM datasets WHERE id = ?", row["dataset"])
         return JobOrder(
             run_id=row["id"],
             name=row["name"],
             document=msgspec.json.decode(row["document"]),
-            folder=str(self._home.run(row["id"])),
+            folder=str(folder),
             repository=str(self._home.repository(row["workspace"])),
             store=str(self._home.store(row["workspace"])),
             dataset=str(dataset),

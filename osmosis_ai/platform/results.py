@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable
 
 from osmosis_ai.records import JsonObject, Outcome
-from osmosis_ai.reward_fn.statistics import pass_at_k
+from osmosis_ai.reward_fn.statistics import pass_at_k, summarize
 
 __all__ = ["run_results"]
 
@@ -16,7 +16,8 @@ def run_results(
 ) -> JsonObject:
     """Summarize the recorded items of a run of `rows` rows with `n` attempts each.
 
-    A failed item counts as not passed in `pass_rate`; one that its grader left out counts nowhere.
+    A failed item counts as not passed in `pass_rate`; one that its grader left out counts nowhere. `pass_rate_interval`
+    is the rate's 95 % confidence interval, with rows as clusters.
     """
     rewards: list[float] = []
     by_row: dict[str, list[bool]] = {}
@@ -41,6 +42,7 @@ def run_results(
     found: JsonObject = {
         "score": statistics.fmean(rewards) if rewards else None,
         "pass_rate": passed / counted if counted else None,
+        "pass_rate_interval": summarize([list(map(float, row)) for row in by_row.values()], 1.0).confidence_interval,
         "graded": len(rewards),
         "passed": passed,
         "failed": failed,

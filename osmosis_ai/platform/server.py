@@ -10,28 +10,27 @@ import socket
 
 from osmosis_ai.errors import UsageError
 from osmosis_ai.platform.accounts import Accounts
-from osmosis_ai.platform.app import build_app
+from osmosis_ai.platform.app import Place, build_app
 from osmosis_ai.platform.database import Database
 from osmosis_ai.platform.home import Home, ServerInfo
 from osmosis_ai.platform.queue import Limits
 from osmosis_ai.rollout.server.serve import address_of, make_server
-from osmosis_ai.urls import is_loopback
 
 __all__ = ["local_token", "serve_platform"]
 
 DEFAULT_USER = "local"
 
 
-def serve_platform(home: Home, listener: socket.socket, host: str, limits: Limits) -> None:
+def serve_platform(home: Home, listener: socket.socket, place: Place, limits: Limits) -> None:
     """Serve until SIGINT or SIGTERM. The caller holds the folder's lock."""
     database = Database(home.database)
     local_token(home, Accounts(database, local_paths=False))
-    app = build_app(home, database, limits, local_paths=is_loopback(host), stopping=lambda: server.should_exit)
+    app = build_app(home, database, limits, place, lambda: server.should_exit)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     server = make_server(app, "warning", log_config=None, server_header=False)
     url = address_of(listener)
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - a comparison
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    if place.host in ("0.0.0.0", "::"):  # noqa: S104 - a comparison
+        url = f"http://127.0.0.1:{place.port}"
     home.write_info(ServerInfo(url, os.getpid()))
     logging.getLogger("osmosis.platform").info("serving at %s", url)
     try:

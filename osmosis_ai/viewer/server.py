@@ -11,7 +11,7 @@ import uvicorn
 
 from osmosis_ai.rollout.server.serve import make_server
 from osmosis_ai.viewer.app import build_app
-from osmosis_ai.viewer.security import Guard
+from osmosis_ai.viewer.security import Guard, OneToken
 from osmosis_ai.viewer.stores import Stores
 
 __all__ = ["make_viewer", "serve_viewer"]
@@ -19,11 +19,13 @@ __all__ = ["make_viewer", "serve_viewer"]
 
 def make_viewer(stores: Stores, listener: socket.socket, host: str) -> tuple[uvicorn.Server, str]:
     """Make a viewer's server for this socket, and the token that its first URL must hold."""
-    guard = Guard(build_app(stores, lambda: server.should_exit), host=host, port=listener.getsockname()[1])
+    app = build_app(stores, lambda: server.should_exit)
+    access = OneToken(app)
+    guard = Guard(access, host=host, port=listener.getsockname()[1], lifespan=app)
     # What goes wrong in a page is in its answer.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     server = make_server(guard, "critical", log_config=None, server_header=False)
-    return server, guard.token
+    return server, access.token
 
 
 def serve_viewer(stores: Stores, listener: socket.socket, host: str, ready: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ import re
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
@@ -102,6 +102,13 @@ class Stores:
                 number += 1
                 name = f"{base}-{number}"
             self._found[name] = Repository(name, root, folder)
+
+    @classmethod
+    def of(cls, repositories: Iterable[Repository]) -> Stores:
+        """Show repositories that have their names already."""
+        stores = cls(())
+        stores._found = {repository.name: repository for repository in repositories}
+        return stores
 
     def __iter__(self) -> Iterator[Repository]:
         return iter(self._found.values())

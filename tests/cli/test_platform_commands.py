@@ -103,6 +103,34 @@ def test_a_run_is_followed_to_its_results(osmosis: Run, finished: dict) -> None:
     assert plain[0].split("\t")[0] == name
 
 
+def test_a_run_that_is_waited_for_tells_its_log_and_its_pass_rate(osmosis: Run, uploaded: dict) -> None:
+    done = osmosis("eval", "submit", "configs/eval/sums.toml", "--yes", "--wait")
+    assert done.code == 0, done.stderr
+    assert "rollout: 2 rollouts of 2 rows" in done.stderr
+    assert "2/2 rollouts, 100.0% (95 % CI 34.2% to 100.0%) passed" in done.stderr
+    assert "Pass rate: 100.0% (95 % CI 34.2% to 100.0%), with a reward of at least 1" in done.stdout
+
+
+def test_waiting_for_a_run_that_fails_exits_with_1(osmosis: Run, workspace: Path, uploaded: dict) -> None:
+    config = CONFIG.replace("[evaluation]", f'commit_sha = "{"0" * 40}"\n[evaluation]')
+    (workspace / "configs/eval/nowhere.toml").write_text(config, encoding="utf-8")
+    done = osmosis("eval", "submit", "configs/eval/nowhere.toml", "--yes", "--wait")
+    assert done.code == 1
+    assert "Status:    failed" in done.stdout
+    assert "push it first" in done.stderr
+
+
+def test_the_page_of_a_run_is_opened_by_a_url_with_a_token(osmosis: Run, platform: Platform, finished: dict) -> None:
+    page = finished["platform_url"]
+    assert page.startswith(f"{platform.url}/runs/local~")
+    assert page.endswith(finished["eval_run"]["name"])
+    assert page in osmosis("eval", "info", finished["eval_run"]["name"]).stdout
+    opened = osmosis("platform", "open", finished["eval_run"]["name"], "--no-open", "--json").json["resource"]["url"]
+    assert opened.startswith(f"{page}?token=")
+    listed = osmosis("platform", "open", "--no-open").stdout
+    assert f"{platform.url}/?token=" in listed
+
+
 def test_the_files_of_a_run_are_downloaded(osmosis: Run, finished: dict, tmp_path: Path) -> None:
     name = finished["eval_run"]["name"]
     done = osmosis("eval", "download", name, "-o", str(tmp_path), "--rows", "1", "--json")

@@ -17,7 +17,7 @@ from urllib.request import Request, urlopen
 import uvicorn
 
 from osmosis_ai.platform.accounts import Accounts
-from osmosis_ai.platform.app import build_app
+from osmosis_ai.platform.app import Place, build_app
 from osmosis_ai.platform.database import Database
 from osmosis_ai.platform.home import Home, ServerInfo
 from osmosis_ai.platform.queue import Limits
@@ -106,7 +106,8 @@ def serving(folder: Path, limits: Limits = TWO) -> Iterator[Platform]:
         database = Database(home.database)
         token = local_token(home, Accounts(database, local_paths=True))
         listener = open_socket("127.0.0.1", 0)
-        app = build_app(home, database, limits, local_paths=True, stopping=lambda: server.should_exit)
+        place = Place("127.0.0.1", listener.getsockname()[1])
+        app = build_app(home, database, limits, place, lambda: server.should_exit)
         server: uvicorn.Server = make_server(app, "warning", log_config=None)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
         thread.start()

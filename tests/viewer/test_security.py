@@ -112,3 +112,11 @@ def test_every_answer_forbids_what_no_page_needs(tmp_path: Path, path: str) -> N
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cache-control"] == "no-store"
+
+
+def test_a_proxy_s_address_is_known_if_it_was_named(tmp_path: Path) -> None:
+    with viewer(tmp_path, addresses=["runs.example.com"]) as client:
+        assert client.get("/", headers={"host": "runs.example.com"}).status_code == 200
+        assert client.get("/", headers={"host": "runs.example.com:81"}).status_code == 421
+        cookie = client.get(f"https://runs.example.com/?token={TOKEN}").headers["set-cookie"]
+        assert "Secure" in cookie

@@ -15,7 +15,7 @@ from osmosis_ai.conversation import message_text
 from osmosis_ai.records import Failure, JudgeCall, Rollout, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.viewer.app import build_app
-from osmosis_ai.viewer.security import Guard
+from osmosis_ai.viewer.security import Guard, OneToken
 from osmosis_ai.viewer.stores import Stores
 
 PORT = 8123
@@ -24,9 +24,12 @@ ADDRESS = f"http://127.0.0.1:{PORT}"
 
 
 @contextmanager
-def viewer(*roots: Path, cookie: bool = True, host: str = "127.0.0.1") -> Iterator[TestClient]:
+def viewer(
+    *roots: Path, cookie: bool = True, host: str = "127.0.0.1", addresses: Sequence[str] = ()
+) -> Iterator[TestClient]:
     """A client of the viewer of these repositories, with or without the cookie."""
-    app = Guard(build_app(Stores([(root, root / ".osmosis") for root in roots])), host=host, port=PORT, token=TOKEN)
+    pages = build_app(Stores([(root, root / ".osmosis") for root in roots]))
+    app = Guard(OneToken(pages, TOKEN), host=host, port=PORT, lifespan=pages, addresses=addresses)
     cookies = {f"osmosis-view-{PORT}": TOKEN} if cookie else {}
     with TestClient(app, ADDRESS, cookies=cookies, follow_redirects=False) as client:
         yield client
