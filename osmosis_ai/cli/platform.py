@@ -20,6 +20,7 @@ from osmosis_ai.cli.session import ExitCode
 if TYPE_CHECKING:
     from osmosis_ai.platform.accounts import Accounts
     from osmosis_ai.platform.home import Home
+    from osmosis_ai.platform.queue import Limits
     from osmosis_ai.records import JsonObject
 
 __all__ = ["app"]
@@ -55,6 +56,9 @@ def up(
     max_runs_per_model: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Run at most N runs of the same model at a time.")
     ] = None,
+    trainer: Annotated[
+        str | None, typer.Option("--trainer", metavar="COMMAND", help="Run training runs with this command.")
+    ] = None,
     json: Json = False,
     plain: Plain = False,
 ) -> None:
@@ -73,7 +77,9 @@ def up(
                 "read it; put a TLS proxy in front, and listen on 127.0.0.1"
             )
         if foreground:
-            _serve(home, host, port, public_host, max_runs, max_runs_per_model)
+            from osmosis_ai.platform.queue import Limits
+
+            _serve(home, host, port, public_host, Limits(max_runs, max_runs_per_model, trainer))
             return
         if home.is_served():
             known = home.read_info()
@@ -86,6 +92,8 @@ def up(
             words += ["--public-host", public_host]
         if max_runs_per_model is not None:
             words += ["--max-runs-per-model", str(max_runs_per_model)]
+        if trainer is not None:
+            words += ["--trainer", trainer]
         _start(home, words)
         known = home.read_info()
         assert known is not None
@@ -262,17 +270,14 @@ def _accounts(session: Session, data: str | None) -> Accounts:
     return Accounts(Database(home.database), local_paths=False)
 
 
-def _serve(
-    home: Home, host: str, port: int, public_host: str | None, max_runs: int, max_runs_per_model: int | None
-) -> None:
+def _serve(home: Home, host: str, port: int, public_host: str | None, limits: Limits) -> None:
     from osmosis_ai.platform.app import Place
-    from osmosis_ai.platform.queue import Limits
     from osmosis_ai.platform.server import serve_platform
     from osmosis_ai.rollout.server.serve import open_socket
 
     with home.locked(), open_socket(host, port) as listener:
         place = Place(host, listener.getsockname()[1], public_host)
-        serve_platform(home, listener, place, Limits(max_runs, max_runs_per_model))
+        serve_platform(home, listener, place, limits)
 
 
 def _start(home: Home, words: list[str]) -> None:

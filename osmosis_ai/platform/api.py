@@ -17,8 +17,9 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from osmosis_ai import __version__
+from osmosis_ai.errors import RepositoryError
 from osmosis_ai.platform import requests, runs
-from osmosis_ai.platform.accounts import Accounts
+from osmosis_ai.platform.accounts import Accounts, Workspace
 from osmosis_ai.platform.database import Row
 from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.errors import ApiError, conflict, invalid, not_found
@@ -27,6 +28,8 @@ from osmosis_ai.platform.logs import Logs, entry
 from osmosis_ai.platform.openapi import describe
 from osmosis_ai.platform.pages import PagesAccess, page_path
 from osmosis_ai.platform.paging import iso, page, window
+from osmosis_ai.platform.queue import job_variables
+from osmosis_ai.platform.repositories import Revision, has_file, resolve
 from osmosis_ai.platform.requests import Call, Handler, answer, error_response, json_response
 from osmosis_ai.platform.runs import TERMINAL, Kind, Runs, Submission
 from osmosis_ai.platform.vault import Cipher, Vault
@@ -38,6 +41,8 @@ __all__ = ["Api", "Operation"]
 SIGNED_SECONDS = 3600
 MAX_URLS = 500
 EVENT_SECONDS = 15.0
+RESOLVE_SECONDS = 25.0
+"""Clients wait 30 s for an answer."""
 
 
 class NewDataset(Record, frozen=True):
@@ -112,6 +117,7 @@ class Api:
         logs: Logs,
         pages: PagesAccess,
         *,
+        has_trainer: bool,
         wake: Callable[[], None],
         stop: Callable[[str], None],
         changes: Callable[[str], anyio.Event],
@@ -125,6 +131,7 @@ class Api:
         self._runs = runs
         self._logs = logs
         self._pages = pages
+        self._has_trainer = has_trainer
         self._wake = wake
         self._stop = stop
         self._changes = changes
@@ -312,15 +319,36 @@ class Api:
         self._wake()
         return json_response({**runs.submitted(row), **self._page(call, row)}, 201 if is_new else 200)
 
-    def _submit_training(self, call: Call) -> JsonObject:
+    def _submit_training(self, call: Call) -> Response:
         asked = call.read(Submission)
-        self._runs.check("training", call.holder, call.workspace, asked)
-        raise ApiError(
-            409,
-            "no trainer is configured on this platform: the config is valid, but there is nothing to run it; "
-            "`osmosis rollout serve` serves the rollout to a trainer of your own",
-            "TRAINER_REQUIRED",
-        )
+        document, _, _ = self._runs.check("training", call.holder, call.workspace, asked)
+        commit = self._frozen_commit(call.workspace, document)
+        if not self._has_trainer:
+            raise ApiError(
+                409,
+                "no trainer is configured on this platform: everything is valid, but there is nothing to run it; "
+                "`osmosis platform up --trainer COMMAND` names one",
+                "TRAINER_REQUIRED",
+            )
+        key = call.request.headers.get("Idempotency-Key")
+        row, is_new = self._runs.submit("training", call.holder, call.workspace, asked, key, commit)
+        self._wake()
+        return json_response(runs.submitted(row), 201 if is_new else 200)
+
+    def _frozen_commit(self, workspace: Workspace, document: JsonObject) -> str:
+        """Return the commit of a training run's code, which has its rollout; raise ApiError."""
+        experiment = document["experiment"]
+        revision = Revision(experiment.get("commit_sha"), experiment.get("branch"))
+        repository, environ = self._home.repository(workspace.id), job_variables()
+        entrypoint = f"rollouts/{experiment['rollout']}/{experiment['entrypoint']}"
+        try:
+            commit, _ = resolve(revision, runs.sources_of(workspace), repository, environ, seconds=RESOLVE_SECONDS)
+            is_there = has_file(repository, commit, entrypoint, environ)
+        except RepositoryError as error:
+            raise invalid(f"the code can't be had: {error}", "experiment") from None
+        if not is_there:
+            raise invalid(f"commit {commit[:12]} has no {entrypoint}", "experiment.entrypoint")
+        return commit
 
     def _list_runs(self, kind: Kind, call: Call) -> JsonObject:
         return self._runs.listed(kind, call.workspace, window(call.query))

@@ -101,6 +101,7 @@ def build_app(
         runs,
         logs,
         pages,
+        has_trainer=limits.trainer is not None,
         wake=lambda: queues[0].wake(),
         stop=lambda run_id: queues[0].stop(run_id),
         changes=changes.of,

@@ -115,7 +115,7 @@ _VERSION_1 = (
     )
     """,
     "CREATE INDEX runs_listed ON runs (workspace, kind, pk)",
-    "CREATE INDEX runs_to_do ON runs (status) WHERE status IN ('pending', 'running')",
+    "CREATE INDEX runs_to_do ON runs (status) WHERE status IN ('pending', 'queued', 'running')",
     """
     CREATE TABLE submissions (
         user TEXT NOT NULL REFERENCES users (id),

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
+import shutil
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -23,9 +27,19 @@ import msgspec
 
 from osmosis_ai.config import RunConfig
 from osmosis_ai.discovery.eval_configs import eval_config_of
-from osmosis_ai.errors import OsmosisError
+from osmosis_ai.errors import OsmosisError, StartError
 from osmosis_ai.masking import VARIABLE, Masker
-from osmosis_ai.platform.orders import Ended, JobMessage, JobOrder, Logged, Resolved, Results, Started, Step
+from osmosis_ai.platform.orders import (
+    Ended,
+    JobMessage,
+    JobOrder,
+    Logged,
+    Resolved,
+    Results,
+    Started,
+    Step,
+    TrainingOrder,
+)
 from osmosis_ai.platform.repositories import Revision, check_out
 from osmosis_ai.platform.results import run_results
 from osmosis_ai.process_tree import end_group
@@ -36,19 +50,21 @@ from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.eval_files import write_eval_files
 from osmosis_ai.runtime.run.report import Report
 from osmosis_ai.runtime.run.session import RunSession
+from osmosis_ai.runtime.worker.workflows import keeper
 from osmosis_ai.tasks import task_group
 from osmosis_ai.text import counted
 
-__all__ = ["main", "sampled_rows"]
+__all__ = ["Job", "main", "sampled_rows"]
 
 SAMPLE = 10
 """Without a limit, one row of so many is run."""
 GRACE_SECONDS = 10.0
 RESULT_SECONDS = 0.5
+MAX_OUTPUT_LINE = 1 << 20
 
 
 class Job:
-    """One run, from its order to its end."""
+    """One run, from its order to its end: an evaluation, unless a subclass runs something else."""
 
     def __init__(self, order: JobOrder, tell: Callable[[JobMessage], None], masker: Masker) -> None:
         self._order = order
@@ -59,6 +75,7 @@ class Job:
         self._session: RunSession | None = None
         self._scope = anyio.CancelScope()
         self._stopping = False
+        self.commit = ""
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
@@ -120,6 +137,7 @@ class Job:
         done = await anyio.to_thread.run_sync(
             check_out, revision, order.sources, Path(order.repository), code, dict(order.variables)
         )
+        self.commit = done.commit
         self._tell(Resolved(done.commit))
         self._log("clone", f"commit {done.commit} from {done.source}")
         if done.left_out:
@@ -219,6 +237,72 @@ class Job:
         self._tell(Logged(step, message, level, details))  # type: ignore[arg-type]
 
 
+class TrainingJob(Job):
+    """A training run: its inputs are written down for the trainer, whose output is the run's log."""
+
+    _trainer: asyncio.subprocess.Process | None = None
+
+    def stop(self) -> None:
+        """Stop the trainer at the user's wish: it gets SIGTERM, and after a grace period SIGKILL."""
+        self._stopping = True
+        if self._trainer is None or self._trainer.stdin is None:
+            self._scope.cancel()
+            return
+        self._log("stop", f"stopping: the trainer has {GRACE_SECONDS:.0f} s to end")
+        self._trainer.stdin.close()
+
+    async def _run(self) -> None:
+        code = await self._clone()
+        self._resolve_secrets()
+        self._step = "train"
+        command = shlex.split(self._order.trainer or "")
+        if not command or shutil.which(command[0]) is None:
+            raise StartError(f"the trainer {self._order.trainer!r} isn't there; `platform up --trainer` names it")
+        self._trainer = await asyncio.create_subprocess_exec(
+            # Ends the trainer with this process, however that ends.
+            *(sys.executable, "-I", "-S", keeper.__file__, str(GRACE_SECONDS)),
+            *(*command, str(self._write_order(code))),
+            cwd=code,
+            env=self._environ(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            limit=MAX_OUTPUT_LINE,
+            start_new_session=True,
+        )
+        assert self._trainer.stdout is not None
+        self._tell(Started(None))
+        async for line in self._trainer.stdout:
+            self._log("train", line.decode("utf-8", "replace").rstrip())
+        status = await self._trainer.wait()
+        if status and not self._stopping:
+            raise StartError(f"the trainer ended with status {status}")
+
+    def _write_order(self, code: Path) -> Path:
+        order, document = self._order, self._order.document
+        experiment, output = document["experiment"], self._folder / "output"
+        output.mkdir(exist_ok=True)
+        training_order = TrainingOrder(
+            schema_version=1,
+            run_id=order.run_id,
+            name=order.name,
+            model=experiment["model_path"],
+            code=str(code),
+            commit=self.commit,
+            rollout=experiment["rollout"],
+            entrypoint=experiment["entrypoint"],
+            dataset=order.dataset,
+            dataset_sha256=order.dataset_sha256,
+            dataset_rows=order.dataset_rows,
+            **{name: document.get(name, {}) for name in ("training", "sampling", "checkpoints", "advanced", "env")},
+            secrets=document["secrets"]["required"],
+            output=str(output),
+        )
+        file = self._folder / "training.json"
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(training_order), indent=2))
+        return file
+
+
 def sampled_rows(rows: int, seed: int) -> str:
     """Choose a random tenth of a dataset's rows, at least one, and return their numbers."""
     chosen = sorted(Random(seed).sample(range(rows), max(1, rows // SAMPLE)))  # noqa: S311 - a sample, no secret
@@ -234,7 +318,8 @@ async def _main(order: JobOrder, orders: BinaryIO, answers: BinaryIO) -> None:
             answers.write(masker.encoded(msgspec.json.encode(message)) + b"\n")
             answers.flush()
 
-    job = Job(order, tell, masker)
+    kind = Job if order.trainer is None else TrainingJob
+    job = kind(order, tell, masker)
     loop = asyncio.get_running_loop()
 
     def listen() -> None:

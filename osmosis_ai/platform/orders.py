@@ -1,4 +1,7 @@
-"""What the server tells a job's process, and what that tells the server: JSON objects, one per line."""
+"""What the server tells a job's process, and what that tells the server: JSON objects, one per line.
+
+A training run's job hands its frozen inputs on to the trainer, as a `TrainingOrder`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,21 @@ import msgspec
 
 from osmosis_ai.records import JsonObject, Record
 
-__all__ = ["Ended", "JobMessage", "JobOrder", "Logged", "Resolved", "Results", "Started", "Step", "decode_message"]
+__all__ = [
+    "Ended",
+    "JobMessage",
+    "JobOrder",
+    "Logged",
+    "Resolved",
+    "Results",
+    "Started",
+    "Step",
+    "TrainingOrder",
+    "decode_message",
+]
 
 Step: TypeAlias = Literal[
-    "submit", "clone", "secrets", "select", "environment", "preflight", "rollout", "stop", "finish"
+    "submit", "clone", "secrets", "select", "environment", "preflight", "rollout", "train", "stop", "finish"
 ]
 
 
@@ -19,7 +33,8 @@ class JobOrder(Record, frozen=True):
     """Everything that a job needs. It comes through a pipe, because it holds the secrets' values.
 
     `secrets` are those from the vault and those provided for this run; `variables` are the environment that the
-    operator lets jobs have. `commit` is known once an earlier process of this job has resolved it.
+    operator lets jobs have. `commit` is known once an earlier process of this job has resolved it, and from the start
+    for a training run. `trainer` is the command of a training run's trainer.
     """
 
     run_id: str
@@ -29,6 +44,7 @@ class JobOrder(Record, frozen=True):
     repository: str
     store: str
     dataset: str
+    dataset_sha256: str
     dataset_rows: int
     row_numbers: str | None
     retry_failed: bool
@@ -38,6 +54,34 @@ class JobOrder(Record, frozen=True):
     variables: dict[str, str]
     secrets: dict[str, str]
     scopes: dict[str, str]
+    trainer: str | None = None
+
+
+class TrainingOrder(Record, frozen=True, omit_defaults=False):
+    """What the trainer is given: a training run's inputs, as they were when it was submitted.
+
+    `code` is the workspace at `commit`. `output` is the trainer's own folder; it stays when the run is started again.
+    The environment has `env` and the values of `secrets`.
+    """
+
+    schema_version: int
+    run_id: str
+    name: str
+    model: str
+    code: str
+    commit: str
+    rollout: str
+    entrypoint: str
+    dataset: str
+    dataset_sha256: str
+    dataset_rows: int
+    training: JsonObject
+    sampling: JsonObject
+    checkpoints: JsonObject
+    advanced: JsonObject
+    env: dict[str, str]
+    secrets: list[str]
+    output: str
 
 
 class Logged(Record, frozen=True, tag="log"):

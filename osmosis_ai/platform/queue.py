@@ -25,7 +25,7 @@ from osmosis_ai.platform.logs import Logs
 from osmosis_ai.platform.orders import Ended, JobMessage, JobOrder, decode_message
 from osmosis_ai.platform.runs import Runs
 
-__all__ = ["Limits", "Queue", "choose"]
+__all__ = ["Limits", "Queue", "choose", "job_variables"]
 
 LOSSES = 3
 MAX_LINE = 64 << 20
@@ -45,10 +45,11 @@ KEPT_PREFIXES = ("LC_", "XDG_", "UV_", "PIP_", "GIT_SSL_")
 
 
 class Limits(NamedTuple):
-    """How many runs go on at a time, in all and for one model."""
+    """How many runs go on at a time, in all and for one model; `trainer` is the command that runs training runs."""
 
     runs: int = 2
     runs_per_model: int | None = None
+    trainer: str | None = None
 
 
 class _Job:
@@ -130,7 +131,7 @@ class Queue:
             run_id = self._stopped.pop()
             if run_id not in self._jobs:
                 await self._take(run_id, Ended("stopped"))
-        waiting = await anyio.to_thread.run_sync(self._runs.to_do)
+        waiting = await anyio.to_thread.run_sync(self._runs.to_do, self._limits.trainer is not None)
         for row in choose(waiting, self._jobs, self._limits):
             job = self._jobs[row["id"]] = _Job(row)
             group.start_soon(self._serve, row["id"], job)
@@ -199,7 +200,7 @@ class Queue:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_variables(os.environ),
+                env=job_variables(),
                 cwd=self._home.folder,
                 limit=MAX_LINE,
                 # Ctrl-C at the server isn't theirs, and the group ends as a whole.
@@ -221,8 +222,8 @@ class Queue:
         losses = await anyio.to_thread.run_sync(self._runs.lost, run_id)
         said = "the run's process ended without a word (killed, or out of memory)"
         again = losses < LOSSES
-        message = f"{said}; it goes on from the recorded rollouts" if again else f"{said}, {losses} times"
-        await anyio.to_thread.run_sync(self._logs.add, run_id, "WARNING" if again else "ERROR", "rollout", message)
+        message = f"{said}; it is started again, and keeps what is recorded" if again else f"{said}, {losses} times"
+        await anyio.to_thread.run_sync(self._logs.add, run_id, "WARNING" if again else "ERROR", "submit", message)
         if not again:
             await self._take(run_id, Ended("failed"))
 
@@ -244,15 +245,17 @@ class Queue:
             repository=str(self._home.repository(row["workspace"])),
             store=str(self._home.store(row["workspace"])),
             dataset=str(dataset),
+            dataset_sha256=row["dataset_sha256"],
             dataset_rows=rows,
             row_numbers=row["row_numbers"],
             retry_failed=bool(row["retrying"]),
             seed=row["seed"],
             sources=msgspec.json.decode(row["sources"], type=list[str]),
             commit=row["commit_sha"],
-            variables=_variables(os.environ),
+            variables=job_variables(),
             secrets=values,
             scopes=scopes,
+            trainer=self._limits.trainer if row["kind"] == "training" else None,
         )
 
 
@@ -290,5 +293,8 @@ def choose(waiting: Iterable[Row], jobs: Mapping[str, _Job], limits: Limits) -> 
     return chosen
 
 
-def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)}
+def job_variables() -> dict[str, str]:
+    """Return the operator's variables that jobs get."""
+    return {
+        name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)
+    }

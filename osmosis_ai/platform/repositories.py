@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from osmosis_ai.errors import RepositoryError
 
-__all__ = ["Checkout", "Revision", "check_out"]
+__all__ = ["Checkout", "Revision", "check_out", "has_file", "resolve"]
 
 MAX_CODE_BYTES = 2 << 30
 MAX_FILES = 200_000
@@ -69,14 +69,8 @@ def check_out(
     Raises:
         RepositoryError: No source has the revision, or its files can't be used.
     """
+    commit, source = resolve(revision, sources, repository, environ)
     git = _Git(repository, {**environ, **_UNTRUSTED})
-    repository.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(repository.with_suffix(".lock")):
-        if not (repository / "HEAD").is_file():
-            git.run("init", "--quiet", "--bare", "--template=", str(repository))
-        commit, source = _fetch(git, revision, sources)
-        # Kept from git's own cleaning up.
-        git.run("update-ref", f"refs/osmosis/runs/{commit}", commit)
     left_out = _check_tree(git, commit)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -89,6 +83,32 @@ def check_out(
         index.unlink(missing_ok=True)
     _check_links(folder, git.lines("ls-tree", "-r", "-z", commit))
     return Checkout(commit, source, left_out)
+
+
+def resolve(
+    revision: Revision,
+    sources: Sequence[str],
+    repository: Path,
+    environ: dict[str, str],
+    *,
+    seconds: float = FETCH_SECONDS,
+) -> tuple[str, str]:
+    """Fetch a revision as `check_out` does; return its commit and its source. Raises RepositoryError."""
+    git = _Git(repository, {**environ, **_UNTRUSTED})
+    repository.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(repository.with_suffix(".lock")):
+        if not (repository / "HEAD").is_file():
+            git.run("init", "--quiet", "--bare", "--template=", str(repository))
+        commit, source = _fetch(git, revision, sources, seconds)
+        # Kept from git's own cleaning up.
+        git.run("update-ref", f"refs/osmosis/runs/{commit}", commit)
+    return commit, source
+
+
+def has_file(repository: Path, commit: str, name: str, environ: dict[str, str]) -> bool:
+    """Return True if a fetched commit has a file of this name."""
+    git = _Git(repository, {**environ, **_UNTRUSTED})
+    return any("\t" in line for line in git.lines("ls-tree", "-z", commit, "--", name))
 
 
 class _Git:
@@ -133,7 +153,7 @@ class _Git:
             return None
 
 
-def _fetch(git: _Git, revision: Revision, sources: Sequence[str]) -> tuple[str, str]:
+def _fetch(git: _Git, revision: Revision, sources: Sequence[str], seconds: float) -> tuple[str, str]:
     if revision.commit is not None and (known := git.find(revision.commit)) is not None:
         return known, "the clone of an earlier run"
     if revision.commit is not None:
@@ -155,7 +175,7 @@ def _fetch(git: _Git, revision: Revision, sources: Sequence[str]) -> tuple[str, 
                 source,
                 wanted,
                 *also,
-                seconds=FETCH_SECONDS,
+                seconds=seconds,
             )
         except RepositoryError as error:
             reasons.append(f"{source}: {error}")

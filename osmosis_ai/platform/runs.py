@@ -23,7 +23,7 @@ from osmosis_ai.platform.vault import Vault
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.validate.run_configs import check_document
 
-__all__ = ["TERMINAL", "Kind", "Provided", "Runs", "Submission", "detail", "metrics", "submitted"]
+__all__ = ["TERMINAL", "Kind", "Provided", "Runs", "Submission", "detail", "metrics", "sources_of", "submitted"]
 
 Kind = Literal["eval", "training"]
 TERMINAL = ("finished", "failed", "stopped", "crashed", "killed", "unknown")
@@ -76,9 +76,18 @@ class Runs:
         self._logs = logs
 
     def submit(
-        self, kind: Kind, holder: Holder, workspace: Workspace, submission: Submission, key: str | None
+        self,
+        kind: Kind,
+        holder: Holder,
+        workspace: Workspace,
+        submission: Submission,
+        key: str | None,
+        commit: str | None = None,
     ) -> tuple[Row, bool]:
-        """Accept a run, and return it; False if it was accepted before, with the same key. Raises ApiError."""
+        """Accept a run, and return it; False if it was accepted before, with the same key. Raises ApiError.
+
+        `commit` is its code, if that is known already.
+        """
         digest = hashlib.sha256(msgspec.json.encode([kind, workspace.id, submission])).digest()
         if key is not None:
             if not 0 < len(key) <= MAX_KEY:
@@ -93,7 +102,7 @@ class Runs:
             "id": run_id,
             "workspace": workspace.id,
             "kind": kind,
-            "status": "pending",
+            "status": "pending" if kind == "eval" else "queued",
             "creator": holder.user_id,
             "model": experiment["model_path"],
             "rollout": experiment["rollout"],
@@ -101,10 +110,11 @@ class Runs:
             "dataset_name": dataset["name"],
             "dataset_sha256": dataset["sha256"],
             "document": msgspec.json.encode(document).decode(),
-            "sources": msgspec.json.encode(_sources(workspace)).decode(),
+            "sources": msgspec.json.encode(sources_of(workspace)).decode(),
             "provided": self._vault.seal(provided),
             "seed": secrets.randbits(SEED_BITS),
             "branch": experiment.get("branch"),
+            "commit_sha": commit,
             "created_at": at,
         }
         columns = f"{', '.join(values)}, name"
@@ -228,9 +238,12 @@ class Runs:
         self._logs.add(row["id"], "INFO", "submit", f"{row['name']} is queued again")
         return int(left)
 
-    def to_do(self) -> list[Row]:
+    def to_do(self, with_training: bool) -> list[Row]:
         """List the runs that need a job, oldest first."""
-        return self._database.all(f"{_SELECT} WHERE r.status IN ('pending', 'running') ORDER BY r.pk")
+        return self._database.all(
+            f"{_SELECT} WHERE r.status IN ('pending', 'queued', 'running') AND (r.kind = 'eval' OR ?) ORDER BY r.pk",
+            with_training,
+        )
 
     def take(self, run_id: str, message: JobMessage) -> None:
         """Record what a job tells."""
@@ -256,7 +269,7 @@ class Runs:
         with self._database.write("ending a run") as db:
             db.execute(
                 "UPDATE runs SET status = ?, completed_at = ?, provided = NULL "
-                "WHERE id = ? AND status IN ('pending', 'running')",
+                "WHERE id = ? AND status IN ('pending', 'queued', 'running')",
                 (status, now(), run_id),
             )
 
@@ -318,7 +331,8 @@ class Runs:
 _SELECT = "SELECT r.*, u.name AS creator_name, u.email AS creator_email FROM runs r JOIN users u ON u.id = r.creator"
 
 
-def _sources(workspace: Workspace) -> list[str]:
+def sources_of(workspace: Workspace) -> list[str]:
+    """Return where a workspace's code may be fetched from."""
     # Released clients name the repository alone, and know only one host of repositories.
     known = [source for source in (workspace.remote, workspace.path) if source]
     return known or [f"https://github.com/{workspace.identity}"]
@@ -334,7 +348,7 @@ def detail(row: Row) -> JsonObject:
     document = msgspec.json.decode(row["document"])
     experiment = document["experiment"]
     evaluation = row["kind"] == "eval"
-    shown = {**_run(row), **({} if evaluation else {"examples_processed_count": None, "notes": None})}
+    shown = {**_run(row), **({} if evaluation else _training(row))}
     return {
         "eval_run" if evaluation else "training_run": shown,
         "config": {
@@ -397,6 +411,11 @@ def _run(row: Row) -> JsonObject:
         "creator_name": row["creator_name"],
         "creator_email": row["creator_email"],
     }
+
+
+def _training(row: Row) -> JsonObject:
+    names = {f"{each}_{what}": row[each] for each in ("model", "dataset", "rollout") for what in ("id", "name")}
+    return {**names, "dataset_name": row["dataset_name"], "examples_processed_count": None, "notes": None}
 
 
 def _listed(row: Row) -> JsonObject:

@@ -195,6 +195,7 @@ def test_training_is_refused_until_there_is_a_trainer(osmosis: Run, uploaded: di
     failed = error_of(osmosis("train", "submit", "configs/training/sums.toml", "--yes", "--json"))
     file.unlink()
     assert "no trainer is configured" in failed["message"]
+    assert "`osmosis platform up --trainer COMMAND`" in failed["message"]
     assert osmosis("train", "list", "--json").json["items"] == []
 
 

@@ -136,7 +136,7 @@ def make_workspace(folder: Path, server: Path = SERVER) -> Path:
 def commit(folder: Path) -> str:
     """Commit everything, and return the commit."""
     git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message=state")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message=state")
     return git(folder, "rev-parse", "HEAD").strip()
 
 
