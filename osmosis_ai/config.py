@@ -13,6 +13,7 @@ import msgspec
 from osmosis_ai.options import Option, config_of, once, option_values, read_size
 from osmosis_ai.records import Record
 from osmosis_ai.row_numbers import read_row_numbers
+from osmosis_ai.shards import read_shard
 
 __all__ = [
     "AgentConfig",
@@ -116,6 +117,15 @@ class DataConfig(Record, frozen=True):
             metavar="ROWS",
             identity="rows",
             read=read_row_numbers,
+        ),
+    ] = None
+    shard: Annotated[
+        str | None,
+        once(
+            "Run only shard I of N, from 1/N to N/N, of these rows; `osmosis runs merge` makes one run of all shards.",
+            metavar="I/N",
+            identity="shard",
+            read=read_shard,
         ),
     ] = None
 

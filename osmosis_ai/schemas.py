@@ -35,6 +35,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "runs-diff-row": views.ComparedRow,
     "runs-rescore": views.RescoredRun,
     "runs-export": views.WrittenExport,
+    "runs-merge": views.MergedRun,
     "runs-pull": views.MovedRun,
     "runs-push": views.MovedRun,
     "runs-rm": views.RemovedRuns,

@@ -181,6 +181,15 @@ PAGES = {
         ],
         "the store could not be written",
     ),
+    "runs merge": Page(
+        "docs/scale.md",
+        [
+            ("Merge the shards that ran with this store", "osmosis runs merge ."),
+            ("Merge shards that ran elsewhere", "osmosis runs merge shard-1 shard-2 shard-3"),
+            ("Write the results of all shards", 'osmosis eval --resume-run "$(osmosis runs merge .)" -o results.json'),
+        ],
+        "the store could not be written",
+    ),
     "runs rm": Page(
         "docs/runs.md",
         [

@@ -185,14 +185,16 @@ class _Run:
             return ExitCode.INTERRUPTED
         if not (report.whole if self._counts_failures else report.complete):
             return ExitCode.FAILED
-        if self._config.command == "eval" and not report.functions:
+        if self._config.command == "eval" and report.rows and not report.functions:
             self._output.warn(
                 "nothing was scored: there is no reward function, and the agent loop returned no reward; "
                 "name a function with --eval-fn MODULE:FUNCTION"
             )
             return ExitCode.FAILED if self._counts_failures else ExitCode.OK
         bound = self._config.scoring.fail_under
-        low = [name for name, found in report.functions.items() if bound is not None and found.mean < bound]
+        # A shard without rows has no scores to fall short.
+        scored = {name: found for name, found in report.functions.items() if found.count}
+        low = [name for name, found in scored.items() if bound is not None and found.mean < bound]
         for name in low:
             mean = report.functions[name].mean
             self._output.warn(f"{name}: the mean {mean:.3f} is under {bound:g} (--fail-under)")
@@ -224,9 +226,8 @@ def introduce(output: Output, event: RunEvent) -> None:
         (output.warn if event.severity == "warning" else output.say)(event.message)
     elif isinstance(event, events.RunLoaded):
         attempts = f" × {event.attempts}" if event.attempts > 1 else ""
-        output.say(
-            f"{' against '.join(event.models)} on {counted(event.total_rows, 'row')}{attempts} of {event.dataset}"
-        )
+        rows = f"{counted(event.total_rows, 'row')}{attempts} of {event.dataset}"
+        output.say(f"{' against '.join(event.models)} on {rows}{f', shard {event.shard}' if event.shard else ''}")
         own = "nothing"
         if event.agent is not None:
             asked, name = event.agent

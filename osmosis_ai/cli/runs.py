@@ -1,4 +1,4 @@
-"""`osmosis runs`: list, show, compare, export, rescore and remove stored runs."""
+"""`osmosis runs`: list, show, compare, merge, export, rescore and remove stored runs."""
 
 from __future__ import annotations
 
@@ -509,7 +509,7 @@ def pull(
     json: Json = False,
 ) -> None:
     """Copy a pushed run into the store, from a folder the latest one, and print its id."""
-    with _session(context, root, store_dir, json) as session:
+    with _session(context, root, store_dir, json, create=True) as session:
         from osmosis_ai.store.transfer import SUFFIX, pull_run, pushed_runs
         from osmosis_ai.store.views import MovedRun
 
@@ -521,6 +521,48 @@ def pull(
         except OSError as error:
             raise UsageError(f"{found[0]} can't be read: {error.strerror or error}") from None
         _moved(session, MovedRun(run, str(found[0]), new), run)
+
+
+@app.command(cls=HelpCommand)
+def merge(
+    context: typer.Context,
+    stores: Annotated[
+        list[str],
+        typer.Argument(metavar="STORE...", help="A folder of runs, a repository, or a pushed file or folder of them."),
+    ],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only runs of this name, if a store has several of a shard.")
+    ] = None,
+    root: _Root = None,
+    store_dir: Store = None,
+    json: Json = False,
+) -> None:
+    """Make one run of the runs of all shards (--shard), as if it had never been split, and print its id."""
+    import asyncio
+
+    with _session(context, root, store_dir, json, create=True) as session:
+        from osmosis_ai.runtime.run.merge import found_shards, merge_shards
+        from osmosis_ai.store.views import MergedRun, MergedShard, run_view
+
+        store, output = session.store, session.output
+        places = [(place, given_path(place, Path.cwd())) for place in stores]
+        try:
+            with found_shards(places, store.path.parent, name) as shards:
+                run, taken, new = asyncio.run(merge_shards(store, shards))
+        except OSError as error:
+            raise UsageError(f"{error.filename} can't be read: {error.strerror or error}") from None
+        if session.json:
+            parts = [MergedShard(str(one.shard), one.info.id, one.place, one.info.rollouts) for one in taken]
+            session.show(MergedRun(run_view(run), parts, new))
+            return
+        planned = run.config["planned"]
+        if not new:
+            output.say(f"nothing to do: these {counted(len(taken), 'shard')} were merged before")
+        else:
+            output.say(f"{counted(len(taken), 'shard')} merged: {run.rollouts} of {planned} rollouts")
+        if run.status != "finished":
+            output.say(f"the run is unfinished; run it with --resume-run {run.id} instead of --shard to continue it")
+        output.line(run.id)
 
 
 def _moved(session: _Session, moved: MovedRun, text: str) -> None:
@@ -629,8 +671,10 @@ def _writable(file: str | None) -> Path | None:
 
 
 @contextmanager
-def _session(context: typer.Context, root: str | None, store_dir: str | None, json: bool) -> Iterator[_Session]:
-    """Find and open the store; errors in the block are printed and set the exit code."""
+def _session(
+    context: typer.Context, root: str | None, store_dir: str | None, json: bool, *, create: bool = False
+) -> Iterator[_Session]:
+    """Find and open the store, or `create` it; errors in the block are printed and set the exit code."""
     from osmosis_ai.store.run_store import RunStore
     from osmosis_ai.store.schema import database_path
 
@@ -638,13 +682,13 @@ def _session(context: typer.Context, root: str | None, store_dir: str | None, js
     with command_session() as session:
         repository, folder = stored_runs(session.cwd, shared)
         session.use(repository)
-        if not database_path(folder).is_file():
+        if not (create or database_path(folder).is_file()):
             where = "" if shared.root is None else f"--root {shared.root}: "
             raise StoreError(
                 f"{where}no runs yet in {folder}; `osmosis test` and `osmosis eval` create one, "
                 "--root DIR names another repository, and --store DIR another folder of runs"
             )
-        with RunStore.open(repository, folder=folder, masker=session.masker, create=False) as opened:
+        with RunStore.open(repository, folder=folder, masker=session.masker, create=create) as opened:
             # An export writes to stdout itself.
             STATUS.clear()
             yield _Session(repository, opened, session.output, session.masker, shared.json)

@@ -75,7 +75,9 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
     where = f" at {show_url(run.config['base_url'])}" if run.config.get("base_url") else ""
     named = f" ({run.config['name']})" if run.config.get("name") else ""
     output.line(f"run {run.id}{named}: {run.command}, {shown_status(run)}, {_when(run.created_at)}")
-    output.line(f"model {_model(run)}{where}{baseline} on {run.config.get('dataset', 'an unknown dataset')}{attempts}")
+    dataset = run.config.get("dataset", "an unknown dataset")
+    shard = f", shard {run.identity['shard']}" if run.identity.get("shard") else ""
+    output.line(f"model {_model(run)}{where}{baseline} on {dataset}{shard}{attempts}")
     output.line(", ".join(parts))
     if totals:
         table = Table(Column("function", "function"), "mean", "scored", "errors")
@@ -273,7 +275,8 @@ def _model(run: RunInfo) -> str:
 
 
 def _dataset(run: RunInfo) -> str:
-    return str(run.config.get("dataset") or "–").replace("\\", "/").rpartition("/")[2]
+    name = str(run.config.get("dataset") or "–").replace("\\", "/").rpartition("/")[2]
+    return f"{name} {run.identity['shard']}" if run.identity.get("shard") else name
 
 
 def _recorded(run: RunInfo) -> str:

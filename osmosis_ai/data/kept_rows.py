@@ -14,6 +14,7 @@ from osmosis_ai.data.dataset import Dataset, DatasetSummary
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Row
 from osmosis_ai.row_numbers import RowNumbers
+from osmosis_ai.shards import Shard
 
 __all__ = ["KeptRows", "keep_rows"]
 
@@ -28,21 +29,26 @@ def keep_rows(
     offset: int = 0,
     limit: int | None = None,
     only: RowNumbers | None = None,
+    shard: Shard | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[DatasetSummary, KeptRows]:
     """Check a range of a dataset as `Dataset.check` does, and keep its rows in a file in `folder` that has no name.
+
+    With a `shard`, only its rows are kept and counted. Everything else in the summary is about the range, so that all
+    shards are checked, and choose a stand-in, alike.
 
     Raises:
         DatasetError: Rows have problems, or can't be kept.
     """
     kept = KeptRows(dataset, folder)
     try:
-        summary = dataset.check(offset=offset, limit=limit, only=only, progress=progress, each=kept.add)
+        each = kept.add if shard is None else lambda row: kept.add(row) if shard.has(row.id) else None
+        summary = dataset.check(offset=offset, limit=limit, only=only, progress=progress, each=each)
         kept.finish(summary)
     except BaseException:
         kept.close()
         raise
-    return summary, kept
+    return msgspec.structs.replace(summary, count=len(kept)), kept
 
 
 class KeptRows:

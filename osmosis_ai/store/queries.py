@@ -277,10 +277,11 @@ class Queries:
             found = db.execute(f"{_RUNS} {_NEWEST_FIRST} LIMIT ?", (limit,))
             return [self._run_info(RunColumns(*columns)) for columns in found]
 
-    def named_run(self, name: str, command: str) -> str | None:
-        """Return the id of a command's newest run with this name, None if there is none."""
+    def named_run(self, name: str, command: str, shard: str | None = None) -> str | None:
+        """Return the id of a command's newest run with this name and this shard, None if there is none."""
+        query = f"{_NAMED} AND command = ? AND json_extract(identity, '$.shard') IS ? {_NEWEST_FIRST} LIMIT 1"
         with open_reader(self._path) as db:
-            found = db.execute(f"{_NAMED} AND command = ? {_NEWEST_FIRST} LIMIT 1", (name, command)).fetchone()
+            found = db.execute(query, (name, command, shard)).fetchone()
         return None if found is None else str(found[0])
 
     def find_run(self, name: str) -> RunInfo:

@@ -22,6 +22,7 @@ from osmosis_ai.store.live import LiveFile
 from osmosis_ai.store.queries import Queries, RunInfo
 from osmosis_ai.store.rescue import rescue
 from osmosis_ai.store.schema import database_path, open_writer
+from osmosis_ai.store.transfer import copy_runs
 from osmosis_ai.store.writer import Writer
 from osmosis_ai.text import counted
 
@@ -107,6 +108,32 @@ class RunStore(Queries):
             self._own(db, run.id)
 
         await self._writer.write(write, "creating a run")
+        return run.id
+
+    async def join_runs(
+        self, sources: Sequence[tuple[Path, RunInfo]], *, config: Mapping[str, Any], summary: Mapping[str, Any]
+    ) -> str:
+        """Create a run with the records of the shards of a run, all or nothing, and return its id.
+
+        `sources` are databases of the current version, each with one of the shards. The run is finished if all of them
+        are; `config` and `summary` are its own.
+        """
+        infos = [info for _, info in sources]
+        identity = {name: value for name, value in infos[0].identity.items() if name != "shard"}
+        finished = all(info.status == "finished" for info in infos)
+        run = self._encoder.run(infos[0].command, identity, config)
+        run.status = "finished" if finished else "interrupted"
+        run.created_at = min(info.created_at for info in infos)
+        run.finished_at = max((info.finished_at for info in infos if info.finished_at is not None), default=None)
+        run.summary = self._encoder.json(summary)
+
+        def write(db: sqlite3.Connection) -> None:
+            run.id = new_run_id()
+            while db.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone():
+                run.id = new_run_id()
+            copy_runs(db, run, [(path, info.id) for path, info in sources])
+
+        await self._writer.write(write, f"merging {counted(len(sources), 'run')}")
         return run.id
 
     async def resume_run(self, run_id: str) -> None:

@@ -1,21 +1,27 @@
-"""Move one finished run as one file: a store that holds nothing else."""
+"""Copy runs between stores, and move one as a file: a store that holds nothing else."""
 
 from __future__ import annotations
 
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from osmosis_ai.errors import StoreError, UsageError
-from osmosis_ai.store.queries import Queries, RunInfo
-from osmosis_ai.store.schema import database_errors, open_writer
+import msgspec
+from msgspec.structs import astuple
 
-__all__ = ["SUFFIX", "pull_run", "push_run", "pushed_runs"]
+from osmosis_ai.errors import StoreError, UsageError
+from osmosis_ai.store import tables
+from osmosis_ai.store.queries import Queries, RunInfo
+from osmosis_ai.store.schema import connect_reader, database_errors, open_writer
+
+__all__ = ["SUFFIX", "copy_runs", "pull_run", "push_run", "pushed_runs", "unpacked"]
 
 SUFFIX = ".osmosis-run"
+_OF_RUN = "run = (SELECT pk FROM runs WHERE id = ?)"
+_OF_ITS_ROLLOUTS = f"rollout IN (SELECT pk FROM rollouts WHERE {_OF_RUN})"  # noqa: S608 - a constant
 
 
 def push_run(store: Path, run: RunInfo, folder: Path) -> Path:
@@ -28,7 +34,7 @@ def push_run(store: Path, run: RunInfo, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(prefix=".osmosis-", dir=folder) as own:
         partial = Path(own, file.name)
         with database_errors(partial, "writing it"), closing(open_writer(partial)) as db:
-            _copy(db, store, run.id)
+            _copy_run(db, store, run.id)
             # One file, without a log beside it.
             db.execute("PRAGMA journal_mode = DELETE")
         partial.replace(file)
@@ -41,7 +47,18 @@ def pull_run(store: Path, file: Path) -> tuple[str, bool]:
     Raises:
         StoreError: The file holds no run, comes from a newer version, or can't be read.
     """
-    with tempfile.TemporaryDirectory(prefix=".osmosis-", dir=store.parent) as own:
+    writing = database_errors(store, "writing it")
+    with unpacked(file, store.parent) as (copied, run), writing, closing(open_writer(store)) as db:
+        known = db.execute("SELECT 1 FROM runs WHERE id = ?", (run.id,)).fetchone() is not None
+        if not known:
+            _copy_run(db, copied, run.id)
+    return run.id, not known
+
+
+@contextmanager
+def unpacked(file: Path, folder: Path) -> Iterator[tuple[Path, RunInfo]]:
+    """Copy a pushed file to a store of the current version, in `folder` for the block; raises as `pull_run` does."""
+    with tempfile.TemporaryDirectory(prefix=".osmosis-", dir=folder) as own:
         copied = Path(own, "run.db")
         shutil.copyfile(file, copied)
         try:
@@ -53,12 +70,7 @@ def pull_run(store: Path, file: Path) -> tuple[str, bool]:
             raise StoreError(f"{file} is not a pushed run, or a newer version wrote it: {cause}") from error
         if len(runs) != 1:
             raise StoreError(f"{file} is not a pushed run: it holds {len(runs)} runs")
-        run = runs[0].id
-        with database_errors(store, "writing it"), closing(open_writer(store)) as db:
-            known = db.execute("SELECT 1 FROM runs WHERE id = ?", (run,)).fetchone() is not None
-            if not known:
-                _copy(db, copied, run)
-    return run, not known
+        yield copied, runs[0]
 
 
 def pushed_runs(place: Path) -> list[Path]:
@@ -68,37 +80,39 @@ def pushed_runs(place: Path) -> list[Path]:
     return sorted(place.glob(f"*{SUFFIX}"), key=lambda file: file.name, reverse=True)
 
 
-def _copy(db: sqlite3.Connection, source: Path, run: str) -> None:
-    """Copy a run's records from another store, under keys that are free here."""
-    db.execute("ATTACH DATABASE ? AS source", (str(source),))
+def _copy_run(db: sqlite3.Connection, store: Path, run_id: str) -> None:
+    """Copy a run from another store."""
+    with closing(connect_reader(store)) as source:
+        query = f"SELECT {tables.select(tables.RunColumns)} FROM runs WHERE id = ?"  # noqa: S608 - our own names
+        run = tables.RunColumns(*source.execute(query, (run_id,)).fetchone())
     db.execute("BEGIN IMMEDIATE")
     try:
-        (old,) = db.execute("SELECT pk FROM source.runs WHERE id = ?", (run,)).fetchone()
-        _insert(db, "runs", {}, "pk = ?", old)
-        (new,) = db.execute("SELECT pk FROM main.runs WHERE id = ?", (run,)).fetchone()
-        (last,) = db.execute("SELECT coalesce(max(pk), 0) FROM main.rollouts").fetchone()
-        _insert(db, "rows", {"run": str(new)}, "run = ?", old)
-        _insert(db, "rollouts", {"pk": f"pk + {last}", "run": str(new)}, "run = ?", old)
-        for table in ("trajectories", "scores"):
-            of_run = "rollout IN (SELECT pk FROM source.rollouts WHERE run = ?)"
-            _insert(db, table, {"rollout": f"rollout + {last}"}, of_run, old)
-        # A trigger has counted the rollouts on top of the copied counts.
-        db.execute(
-            "UPDATE main.runs SET rollouts = s.rollouts, failed = s.failed, owner_pid = NULL "
-            "FROM source.runs AS s WHERE main.runs.pk = ? AND s.pk = ?",
-            (new, old),
-        )
+        copy_runs(db, run, [(store, run_id)])
         db.execute("COMMIT")
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
-    db.execute("DETACH DATABASE source")
 
 
-def _insert(db: sqlite3.Connection, table: str, keys: Mapping[str, str], where: str, old: int) -> None:
-    """Copy a table's records from the attached store, with new keys; a run's own key is given by the table."""
-    names = [name for (name,) in db.execute("SELECT name FROM pragma_table_info(?)", (table,))]
-    copied = [name for name in names if name not in keys and (table, name) != ("runs", "pk")]
-    into, values = ", ".join([*keys, *copied]), ", ".join([*keys.values(), *copied])
-    # All of these are names of our own tables, and numbers.
-    db.execute(f"INSERT INTO main.{table} ({into}) SELECT {values} FROM source.{table} WHERE {where}", (old,))  # noqa: S608
+def copy_runs(db: sqlite3.Connection, run: tables.RunColumns, sources: Sequence[tuple[Path, str]]) -> None:
+    """Add a run with the records of runs in other stores, under keys that are free here, in the caller's transaction.
+
+    `sources` are stores of the current version, each with the id of a run. No row is in two of the runs.
+    """
+    # Each record that is added is counted.
+    added = msgspec.structs.replace(run, pk=0, rollouts=0, failed=0, owner_pid=None)
+    pk = db.execute(tables.insert(tables.RunColumns), astuple(added)).lastrowid
+    for path, run_id in sources:
+        (last,) = db.execute("SELECT coalesce(max(pk), 0) FROM rollouts").fetchone()
+        with closing(connect_reader(path)) as source:
+            # One transaction, to read one state of all tables.
+            source.execute("BEGIN")
+            for kind, where, keys in (
+                (tables.RowColumns, _OF_RUN, {"run": f"{pk}"}),
+                (tables.RolloutColumns, _OF_RUN, {"run": f"{pk}", "pk": f"pk + {last}"}),
+                (tables.TrajectoryColumns, _OF_ITS_ROLLOUTS, {"rollout": f"rollout + {last}"}),
+                (tables.ScoreColumns, _OF_ITS_ROLLOUTS, {"rollout": f"rollout + {last}"}),
+            ):
+                # Our own names, and numbers.
+                query = f"SELECT {tables.select(kind, **keys)} FROM {kind.table} WHERE {where}"  # noqa: S608
+                db.executemany(tables.insert(kind), source.execute(query, (run_id,)))

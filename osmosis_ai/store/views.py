@@ -46,6 +46,8 @@ class RunView(Record, frozen=True):
     """Name of the baseline model, null if there is none."""
     dataset: str | None
     """Path of the dataset."""
+    shard: str | None
+    """The shard of the rows that the run is, as in 2/4; null for all."""
     n: int | None
     """Attempts per row."""
     planned: int | None
@@ -262,6 +264,30 @@ class MovedRun(Record, frozen=True):
     """False if the store had the run already."""
 
 
+class MergedShard(Record, frozen=True):
+    """A run that `osmosis runs merge` took."""
+
+    shard: str
+    """The shard, as in 2/4."""
+    run_id: str
+    """Id of its run."""
+    store: str
+    """The store, file or folder it was found in, as named."""
+    rollouts: int
+    """Its rollouts."""
+
+
+class MergedRun(Record, frozen=True):
+    """`osmosis runs merge`."""
+
+    run: RunView
+    """The run of all shards."""
+    shards: list[MergedShard]
+    """The shards, in their order."""
+    new: bool
+    """False if they were merged before."""
+
+
 class WrittenExport(Record, frozen=True):
     """`osmosis runs export -o FILE`."""
 
@@ -305,6 +331,7 @@ def run_view(run: RunInfo) -> RunView:
         created_at=_iso(run.created_at),
         finished_at=None if run.finished_at is None else _iso(run.finished_at),
         stand_in=bool(config.get("stand_in")),
+        shard=run.identity.get("shard"),
         **{name: config.get(name) for name in ("model", "base_url", "baseline_model", "dataset", "n")},
         planned=config.get("planned", summary.get("planned")),
         rollouts=run.rollouts,

@@ -319,7 +319,7 @@ OPTION_TABLES = {
     "runs": ["## osmosis runs", "### osmosis runs list"],
     **{
         f"runs {name}": ["## osmosis runs", f"### osmosis runs {name}"]
-        for name in ("list", "show", "compare", "diff", "rescore", "export", "rm")
+        for name in ("list", "show", "compare", "diff", "rescore", "export", "merge", "rm")
     },
     "view": ["## osmosis view"],
     "runs view": ["## osmosis view"],

@@ -78,6 +78,7 @@ def test_a_run_is_shown_with_every_field(store: RunStore) -> None:
         "stand_in": False,
         "baseline_model": None,
         "dataset": None,
+        "shard": None,
         "n": 1,
         "planned": 2,
         "rollouts": 2,

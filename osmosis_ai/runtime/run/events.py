@@ -39,6 +39,7 @@ class RunLoaded(Record, frozen=True):
         functions: Names of the scoring functions.
         agent: The repository's own agent loop, as named by the config and by itself; None for the built-in one.
         workflow: True if the agent is the workflow of a rollout server, which a grader rewards.
+        shard: The shard of the rows that the run is, as in 2/4; None for all.
     """
 
     models: list[str]
@@ -49,6 +50,7 @@ class RunLoaded(Record, frozen=True):
     functions: list[str]
     agent: tuple[str, str] | None = None
     workflow: bool = False
+    shard: str | None = None
 
 
 class RunStarted(Record, frozen=True):

@@ -13,6 +13,7 @@ from osmosis_ai.data.kept_rows import KeptRows, keep_rows
 from osmosis_ai.models.choice import named_by_rows
 from osmosis_ai.records import FunctionRef, ModelSpec, Record
 from osmosis_ai.row_numbers import RowNumbers
+from osmosis_ai.shards import Shard
 
 __all__ = ["BASELINE", "POLICY", "RunPlan"]
 
@@ -53,7 +54,10 @@ class RunPlan(Record, frozen=True):
         data = self.config.data
         dataset = open_dataset(Path(self.dataset), bare=self.entrypoint is not None)
         only = None if data.rows is None else RowNumbers(data.rows)
-        return keep_rows(dataset, folder, offset=data.offset, limit=data.limit, only=only, progress=progress)
+        shard = None if data.shard is None else Shard.of(data.shard)
+        return keep_rows(
+            dataset, folder, offset=data.offset, limit=data.limit, only=only, shard=shard, progress=progress
+        )
 
     @property
     def total_rollouts(self) -> int:

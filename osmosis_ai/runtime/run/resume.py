@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from osmosis_ai import __version__
 from osmosis_ai.code_hashes import combined_hash, python_files
 from osmosis_ai.config import ResumeConfig, RunConfig
 from osmosis_ai.errors import StartError, StoreError
@@ -17,7 +18,7 @@ from osmosis_ai.store.queries import RunInfo
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.text import cut, json_text
 
-__all__ = ["find_named", "find_resumable", "run_config", "run_identity"]
+__all__ = ["described_changes", "find_named", "find_resumable", "run_config", "run_identity"]
 
 RECENT_RUNS = 200
 VALUE_CHARACTERS = 80
@@ -58,6 +59,9 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
         if option.option.identity is not None:
             identity.setdefault(option.option.identity, {})[option.name] = resolved.get(option.name, value)
     identity = {name: next(iter(parts.values())) if len(parts) == 1 else parts for name, parts in identity.items()}
+    # Runs of other versions, and merged ones, have none.
+    if identity["shard"] is None:
+        del identity["shard"]
     # In a sandbox, a tool can do less; the other isolations don't change what it does.
     if plan.config.workers.isolation == "sandbox":
         identity["sandbox"] = "with network" if plan.config.workers.sandbox_network else "without network"
@@ -75,6 +79,7 @@ def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
     """Return the data of a run that lists, exports and comparisons show."""
     policy = plan.policies[POLICY]
     return {
+        "version": __version__,
         "dataset": plan.dataset,
         "model": policy.name,
         "base_url": policy.base_url,
@@ -93,11 +98,14 @@ def run_config(plan: RunPlan, loaded: Ready) -> dict[str, Any]:
     }
 
 
-def find_named(store: RunStore, command: str, resume: ResumeConfig) -> str | None:
-    """Return the run to continue by its name or id; None if there is none, or any will do. Raises StartError."""
+def find_named(store: RunStore, command: str, resume: ResumeConfig, shard: str | None = None) -> str | None:
+    """Return the run to continue by its name or id; None if there is none, or any will do. Raises StartError.
+
+    The shards of a run may all have its name.
+    """
     if resume.name is None or resume.resume_run is not None:
         return resume.resume_run
-    found = store.named_run(resume.name, command)
+    found = store.named_run(resume.name, command, shard)
     if found is None and (resume.resume or resume.regrade):
         raise StartError(f"there is no run of `osmosis {command}` with the name {resume.name}")
     return None if resume.fresh else found
@@ -141,7 +149,7 @@ def find_resumable(
     if not candidates:
         kind = "" if finished else "unfinished "
         raise StartError(f"there is no {kind}run of `osmosis {command}` to continue; start a new one")
-    changes = ", ".join(_changes(differences(candidates[0])))
+    changes = ", ".join(described_changes(differences(candidates[0])))
     advice = f"use the same as that run, or start a new one{_fresh(candidates[0])}"
     raise StartError(f"can't resume run {candidates[0].id}: {changes}; {advice}")
 
@@ -150,11 +158,11 @@ def _fresh(run: RunInfo) -> str:
     return " with --fresh" if run.config.get("name") else ""
 
 
-def _changes(differences: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+def described_changes(differences: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
     """Describe each difference of identities: the option, and its values before and now."""
-    options = [option for option in declared_options(RunConfig) if option.option.identity is not None]
+    options = declared_options(RunConfig)
     flags = {option.name: option.flag for option in options}
-    alone = {option.option.identity: option.flag for option in options}
+    alone = {option.option.identity or option.name: option.flag for option in options}
     for name, (before, now) in differences.items():
         if name in _IN_WORDS:
             yield _IN_WORDS[name]

@@ -250,7 +250,7 @@ class RunSession:
         """Create the run's record, or find the one to resume; raise StartError if there is none, or it differs."""
         plan, resume = self.plan, self.plan.config.resume
         identity = run_identity(plan, self._summary.sha256, self.pool.loaded.tool_sources)
-        named = find_named(self.store, plan.config.command, resume)
+        named = find_named(self.store, plan.config.command, resume, plan.config.data.shard)
         if named is not None or (resume.wanted and resume.name is None):
             self.id = find_resumable(
                 self.store,
@@ -395,12 +395,15 @@ class RunSession:
                 functions=loaded.functions,
                 agent=None if plan.agent is None else (plan.agent, loaded.agent or plan.agent),
                 workflow=plan.config.workflow.rollout is not None,
+                shard=plan.config.data.shard,
             )
         )
+        if not plan.total_rows:
+            self._tell(events.Notice(f"nothing to run: shard {plan.config.data.shard} has none of the rows"))
         priced = plan.config.limits.max_cost is not None
         check_judges(plan.functions, self._environ, priced=priced)
         # Graded again, rollouts call no model.
-        for policy, spec in plan.policies.items() if not plan.config.resume.regrade else ():
+        for policy, spec in plan.policies.items() if plan.total_rows and not plan.config.resume.regrade else ():
             self._tell(events.Waiting(f"asking {spec.name} for a first reply"))
             await self.pool.probe(policy, price=priced)
 
