@@ -20,11 +20,12 @@ demo: $(VENV)/.package  ## run the main job on the example repository with the e
 
 environment: $(VENV)/.dev  ## what the targets below need, installed
 
-# Four processes on two cores: much of what the tests do is waiting. Tests that share something expensive are a group.
+# Four processes on two cores: much of what the tests do is waiting; a part of the suite isn't worth starting them. Tests
+# that share something expensive are a group.
 # Workers and commands of the tests import the package; one that has to compile it each time takes a third longer.
 test: $(VENV)/.dev  ## the test suite; one test: make test TESTS=tests/test_dataset.py
 	$(BIN)/python -m compileall -q osmosis_ai
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n $(if $(TESTS),0,$(PROCESSES)) --dist loadgroup $(TESTS)
 
 check: $(VENV)/.dev  ## lint, format and types
 	$(BIN)/ruff check

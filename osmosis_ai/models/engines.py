@@ -45,7 +45,12 @@ ENGINES: dict[str, EngineInfo] = {
     info.name: info
     for info in (
         EngineInfo(
-            "offline", "osmosis_ai.models.offline.engine", prefix="offline", stand_in=True, models=OFFLINE_MODELS
+            "offline",
+            "osmosis_ai.models.offline.engine",
+            prefix="offline",
+            stand_in=True,
+            models=OFFLINE_MODELS,
+            preload="osmosis_ai.models.offline.engine",
         ),
         EngineInfo(
             "openai_compatible", "osmosis_ai.models.endpoint", at_base_url=True, preload="osmosis_ai.models.endpoint"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import stdio_tools
 from commands import run_osmosis
 from repos import write_repo
 
@@ -66,26 +67,23 @@ def quarter(solution_str: str, ground_truth: str, extra_info: dict = None) -> fl
     return 0.25
 """
 
-STDIO = '''
+STDIO = (
+    stdio_tools.PREAMBLE
+    + '''
 import os
 import signal
 
-from fastmcp import FastMCP
 
-mcp = FastMCP("separate")
-
-
-@mcp.tool
-def save_and_crash() -> str:
+def save_and_crash() -> None:
     """Save a new version of this file, and kill the worker that has started it."""
     with open(__file__, "a") as file:
         file.write("# changed\\n")
     os.kill(os.getppid(), signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    mcp.run()
+serve(save_and_crash)
 '''
+)
 ALONE = ["--model", "offline/oracle", "--workers", "1", "--batch-size", "1", "-q"]
 
 

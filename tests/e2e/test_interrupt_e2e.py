@@ -27,7 +27,10 @@ def call_then_answer(request: Request) -> Reply:
     return tool_call(prompt) if request.turn == 0 and prompt != "answer" else text("done")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.in_process), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+)
 def test_a_signal_lets_what_runs_finish_and_resume_does_the_rest(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
@@ -43,7 +46,10 @@ def test_a_signal_lets_what_runs_finish_and_resume_does_the_rest(
         with running("test", *model, "--batch-size", "4", "--json", "-o", "results.json", cwd=root) as command:
             # Two are done and four are held.
             command.until(lambda: len(endpoint.chats) == 6)
-            command.process.send_signal(number)
+            if number == signal.SIGINT:
+                command.interrupt()
+            else:
+                command.process.send_signal(number)
             command.until(lambda: "stopping: running rollouts have 10 s to finish" in command.said())
             gate.open()
             done = command.wait()
@@ -55,13 +61,15 @@ def test_a_signal_lets_what_runs_finish_and_resume_does_the_rest(
         assert "to continue this run, repeat the command with --resume" in done.stderr
         assert len(endpoint.chats) == 6
 
-        resumed = run_osmosis("test", *model, "--resume", "--json", cwd=root)
+        with running("test", *model, "--resume", "--json", cwd=root) as command:
+            resumed = command.wait()
         assert resumed.code == 0
         assert [result["row_index"] for result in resumed.json["results"]] == list(range(10))
         asked = sorted(request.messages[1]["content"] for request in endpoint.chats)
         assert asked == [str(number) for number in range(10)]
 
 
+@pytest.mark.in_process
 def test_ctrl_c_gives_up_what_does_not_finish(tmp_path: Path) -> None:
     names = ["answer", "held", "blocks_the_loop", "blocks_a_thread", "leaves_children"]
     root = copy_repo("misbehaving", tmp_path, [{"user_prompt": name} for name in names])
@@ -146,7 +154,7 @@ time.sleep(3600)
 """
 
 
-@pytest.mark.parametrize("how", ["interrupt", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("interrupt", marks=pytest.mark.in_process), "kill"])
 @pytest.mark.parametrize("isolation", ["session", "rollout"])
 def test_a_repository_that_takes_for_ever_to_load_can_be_left(isolation: str, how: str, tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo", main=SLOW_IMPORT)

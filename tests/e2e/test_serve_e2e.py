@@ -144,6 +144,7 @@ def add''',
 )
 
 
+@pytest.mark.in_process
 def test_a_repositorys_tools_are_served_without_code(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo", main=NESTED, rewards=None)
     script = by_turn(tool_call("order", items=[{"bread": 2}]), tool_call("add", a="x"), text("done"))
@@ -186,6 +187,7 @@ WRONGS = {
 }
 
 
+@pytest.mark.in_process
 def test_what_a_loop_does_wrong_is_an_error_completion_of_its_own_rollout(tmp_path: Path) -> None:
     root = copy_repo("agent_misbehaving", tmp_path, [])
     source = (root / "agents.py").read_text(encoding="utf-8")
@@ -211,6 +213,7 @@ def test_what_a_loop_does_wrong_is_an_error_completion_of_its_own_rollout(tmp_pa
         assert it.results(double, it.start(double, ["fine again"]))["fine again"].status == "COMPLETED"
 
 
+@pytest.mark.in_process
 def test_a_rollout_goes_on_when_another_one_takes_its_worker_down(tmp_path: Path) -> None:
     """It repeats its course in another worker without asking the trainer again for earlier replies."""
     root = copy_repo("agent_misbehaving", tmp_path, [])
@@ -235,6 +238,7 @@ def test_a_rollout_goes_on_when_another_one_takes_its_worker_down(tmp_path: Path
         assert [name for name, _ in seen(root)].count("twice") == 2
 
 
+@pytest.mark.in_process
 def test_nothing_is_lost_or_doubled_when_the_trainer_fails_now_and_then(tmp_path: Path) -> None:
     root = copy_repo("agent_instance", tmp_path, [])
     count = 100
@@ -274,6 +278,7 @@ def accepted() -> Reply:
     return Reply(b"{}")
 
 
+@pytest.mark.in_process
 def test_code_is_loaded_anew_when_it_changes(tmp_path: Path) -> None:
     root = copy_repo("agent_instance", tmp_path, [])
     gate = Gate()
@@ -342,6 +347,7 @@ def test_what_a_killed_server_had_accepted_is_reported_or_kept_by_the_next_one(t
     assert not (undelivered / "open").exists()
 
 
+@pytest.mark.in_process
 def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
     root = copy_repo("agent_instance", tmp_path, [])
     with trainer() as double, serving(root, "-m", "server:agent_loop", key=None) as it:
@@ -354,6 +360,7 @@ def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
         assert it.command.wait().stderr.count(found[1]) == 1
 
 
+@pytest.mark.in_process
 def test_registration_is_not_offered_yet_and_says_so(tmp_path: Path) -> None:
     root = copy_repo("agent_instance", tmp_path, [])
     with running("serve", "-m", "server:agent_loop", "-p", "0", "--api-key", KEY, cwd=root) as command:
@@ -385,12 +392,14 @@ def test_what_cant_be_served_is_said(tmp_path: Path, osmosis: Osmosis, options: 
     assert "Traceback" not in done.stderr
 
 
-def test_a_loop_that_isnt_valid_is_served_only_when_asked_for(tmp_path: Path, osmosis: Osmosis) -> None:
+@pytest.mark.in_process
+def test_a_loop_that_isnt_valid_is_served_only_when_asked_for(tmp_path: Path) -> None:
     root = copy_repo("agent_instance", tmp_path, [])
     (root / "unfit.py").write_text(
         "from server import CalculatorLoop\n\n\nclass Unfit(CalculatorLoop):\n    name = ' '\n", encoding="utf-8"
     )
-    done = osmosis("serve", "-m", "unfit:Unfit", "--local", "-p", "0", cwd=root)
+    with running("serve", "-m", "unfit:Unfit", "--local", "-p", "0", cwd=root) as refused:
+        done = refused.wait()
     assert done.code == 2
     assert "EMPTY_NAME" in done.stderr
     with trainer() as double, serving(root, "-m", "unfit:Unfit", "--no-validate", "--local", key=None) as it:
@@ -398,6 +407,7 @@ def test_a_loop_that_isnt_valid_is_served_only_when_asked_for(tmp_path: Path, os
         assert it.results(double, it.start(double, ["What is 1 + 2?"]))["What is 1 + 2?"].status == "COMPLETED"
 
 
+@pytest.mark.in_process
 def test_loops_write_their_events_where_they_are_told_to(tmp_path: Path) -> None:
     root = copy_repo("agent_class", tmp_path, [])
     options = ("-m", "calculator.agents:CalculatorAgent", "--log", "events")

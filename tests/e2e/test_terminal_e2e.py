@@ -29,7 +29,6 @@ def terminal(*arguments: str, cwd: Path, columns: int = 60, **env: str) -> Itera
 def test_the_status_line_comes_before_anything_slow_is_imported(command: str, repo: Path) -> None:
     with terminal(command, cwd=repo, PYTHONPROFILEIMPORTTIME="1") as screen:
         before = screen.wait_for("…")
-        screen.end()
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in before.splitlines() if "|" in line}
     assert {"msgspec", "typer", "rich", "asyncio", "subprocess", "anyio"} & imported == set()
     # A bare interpreter with this environment imports about sixty.

@@ -56,6 +56,7 @@ def test_a_run_is_shown_until_ctrl_c(osmosis: Osmosis, repo: Path) -> None:
     assert [path.name for path in (repo / ".osmosis").iterdir() if path.name.startswith("view-")] == []
 
 
+@pytest.mark.in_process
 def test_a_viewer_beside_a_run_shows_it_as_it_goes_on_and_ends_with_it(repo: Path) -> None:
     gate = Gate()
 

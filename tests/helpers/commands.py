@@ -181,7 +181,7 @@ class Command(ABC):
 def run_here(
     arguments: Sequence[str | Path], cwd: Path, environ: dict[str, str], stdout: TextIO, stderr: TextIO, typed: str = ""
 ) -> int:
-    forkserver.start([ENGINES["openai_compatible"].preload, forkserver.TOOLS])
+    forkserver.start([ENGINES["openai_compatible"].preload, ENGINES["offline"].preload, forkserver.TOOLS])
     with (
         _descriptor(1, stdout),
         _descriptor(2, stderr),

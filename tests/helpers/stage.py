@@ -2,7 +2,6 @@
 
 Signals reach a process's main thread only. So a test with the mark `in_process` runs in a thread, and the command that
 it starts with `running` in the main thread: it has this process's fork server, which has imported everything already.
-Not for `osmosis serve`: once uvicorn has seen Ctrl-C, sse-starlette ends every event stream of the process.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import psutil
+from sse_starlette.sse import AppStatus
 
 from commands import Command, run_here, worker_processes
 from waiting import PATIENCE
@@ -87,6 +87,8 @@ class StagedCommand(Command):
             self._stderr.write(traceback.format_exc())
         finally:
             signal.signal(signal.SIGINT, playing)
+            # A Ctrl-C that uvicorn sees ends every event stream of the process, those of later commands too.
+            AppStatus.should_exit = False
             self._ended.set()
 
     def ended(self, seconds: float = 0.0) -> int | None:

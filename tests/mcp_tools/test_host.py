@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mcp.types import SamplingMessage, TextContent
 
+import stdio_tools
 from osmosis_ai.errors import RepositoryError
 from osmosis_ai.mcp_tools.host import ToolHost, read_config
 from osmosis_ai.mcp_tools.session import CallOutcome, ToolSession
@@ -661,22 +662,20 @@ def test_a_url_of_another_kind() -> None:
         ToolHost("ws://127.0.0.1:1/mcp")
 
 
-STDIO = """
-import os, sys
-from fastmcp import FastMCP
+STDIO = (
+    stdio_tools.PREAMBLE
+    + """
+import os
 
-mcp = FastMCP(sys.argv[1])
-
-@mcp.tool
 def pid() -> int:
     return os.getpid()
 
-@mcp.tool
 def die() -> None:
     os._exit(1)
 
-mcp.run(show_banner=False)
+serve(pid, die)
 """
+)
 
 
 @pytest.fixture
@@ -797,7 +796,7 @@ def test_a_configuration_file_that_can_not_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("from fastmcp import FastMCP\n\nmcp = FastMCP('idle')\n", ["exit code 0", "does not run its server"]),
+        ("server = object()\n", ["exit code 0", "does not run its server"]),
         ("import sys\n\nsys.exit('no licence')\nmcp.run()\n", ["exit code 1", "no licence"]),
     ],
 )

@@ -13,6 +13,7 @@ from osmosis_ai.mcp_tools import loading
 from osmosis_ai.mcp_tools.host import ToolHost
 from osmosis_ai.models import cache as cache
 from osmosis_ai.reward_fn import decorator as decorator
+from osmosis_ai.runtime.worker import agent_loop as agent_loop  # what the first rollout imports
 from osmosis_ai.runtime.worker import main as main  # what a worker runs
 
 
