@@ -13,7 +13,7 @@ from time import monotonic
 
 import pytest
 
-from commands import COMMAND, clean_environment, run_osmosis
+from commands import COMMAND, clean_environment
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, text, tool_call
 from repos import copy_repo, seen, write_repo
 from running import running

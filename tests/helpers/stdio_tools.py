@@ -21,7 +21,7 @@ def serve(*tools: Callable[[], object]) -> None:
         message = json.loads(line)
         if "id" in message:
             reply = _answer(functions, message["method"], message.get("params") or {})
-            print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}), flush=True)  # noqa: T201
+            print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}), flush=True)
 
 
 def _answer(functions: dict[str, Callable[[], object]], method: str, params: dict[str, Any]) -> dict[str, Any]:
