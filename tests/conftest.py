@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from commands import Osmosis, run_osmosis
+from commands import Osmosis, fork_with_litellm, run_osmosis
 from repos import write_repo
 from stage import Stage
 
@@ -38,6 +38,19 @@ def osmosis(tmp_path: Path) -> Osmosis:
 def repo(tmp_path: Path) -> Path:
     """A small git-sync repository: one adding tool, one reward function, three rows."""
     return write_repo(tmp_path / "repo")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one process run all tests whose workers call LiteLLM, so that only its fork server imports it."""
+    for item in items:
+        if item.get_closest_marker("litellm") is not None:
+            item.add_marker(pytest.mark.xdist_group("litellm"))
+
+
+@pytest.fixture(autouse=True)
+def _fork_server(request: pytest.FixtureRequest) -> None:
+    fork_with_litellm(request.node.get_closest_marker("litellm") is not None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -12,6 +12,7 @@ from osmosis_ai.cli.early import LOOPS, preloads, words_after
 from osmosis_ai.runtime.pool.forkserver import TOOLS, WORKFLOWS
 
 ENDPOINTS = "osmosis_ai.models.endpoint"
+OFFLINE = "osmosis_ai.models.offline.engine"
 LITELLM = "osmosis_ai.models.preload_litellm"
 
 ENDPOINT = ["--base-url", "http://localhost:8000/v1"]
@@ -48,13 +49,14 @@ def test_litellm_is_left_alone(arguments: list[str], environ: dict[str, str]) ->
     assert LITELLM not in preloads(words_after(arguments), environ)
 
 
-def test_the_client_for_endpoints_is_imported_ahead() -> None:
+def test_what_calls_the_models_is_imported_ahead() -> None:
     assert preloads(words_after(["test", "--model", "served", *ENDPOINT]), {}) == [ENDPOINTS, TOOLS]
     assert preloads(words_after(["eval", "--model", "offline/oracle", "--baseline-base-url=http://x"]), {}) == [
+        OFFLINE,
         ENDPOINTS,
         TOOLS,
     ]
-    assert preloads(words_after(["test", "--model", "offline/smoke"]), {}) == [TOOLS]
+    assert preloads(words_after(["test", "--model", "offline/smoke"]), {}) == [OFFLINE, TOOLS]
 
 
 @pytest.mark.parametrize("words", [["test", "-m", "server:loop"], ["serve", "--module=server:loop"]])

@@ -260,6 +260,7 @@ def test_results_follow_the_store(named_by: str, osmosis: Osmosis, tmp_path: Pat
     assert file.parent == tmp_path / "kept" / "eval-rubric" / "followup"
 
 
+@pytest.mark.litellm
 @pytest.mark.parametrize("name", ["own", "reward_rubric.mine:own", "followup", "rubric_configs.yaml#followup"])
 def test_rubrics_are_named_as_in_a_run(name: str, osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
     prepare(tmp_path, endpoint)
@@ -279,6 +280,7 @@ def test_rubrics_are_named_as_in_a_run(name: str, osmosis: Osmosis, tmp_path: Pa
     assert (result["model"], result["base_url"], result["number"]) == ("local", endpoint.url, 2)
 
 
+@pytest.mark.litellm
 def test_a_repositorys_own_function_judges_in_a_worker(
     osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint
 ) -> None:

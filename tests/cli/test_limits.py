@@ -144,6 +144,7 @@ MILLION = 1_000_000
 """A turn of this many prompt tokens costs $0.15 with gpt-4o-mini."""
 
 
+@pytest.mark.litellm
 def test_a_budget_stops_the_run_and_counts_attempts_that_were_lost(tmp_path: Path) -> None:
     rows = [{"user_prompt": prompt} for prompt in ("exits", "answer", "answer", "answer", "answer")]
     root = copy_repo("misbehaving", tmp_path, rows)

@@ -51,6 +51,7 @@ def test_an_endpoint_that_refuses_ends_the_run(
         assert endpoint.chats == []
 
 
+@pytest.mark.litellm
 def test_a_provider_without_its_key_ends_the_run(osmosis: Osmosis, repo: Path) -> None:
     done = osmosis("test", "--model", "gpt-5-mini", "-q", cwd=repo)
     assert (done.code, done.stdout) == (2, "")
@@ -132,6 +133,7 @@ def test_what_reaches_the_endpoint(osmosis: Osmosis, repo: Path) -> None:
     assert done.json["summary"]["total_tokens"] == 15
 
 
+@pytest.mark.litellm
 def test_a_litellm_provider_with_an_endpoint_of_its_own(osmosis: Osmosis, repo: Path) -> None:
     with ScriptedEndpoint(by_turn(tool_call("add", a=1, b=2), text("3"))).run_in_thread() as endpoint:
         env = {"OPENAI_API_KEY": "sk-litellm-key", "OPENAI_API_BASE": endpoint.url, "OSMOSIS_MODEL": "openai/scripted"}

@@ -159,6 +159,7 @@ def test_errors_and_several_models_are_replayed(osmosis: Osmosis, repo: Path, en
     assert "has no recordings of openai/another: it has failing, scripted" in unknown.stderr
 
 
+@pytest.mark.litellm
 def test_judges_are_replayed_attempt_by_attempt(osmosis: Osmosis, repo: Path, endpoint: ScriptedEndpoint) -> None:
     (repo / "rubric_configs.yaml").write_text(RUBRIC, encoding="utf-8")
     rubric = ("--rubric", "short", "--n", "2", "--limit", "1")

@@ -50,6 +50,7 @@ def rubric_repo(repo: Path) -> Path:
     return repo
 
 
+@pytest.mark.litellm
 def test_rubrics_score_beside_rewards_through_one_judge(rubric_repo: Path, osmosis) -> None:
     with ScriptedEndpoint(judge).run_in_thread() as endpoint:
         done = osmosis(
@@ -128,6 +129,7 @@ def costly(request: Request) -> Reply:
     return Reply(json.dumps(body).encode())
 
 
+@pytest.mark.litellm
 def test_a_budget_counts_what_judges_cost(tmp_path: Path, osmosis) -> None:
     row = {"system_prompt": "Add.", "ground_truth": "3"}
     repo = write_repo(tmp_path / "repo", rows=[{**row, "user_prompt": f"1 + 2, {number}"} for number in range(6)])
@@ -150,6 +152,7 @@ def test_a_budget_counts_what_judges_cost(tmp_path: Path, osmosis) -> None:
         assert (rest.json["summary"]["missing"], len(endpoint.requests)) == (0, 6)
 
 
+@pytest.mark.litellm
 def test_a_budget_needs_a_known_price_of_every_judge(rubric_repo: Path, osmosis) -> None:
     run = ("test", "--json", "--model", "offline/oracle", "--limit", "1", "--max-cost", "1")
     with ScriptedEndpoint(judge).run_in_thread() as endpoint:

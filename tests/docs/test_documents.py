@@ -100,12 +100,20 @@ class Section(NamedTuple):
 
     @property
     def in_clone(self) -> bool:
+        return any(command.startswith(("make", ".venv/bin/")) for command in self._commands)
+
+    @property
+    def in_litellm(self) -> bool:
+        """True if workers call a provider's model or a judge."""
         return any(
-            command.startswith(("make", ".venv/bin/"))
-            for block in self.blocks
-            if block.language in {"bash", "console"}
-            for command, _ in block.commands
+            re.search(r"osmosis (test|eval) .*(--model openai/|--rubric)|--rubric \S+:", command)
+            for command in self._commands
         )
+
+    @property
+    def _commands(self) -> list[str]:
+        shells = (block for block in self.blocks if block.language in {"bash", "console"})
+        return [command for block in shells for command, _ in block.commands]
 
 
 def sections() -> list[Section]:
@@ -192,7 +200,13 @@ def servers(endpoint_url: str, server_url: str) -> dict[str, str]:
     return {ENDPOINT_URL: endpoint_url, SERVER_URL: server_url}
 
 
-@pytest.mark.parametrize("section", sections(), ids=lambda section: section.name)
+@pytest.mark.parametrize(
+    "section",
+    [
+        pytest.param(section, id=section.name, marks=[pytest.mark.litellm] if section.in_litellm else [])
+        for section in sections()
+    ],
+)
 def test_a_section(section: Section, tmp_path: Path, clone: Path, servers: dict[str, str]) -> None:
     folder = clone if section.in_clone else make_folder(section, tmp_path / "calculator", clone)
     for name, content in section.files.items():

@@ -45,6 +45,7 @@ def judge_or_agent(request: Request) -> Reply:
     return calls_the_tool(request)
 
 
+@pytest.mark.litellm
 @pytest.mark.in_process
 def test_a_save_redoes_the_scores_of_the_functions_that_it_changes(tmp_path: Path) -> None:
     root = repository(tmp_path, FILES)

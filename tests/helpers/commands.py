@@ -29,6 +29,17 @@ PUBLISHED = Path(__file__).parents[2] / "docs" / "schemas"
 FORK_SERVER = "osmosis_ai.runtime.worker.fork_server"
 
 
+_preloaded = ["openai_compatible", "offline"]
+"""The engines that the fork server imports. LiteLLM takes 3 s, and makes every fork of it slower."""
+
+
+def fork_with_litellm(wanted: bool) -> None:
+    """Choose whether workers of the next commands in this process are forked from one that has imported LiteLLM."""
+    if wanted != ("litellm" in _preloaded):
+        forkserver.stop()
+        _preloaded[2:] = ["litellm"] * wanted
+
+
 class Finished(NamedTuple):
     """A command's output and exit code."""
 
@@ -181,7 +192,7 @@ class Command(ABC):
 def run_here(
     arguments: Sequence[str | Path], cwd: Path, environ: dict[str, str], stdout: TextIO, stderr: TextIO, typed: str = ""
 ) -> int:
-    forkserver.start([ENGINES["openai_compatible"].preload, ENGINES["offline"].preload, forkserver.TOOLS])
+    forkserver.start([*(ENGINES[name].preload for name in _preloaded), forkserver.TOOLS])
     with (
         _descriptor(1, stdout),
         _descriptor(2, stderr),

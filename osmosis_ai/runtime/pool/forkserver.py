@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["changed_environment", "open_line", "start", "start_bare", "wake_servers"]
+__all__ = ["changed_environment", "open_line", "start", "start_bare", "stop", "wake_servers"]
 
 # `python -c` puts the working directory first on the path, and PYTHONPATH may contain it. A repository's own files
 # (`mcp/`, `types.py`) must not shadow libraries, so the first goes away and the second goes last.
@@ -164,9 +164,10 @@ def changed_environment() -> dict[str, str | None]:
     return {name: value for name, value in changed.items() if _is_text(f"{name}{value}")}
 
 
-def _let_go() -> None:
-    """Close this process's ends at exit, and in a fork of this process, which must not keep the server alive."""
-    # A new lock, because another thread may have held the old one during the fork.
+def stop() -> None:
+    """Close this process's ends of the fork servers, which ends them; the next use of a worker starts a new one."""
+    # At exit, and in a fork of this process, which must not keep the servers alive. The lock is new, because another
+    # thread may have held the old one during the fork.
     global _bare_server, _lock, _server
     _lock = threading.Lock()
     for server in (_server, _bare_server):
@@ -175,8 +176,8 @@ def _let_go() -> None:
     _server = _bare_server = None
 
 
-os.register_at_fork(after_in_child=_let_go)
-atexit.register(_let_go)
+os.register_at_fork(after_in_child=stop)
+atexit.register(stop)
 
 
 def _is_text(value: str) -> bool:
