@@ -16,7 +16,7 @@ import typer.main
 from osmosis_ai.cli import account, cache, config, eval_rubric, init, platform, preview, rollout, runs, validate, view
 from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Given, OutputConfig, takes
-from osmosis_ai.cli.platform_data import dataset_app, secret_app
+from osmosis_ai.cli.platform_data import dataset_app, model_app, secret_app
 from osmosis_ai.cli.platform_runs import add_eval_commands, train_app
 from osmosis_ai.cli.streams import discard_stdout
 from osmosis_ai.compat import COMMANDS
@@ -199,6 +199,7 @@ _GROUPS = {
     "platform": platform.app,
     "dataset": dataset_app,
     "secret": secret_app,
+    "model": model_app,
     "train": train_app,
     "auth": account.auth_app,
 }

@@ -323,6 +323,14 @@ PAGES = {
         ],
         _REFUSED,
     ),
+    "eval upload": Page(
+        "docs/platform.md",
+        [
+            ("Upload a run that `osmosis eval run -o runs` wrote", "osmosis eval upload runs/my-run"),
+            ("Upload it again after a retry", "osmosis eval upload runs/my-run --replace"),
+        ],
+        _REFUSED,
+    ),
     "platform": Page(
         "docs/platform.md",
         [
@@ -504,6 +512,22 @@ PAGES = {
         [
             ("Delete a secret of yours", "osmosis secret delete OPENAI_API_KEY"),
             ("Delete one of the workspace", "osmosis secret delete OPENAI_API_KEY --scope workspace --yes"),
+        ],
+        _REFUSED,
+    ),
+    "model": Page(
+        "docs/platform.md",
+        [
+            ("List the models of the workspace's runs", "osmosis model list"),
+            ("In a script", "osmosis model list --json"),
+        ],
+        _REFUSED,
+    ),
+    "model list": Page(
+        "docs/platform.md",
+        [
+            ("List the models of the workspace's runs", "osmosis model list"),
+            ("In a script", "osmosis model list --json"),
         ],
         _REFUSED,
     ),

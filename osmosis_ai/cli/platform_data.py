@@ -1,4 +1,4 @@
-"""`osmosis dataset` and `osmosis secret`: what the runs of a platform read and need."""
+"""`osmosis dataset`, `secret` and `model`: what the runs of a platform read and need, and what they have used."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from osmosis_ai.cli.platform_session import All, Limit, Plain, PlatformUrl, Sess
 if TYPE_CHECKING:
     from osmosis_ai.records import JsonObject
 
-__all__ = ["dataset_app", "secret_app"]
+__all__ = ["dataset_app", "list_submitted", "model_app", "secret_app"]
 
 CHECK_SECONDS = 3600.0
 
 dataset_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Upload datasets to a platform, and look at them.")
 secret_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Store secrets on a platform; values stay there.")
+model_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="List the models of a platform's runs.")
+MODEL_TYPES = ("base", "lora")
 
 Name = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name or id.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help="A .jsonl, .json, .csv or .parquet file.")]
@@ -284,6 +286,48 @@ def delete_secret(
             return
         session.client.delete("/api/cli/environment-secrets", {"name": name, "scope": wire})
         session.operation("secret.delete", f"{name} is deleted ({scope})", resource={"name": name, "scope": scope})
+
+
+@model_app.command("list", cls=HelpCommand)
+def list_models(
+    context: typer.Context,
+    type: Annotated[
+        str, typer.Option("--type", metavar="all|base|lora", help="Models as they came, or trained.")
+    ] = "all",
+    json: Json = False,
+    plain: Plain = False,
+    platform: PlatformUrl = None,
+) -> None:
+    """List the models that the workspace's runs used, and those that they trained."""
+    with platform_session(context, json=json, plain=plain, platform=platform) as session:
+        from osmosis_ai.platform.client import ClientError
+
+        if type not in ("all", *MODEL_TYPES):
+            raise ClientError(f"--type {type}: use all, base or lora")
+        found = {
+            each: session.client.pages(f"/api/cli/models/{each}", "models", limit=None)[0]
+            for each in MODEL_TYPES
+            if type in ("all", each)
+        }
+        session.sections(found, "no models yet; `osmosis eval submit` names one", "model_name")
+
+
+def list_submitted(
+    context: typer.Context, branch: str | None, *, json: bool, plain: bool, platform: str | None
+) -> None:
+    """List the rollouts that were submitted: `osmosis rollout list --remote`."""
+    with platform_session(context, json=json, plain=plain, platform=platform) as session:
+        from osmosis_ai.cli.tables import Column
+
+        items, page = session.client.pages("/api/cli/rollouts", "rollouts", limit=None, branch=branch)
+        columns = [Column("rollout", "name"), Column("commit", "label"), Column("first submitted", "label")]
+        session.items(
+            items,
+            columns,
+            lambda one: [one["name"], (one["last_synced_commit_sha"] or "–")[:12], one["created_at"]],
+            page["total_count"],
+            empty="no rollout was submitted yet; `osmosis eval submit`",
+        )
 
 
 def _wire(scope: str) -> str:

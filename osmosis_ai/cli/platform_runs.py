@@ -170,6 +170,37 @@ def download_eval(
         session.operation("eval.download", message, resource=done)
 
 
+def upload_eval(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or its name in .osmosis/evals.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace what was uploaded of this run, after `eval run --retry-failed`.")
+    ] = False,
+    json: Json = False,
+    plain: Plain = False,
+    platform: PlatformUrl = None,
+) -> None:
+    """Upload a finished local evaluation, whose results the platform computes again."""
+    with platform_session(context, json=json, plain=plain, platform=platform) as session:
+        from osmosis_ai.folders import given_path
+        from osmosis_ai.platform.local_runs import read_local_run, upload_local_run
+
+        folder = given_path(run, session.cwd)
+        if not folder.is_dir() and Path(run).name == run:
+            folder = session.workspace.root / ".osmosis/evals" / run
+        local = read_local_run(folder)
+        done = upload_local_run(session.client, local, replace=replace)
+        name = done["eval_run_name"]
+        about = {field: value for field, value in done.items() if field != "files"}
+        session.operation(
+            "eval.upload",
+            f"uploaded {name}: {len(local.files)} files",
+            resource={**about, "local_run_id": local.request["local_run_id"], "local_run_path": str(folder)},
+            next_steps=[{"action": "eval_info", "name": name}],
+            hints=[f"osmosis eval info {name}"],
+        )
+
+
 def submit_training(
     context: typer.Context,
     config: Config,
@@ -267,6 +298,7 @@ def add_eval_commands(app: typer.Typer) -> None:
         "retry": retry_eval,
         "logs": _logs("eval"),
         "download": download_eval,
+        "upload": upload_eval,
     }
     for name, command in commands.items():
         app.command(name, cls=HelpCommand)(command)

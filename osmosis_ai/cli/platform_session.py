@@ -7,7 +7,7 @@ on one line. Every reported error exits with 1, as in scripts written for the ho
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -151,6 +151,23 @@ class Session:
             self.output.table(table)
             if total > len(items):
                 self.output.say(f"{len(items)} of {total:,}; --all lists all")
+
+    def sections(self, sections: Mapping[str, Sequence[JsonObject]], empty: str, name: str) -> None:
+        """Print lists with one column, the items' `name`."""
+        if self.form.json:
+            pages = {
+                title: {"items": items, "total_count": len(items), "has_more": False, "next_offset": None}
+                for title, items in sections.items()
+            }
+            self._json({"sections": pages, **self._place})
+        elif self.form.plain:
+            self._lines([title, item[name]] for title, items in sections.items() for item in items)
+        elif not any(sections.values()):
+            self.output.say(empty)
+        else:
+            for title, items in sections.items():
+                for item in items:
+                    self.output.line(f"{item[name]}  ({title})")
 
     def detail(self, data: JsonObject, lines: Sequence[tuple[str, str]]) -> None:
         """Print one thing: its data, or labelled lines."""

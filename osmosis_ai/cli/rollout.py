@@ -12,6 +12,8 @@ import typer
 
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
+from osmosis_ai.cli.platform_data import list_submitted
+from osmosis_ai.cli.platform_session import Plain, PlatformUrl
 from osmosis_ai.cli.session import CommandSession, ExitCode, Store, command_session, interrupts
 from osmosis_ai.errors import RepositoryError, UsageError
 
@@ -64,8 +66,22 @@ def init(
 
 
 @app.command("list", cls=HelpCommand)
-def list_(json: Json = False) -> None:
+def list_(
+    context: typer.Context,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="List the rollouts that were submitted to the platform instead.")
+    ] = False,
+    branch: Annotated[
+        str | None, typer.Option("--branch", metavar="NAME", help="With --remote: those of this branch.")
+    ] = None,
+    json: Json = False,
+    plain: Plain = False,
+    platform: PlatformUrl = None,
+) -> None:
     """List the workspace's rollouts, the SDK that each runs on, and the configs that name it."""
+    if remote:
+        list_submitted(context, branch, json=json, plain=plain, platform=platform)
+        return
     from osmosis_ai.discovery.workflows import list_rollouts, workspace_above
 
     with command_session() as session:

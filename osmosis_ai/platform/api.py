@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import anyio
@@ -24,13 +24,14 @@ from osmosis_ai.platform.database import Row
 from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.errors import ApiError, conflict, invalid, not_found
 from osmosis_ai.platform.home import Home
+from osmosis_ai.platform.imports import ImportedEval, Imports
 from osmosis_ai.platform.logs import Logs, entry
 from osmosis_ai.platform.openapi import describe
 from osmosis_ai.platform.pages import PagesAccess, page_path
 from osmosis_ai.platform.paging import iso, page, window
 from osmosis_ai.platform.queue import job_variables
 from osmosis_ai.platform.repositories import Revision, has_file, resolve
-from osmosis_ai.platform.requests import Call, Handler, answer, error_response, json_response
+from osmosis_ai.platform.requests import MAX_BODY, Call, Handler, answer, error_response, json_response
 from osmosis_ai.platform.runs import TERMINAL, Kind, Runs, Submission
 from osmosis_ai.platform.vault import Cipher, Vault
 from osmosis_ai.records import JsonObject, Record
@@ -40,6 +41,8 @@ __all__ = ["Api", "Operation"]
 
 SIGNED_SECONDS = 3600
 MAX_URLS = 500
+MAX_IMPORT_URLS = 100
+MAX_IMPORT_BODY = 16 << 20
 EVENT_SECONDS = 15.0
 RESOLVE_SECONDS = 25.0
 """Clients wait 30 s for an answer."""
@@ -87,6 +90,18 @@ class WantedFiles(Record, frozen=True):
     items: list[WantedFile]
 
 
+class ImportedPaths(Record, frozen=True):
+    """Files of a local run."""
+
+    paths: list[str]
+
+
+class ImportedPath(Record, frozen=True):
+    """A file of a local run."""
+
+    path: str
+
+
 class Operation(NamedTuple):
     """One route: its summary, and the body that it takes."""
 
@@ -97,6 +112,7 @@ class Operation(NamedTuple):
     body: type[Record] | None = None
     status: int = 200
     scoped: bool = True
+    max_body: int = MAX_BODY
 
 
 class Api:
@@ -114,6 +130,7 @@ class Api:
         vault: Vault,
         datasets: Datasets,
         runs: Runs,
+        imports: Imports,
         logs: Logs,
         pages: PagesAccess,
         *,
@@ -129,6 +146,7 @@ class Api:
         self._vault = vault
         self._datasets = datasets
         self._runs = runs
+        self._imports = imports
         self._logs = logs
         self._pages = pages
         self._has_trainer = has_trainer
@@ -136,7 +154,12 @@ class Api:
         self._stop = stop
         self._changes = changes
         self._stopping = stopping
-        self.operations = [*self._account_operations(), *self._data_operations(), *self._run_operations()]
+        self.operations = [
+            *self._account_operations(),
+            *self._data_operations(),
+            *self._import_operations(),
+            *self._run_operations(),
+        ]
 
     def routes(self) -> list[Route]:
         """Return the routes of the application."""
@@ -147,6 +170,7 @@ class Api:
         signed = [
             Route("/api/files/datasets/{id}", self._upload, methods=["PUT"]),
             Route("/api/files/datasets/{id}", self._download_dataset, methods=["GET"]),
+            Route("/api/files/imports/{id}/{number:int}", self._upload_import, methods=["PUT"]),
             Route("/api/files/runs/{id}/{path:path}", self._download_file, methods=["GET"]),
         ]
         return [
@@ -159,7 +183,7 @@ class Api:
 
     def _endpoint(self, operation: Operation) -> Callable[..., object]:
         async def endpoint(request: Request) -> Response:
-            return await answer(request, self._accounts, operation.handler, operation.status)
+            return await answer(request, self._accounts, operation.handler, operation.status, operation.max_body)
 
         return endpoint
 
@@ -227,16 +251,18 @@ class Api:
         row = self._datasets.create(
             call.holder, call.workspace, asked.file_name, asked.extension, asked.file_size, asked.overwrite_dataset_id
         )
-        url = self._signed(call.origin, "PUT", f"/api/files/datasets/{row['id']}")
-        upload = {
+        return {**self._datasets.item(row), "upload": self._put_to(call, f"/api/files/datasets/{row['id']}")}
+
+    def _put_to(self, call: Call, path: str) -> JsonObject:
+        """Return how a client uploads a file."""
+        return {
             "method": "simple",
             # Clients of 0.2 expect it, and don't use it.
-            "s3_key": row["id"],
-            "presigned_url": url,
+            "s3_key": path.rpartition("/")[2],
+            "presigned_url": self._signed(call.origin, "PUT", path),
             "upload_headers": {"Content-Type": "application/octet-stream"},
             "expires_in": SIGNED_SECONDS,
         }
-        return {**self._datasets.item(row), "upload": upload}
 
     def _list_datasets(self, call: Call) -> JsonObject:
         return self._datasets.listed(call.workspace, window(call.query))
@@ -279,6 +305,53 @@ class Api:
         self._vault.delete(call.holder, call.workspace, asked.name, asked.scope)
         return {}
 
+    # Runs that ran elsewhere
+
+    def _import_operations(self) -> list[Operation]:
+        many = "/api/cli/eval-runs/imports"
+        one = f"{many}/{{id}}"
+        return [
+            Operation(
+                "POST", many, self._start_import, "Begin to upload a local run.", ImportedEval, max_body=MAX_IMPORT_BODY
+            ),
+            Operation("POST", f"{one}/uploads", self._import_urls, "Get URLs to upload files to.", ImportedPaths),
+            Operation("POST", f"{one}/uploads/complete", self._complete_import, "Note an uploaded file.", ImportedPath),
+            Operation("POST", f"{one}/finalize", self._finalize_import, "Make a run of the uploaded files."),
+        ]
+
+    def _start_import(self, call: Call) -> JsonObject:
+        return self._import_state(call, self._imports.start(call.holder, call.workspace, call.read(ImportedEval)))
+
+    def _import_urls(self, call: Call) -> JsonObject:
+        row = self._imports.find(call.workspace, call.named("id"))
+        paths = call.read(ImportedPaths).paths
+        if not 0 < len(paths) <= MAX_IMPORT_URLS:
+            raise invalid(f"from 1 to {MAX_IMPORT_URLS} files at a time", "paths")
+        files = [
+            {**msgspec.structs.asdict(file), "upload": self._put_to(call, f"/api/files/imports/{row['id']}/{number}")}
+            for number, file in self._imports.missing(row, paths)
+        ]
+        return {"files": files}
+
+    def _complete_import(self, call: Call) -> JsonObject:
+        row = self._imports.find(call.workspace, call.named("id"))
+        path = call.read(ImportedPath).path
+        if self._imports.missing(row, [path]):
+            raise conflict(f"nothing was uploaded for {path} yet")
+        return {}
+
+    def _finalize_import(self, call: Call) -> JsonObject:
+        row = self._imports.find(call.workspace, call.named("id"))
+        self._imports.finalize(call.workspace, row)
+        return self._import_state(call, self._imports.find(call.workspace, row["id"]))
+
+    def _import_state(self, call: Call, row: Row) -> JsonObject:
+        state = self._imports.state(row)
+        if not row["finalized"]:
+            return state
+        run = self._runs.by_id(row["run"])
+        return {**state, "eval_run_id": run["id"], "eval_run_name": run["name"], **self._page(call, run)}
+
     # Runs
 
     def _run_operations(self) -> list[Operation]:
@@ -308,8 +381,8 @@ class Api:
             Operation("POST", f"{one}/samples/download-urls", self._file_urls, "Get URLs of files.", WantedFiles),
             Operation("GET", "/api/cli/training-runs/{name}/checkpoints", self._checkpoints, "List checkpoints."),
             Operation("GET", "/api/cli/rollouts", self._list_rollouts, "List the rollouts that were evaluated."),
-            Operation("GET", "/api/cli/models/base", self._list_models, "List models."),
-            Operation("GET", "/api/cli/models/lora", self._list_models, "List trained models."),
+            Operation("GET", "/api/cli/models/base", self._list_models, "List the models that were used."),
+            Operation("GET", "/api/cli/models/lora", self._list_trained, "List trained models."),
         ]
 
     def _submit_eval(self, call: Call) -> Response:
@@ -361,7 +434,8 @@ class Api:
         """Return the address of a run's page, which is there once the run has started."""
         if row["kind"] != "eval":
             return {}
-        path = page_path(call.workspace.identity, row["name"] if row["started_at"] else None)
+        is_shown = row["started_at"] and not row["imported"]
+        path = page_path(call.workspace.identity, row["name"] if is_shown else None)
         return {"platform_url": f"{call.origin}{path}"}
 
     def _run_logs(self, kind: Kind, call: Call) -> JsonObject:
@@ -386,10 +460,14 @@ class Api:
         return {"training_run_name": self._run("training", call)["name"], "checkpoints": []}
 
     def _list_rollouts(self, call: Call) -> JsonObject:
-        found, total = self._runs.rollouts(call.workspace, window(call.query))
+        found, total = self._runs.rollouts(call.workspace, call.query.get("branch"), window(call.query))
         return page("rollouts", found, total, window(call.query))
 
     def _list_models(self, call: Call) -> JsonObject:
+        found, total = self._runs.models(call.workspace, window(call.query))
+        return page("models", found, total, window(call.query))
+
+    def _list_trained(self, call: Call) -> JsonObject:
         return page("models", [], 0, window(call.query))
 
     def _manifest(self, call: Call) -> JsonObject:
@@ -450,9 +528,15 @@ class Api:
             raise ApiError(403, "this URL has expired", "SIGNATURE_EXPIRED")
 
     async def _upload(self, request: Request) -> Response:
+        return await self._received(request, lambda of: self._datasets.receive(of["id"], request.stream()))
+
+    async def _upload_import(self, request: Request) -> Response:
+        return await self._received(request, lambda of: self._imports.receive(of["id"], of["number"], request.stream()))
+
+    async def _received(self, request: Request, receive: Callable[[dict[str, Any]], Awaitable[str]]) -> Response:
         try:
             self._check_signature(request)
-            digest = await self._datasets.receive(request.path_params["id"], request.stream())
+            digest = await receive(request.path_params)
         except Exception as error:  # noqa: BLE001 - every request has an answer
             return error_response(error)
         return Response(status_code=200, headers={"ETag": f'"{digest}"'})

@@ -18,6 +18,7 @@ from osmosis_ai.platform.database import Database
 from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.errors import ApiError
 from osmosis_ai.platform.home import Home
+from osmosis_ai.platform.imports import Imports
 from osmosis_ai.platform.logs import Logs
 from osmosis_ai.platform.pages import PagesAccess
 from osmosis_ai.platform.queue import Limits, Queue
@@ -99,6 +100,7 @@ def build_app(
         vault,
         datasets,
         runs,
+        Imports(database, home),
         logs,
         pages,
         has_trainer=limits.trainer is not None,

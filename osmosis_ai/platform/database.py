@@ -108,6 +108,7 @@ _VERSION_1 = (
         stopping INTEGER NOT NULL DEFAULT 0,
         retrying INTEGER NOT NULL DEFAULT 0,    -- run failed rollouts again
         losses INTEGER NOT NULL DEFAULT 0,
+        imported INTEGER NOT NULL DEFAULT 0,    -- it ran elsewhere
         created_at REAL NOT NULL,
         started_at REAL,
         completed_at REAL,
@@ -124,6 +125,19 @@ _VERSION_1 = (
         run TEXT NOT NULL REFERENCES runs (id),
         PRIMARY KEY (user, key)
     ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE imports (
+        id TEXT PRIMARY KEY,
+        workspace TEXT NOT NULL REFERENCES workspaces (id),
+        local_run_id TEXT NOT NULL,
+        creator TEXT NOT NULL REFERENCES users (id),
+        content TEXT NOT NULL,          -- JSON: the run and its files, as announced
+        run TEXT REFERENCES runs (id),
+        finalized INTEGER NOT NULL DEFAULT 0,
+        created_at REAL NOT NULL,
+        UNIQUE (workspace, local_run_id)
+    )
     """,
     """
     CREATE TABLE logs (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sqlite3
@@ -20,12 +19,12 @@ from osmosis_ai.platform.dataset_check import check_file
 from osmosis_ai.platform.errors import ApiError, conflict, invalid, not_found
 from osmosis_ai.platform.home import Home
 from osmosis_ai.platform.paging import Window, iso, now, page
+from osmosis_ai.platform.uploads import UploadError, receive_file, sync_folder
 from osmosis_ai.records import JsonObject
 
 __all__ = ["Datasets"]
 
 MAX_BYTES = 5 << 30
-CHUNK = 1 << 20
 DATASET_NAME = re.compile(r"[^\x00-\x1f\x7f/\\]{1,200}")
 FILE_FORMATS = {one.suffix.removeprefix(".") for one in FORMATS}
 
@@ -65,16 +64,12 @@ class Datasets:
         row = await anyio.to_thread.run_sync(self._by_id, dataset_id)
         if row["status"] not in ("pending", "uploading"):
             raise conflict("this dataset is uploaded already")
-        part = self._upload(row).with_suffix(f".{uuid.uuid4().hex}.part")
         try:
-            digest, size = await self._write(part, stream, row["size"])
-            if size != row["size"]:
-                raise invalid(f"the upload has {size} bytes, not the {row['size']} that were announced")
-            await anyio.to_thread.run_sync(part.replace, self._upload(row))
+            digest = await receive_file(self._upload(row), stream, row["size"])
+        except UploadError as error:
+            raise invalid(str(error)) from None
         except OSError as error:
             raise ApiError(507, f"the upload can't be stored: {error.strerror}", "STORAGE_FULL") from error
-        finally:
-            part.unlink(missing_ok=True)
         await anyio.to_thread.run_sync(self._received, dataset_id, digest)
         return digest
 
@@ -94,7 +89,7 @@ class Datasets:
             raise invalid(checked.error, "file")
         target = self._file(row)
         os.replace(upload, target)  # noqa: PTH105 - the same content may be there
-        _sync(target.parent)
+        sync_folder(target.parent)
         try:
             with self._database.write("completing a dataset") as db:
                 if row["replaces"] is not None:
@@ -188,32 +183,7 @@ class Datasets:
         for part in self._home.datasets.glob("*.part"):
             part.unlink(missing_ok=True)
 
-    async def _write(self, part: Path, stream: AsyncIterator[bytes], limit: int) -> tuple[str, int]:
-        digest, size, waiting = hashlib.sha256(), 0, bytearray()
-
-        def flush() -> None:
-            digest.update(waiting)
-            file.write(waiting)
-            waiting.clear()
-
-        def sync() -> None:
-            flush()
-            file.flush()
-            os.fsync(file.fileno())
-
-        with part.open("wb") as file:
-            async for chunk in stream:
-                size += len(chunk)
-                if size > limit:
-                    raise invalid(f"the upload has more than the {limit} bytes that were announced")
-                waiting += chunk
-                if len(waiting) >= CHUNK:
-                    await anyio.to_thread.run_sync(flush)
-            await anyio.to_thread.run_sync(sync)
-        return digest.hexdigest(), size
-
     def _received(self, dataset_id: str, digest: str) -> None:
-        _sync(self._home.datasets)
         with self._database.write("storing an upload") as db:
             db.execute("UPDATE datasets SET status = 'uploading', sha256 = ? WHERE id = ?", (digest, dataset_id))
 
@@ -244,11 +214,3 @@ class Datasets:
 
 
 _SELECT = "SELECT d.*, u.name AS creator_name FROM datasets d JOIN users u ON u.id = d.creator WHERE d.workspace = ?"
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -41,7 +41,7 @@ from osmosis_ai.platform.orders import (
     TrainingOrder,
 )
 from osmosis_ai.platform.repositories import Revision, check_out
-from osmosis_ai.platform.results import run_results
+from osmosis_ai.platform.results import graded, run_results
 from osmosis_ai.process_tree import end_group
 from osmosis_ai.records import JsonObject
 from osmosis_ai.row_numbers import read_row_numbers
@@ -210,7 +210,7 @@ class Job:
     def _results(self, session: RunSession) -> JsonObject:
         plan = session.plan
         return run_results(
-            session.outcomes(),
+            map(graded, session.outcomes()),
             n=plan.config.scoring.n,
             threshold=plan.config.scoring.pass_threshold,
             rows=plan.total_rows,

@@ -81,11 +81,13 @@ def decoded(body: bytes, kind: type[T]) -> T:
         raise invalid(f"the body isn't JSON: {error}") from None
 
 
-async def answer(request: Request, accounts: Accounts, handler: Handler, status: int = 200) -> Response:
+async def answer(
+    request: Request, accounts: Accounts, handler: Handler, status: int = 200, max_body: int = MAX_BODY
+) -> Response:
     """Authorize a request, and answer it in a thread, because queries block."""
     try:
         holder = await anyio.to_thread.run_sync(accounts.holder, request.headers.get("authorization"))
-        body = await read_body(request)
+        body = await read_body(request, max_body)
         found = await anyio.to_thread.run_sync(handler, Call(holder, accounts, request, body))
         return found if isinstance(found, Response) else json_response(found, status)
     except ClientDisconnect:
@@ -94,13 +96,13 @@ async def answer(request: Request, accounts: Accounts, handler: Handler, status:
         return error_response(error)
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
     """Read a body within its limit; raise ApiError."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY:
-            raise ApiError(413, f"the body is larger than {MAX_BODY >> 20} MiB", "TOO_LARGE")
+        if len(body) > limit:
+            raise ApiError(413, f"the body is larger than {limit >> 20} MiB", "TOO_LARGE")
     return bytes(body)
 
 

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from osmosis_ai.records import JsonObject, Outcome
 from osmosis_ai.reward_fn.statistics import pass_at_k, summarize
 
-__all__ = ["run_results"]
+__all__ = ["Graded", "graded", "run_results"]
+
+
+class Graded(NamedTuple):
+    """An item as results count it. Without a reward, it has failed or was left out by its grader."""
+
+    row: str
+    reward: float | None
+    failed: bool
+    tokens: int
+    cost: float | None
+
+
+def graded(outcome: Outcome) -> Graded:
+    """Return a recorded rollout as an item."""
+    reward = outcome.reward if outcome.failure is None else None
+    failures = (score.failure is not None for score in outcome.scores.values())
+    failed = reward is None and (outcome.failure is not None or any(failures))
+    return Graded(outcome.row_id, reward, failed, outcome.usage.total_tokens, outcome.cost_usd)
 
 
 def run_results(
-    outcomes: Iterable[Outcome], *, n: int, threshold: float, rows: int, dataset_rows: int, resumed: int
+    items: Iterable[Graded], *, n: int, threshold: float, rows: int, dataset_rows: int, resumed: int
 ) -> JsonObject:
     """Summarize the recorded items of a run of `rows` rows with `n` attempts each.
 
@@ -23,20 +42,19 @@ def run_results(
     by_row: dict[str, list[bool]] = {}
     done = failed = skipped = tokens = 0
     cost: float | None = None
-    for outcome in outcomes:
+    for item in items:
         done += 1
-        tokens += outcome.usage.total_tokens
-        if outcome.cost_usd is not None:
-            cost = (cost or 0.0) + outcome.cost_usd
-        reward = outcome.reward if outcome.failure is None else None
-        if reward is not None:
-            rewards.append(reward)
-        elif outcome.failure is not None or any(score.failure is not None for score in outcome.scores.values()):
+        tokens += item.tokens
+        if item.cost is not None:
+            cost = (cost or 0.0) + item.cost
+        if item.reward is not None:
+            rewards.append(item.reward)
+        elif item.failed:
             failed += 1
         else:
             skipped += 1
             continue
-        by_row.setdefault(outcome.row_id, []).append(reward is not None and reward >= threshold)
+        by_row.setdefault(item.row, []).append(item.reward is not None and item.reward >= threshold)
     passed = sum(map(sum, by_row.values()))
     counted = len(rewards) + failed
     found: JsonObject = {

@@ -155,13 +155,17 @@ class Runs:
         self._check_secrets(holder, workspace, document["secrets"]["required"], provided)
         return document, dataset, provided
 
-    def rollouts(self, workspace: Workspace, window: Window) -> tuple[list[JsonObject], int]:
-        """Return a page of the rollouts that were evaluated, and how many there are."""
-        total = self._database.count("SELECT count(DISTINCT rollout) FROM runs WHERE workspace = ?", workspace.id)
+    def rollouts(self, workspace: Workspace, branch: str | None, window: Window) -> tuple[list[JsonObject], int]:
+        """Return a page of the rollouts that were evaluated, on a branch if one is given, and how many there are."""
+        where = "FROM runs WHERE workspace = ?1 AND (?2 IS NULL OR branch = ?2)"
+        total = self._database.count(f"SELECT count(DISTINCT rollout) {where}", workspace.id, branch)
+        latest = "SELECT l.commit_sha FROM runs AS l WHERE l.workspace = ?1 AND l.rollout = runs.rollout"
         rows = self._database.all(
-            "SELECT rollout, min(created_at) AS created_at, commit_sha, max(pk) FROM runs WHERE workspace = ? "
-            "GROUP BY rollout ORDER BY rollout LIMIT ? OFFSET ?",
+            "SELECT rollout, min(created_at) AS created_at, "
+            f"({latest} AND l.commit_sha IS NOT NULL ORDER BY l.pk DESC LIMIT 1) AS commit_sha "
+            f"{where} GROUP BY rollout ORDER BY rollout LIMIT ?3 OFFSET ?4",
             workspace.id,
+            branch,
             *window,
         )
         found: list[JsonObject] = [
@@ -172,6 +176,26 @@ class Runs:
                 "is_active": True,
                 "last_synced_commit_sha": row["commit_sha"],
                 "repo_full_name": workspace.identity,
+                "created_at": iso(row["created_at"]),
+            }
+            for row in rows
+        ]
+        return found, total
+
+    def models(self, workspace: Workspace, window: Window) -> tuple[list[JsonObject], int]:
+        """Return a page of the models that were evaluated or trained, and how many there are."""
+        total = self._database.count("SELECT count(DISTINCT model) FROM runs WHERE workspace = ?", workspace.id)
+        rows = self._database.all(
+            "SELECT model, min(created_at) AS created_at FROM runs WHERE workspace = ? GROUP BY model ORDER BY model "
+            "LIMIT ? OFFSET ?",
+            workspace.id,
+            *window,
+        )
+        found: list[JsonObject] = [
+            {
+                "id": row["model"],
+                "model_name": row["model"],
+                "base_model": row["model"],
                 "created_at": iso(row["created_at"]),
             }
             for row in rows
@@ -223,6 +247,8 @@ class Runs:
 
         Failed rollouts are run again, and those that were never run. `provided` are secrets for this run only.
         """
+        if row["imported"]:
+            raise conflict(f"{row['name']} ran elsewhere; run it there again, and `osmosis eval upload --replace`")
         results = _results(row)
         left = 0 if results is None else results["total_samples"] - results["graded"]
         if row["status"] == "finished" and not left:

@@ -141,6 +141,50 @@ def test_the_files_of_a_run_are_downloaded(osmosis: Run, finished: dict, tmp_pat
     assert "0 files" in again.stdout
 
 
+def test_a_local_run_is_uploaded_once_and_replaced_when_asked(osmosis: Run, workspace: Path, tmp_path: Path) -> None:
+    config = CONFIG.replace('"sums"', '"data/sums.jsonl"')
+    (workspace / "configs/eval/local.toml").write_text(config, encoding="utf-8")
+    done = osmosis("eval", "run", "configs/eval/local.toml", "-o", str(tmp_path))
+    assert done.code == 0, done.stderr
+    (folder,) = tmp_path.iterdir()
+    uploaded = osmosis("eval", "upload", str(folder), "--json")
+    assert uploaded.code == 0, uploaded.stderr
+    resource = uploaded.json["resource"]
+    assert (resource["status"], resource["eval_run_name"]) == ("finalized", folder.name)
+    shown = osmosis("eval", "info", folder.name, "--json").json["data"]
+    assert (shown["eval_run"]["status"], shown["summary"]["graded"], shown["summary"]["pass_rate"]) == (
+        "finished",
+        2,
+        1.0,
+    )
+    back = tmp_path / "back"
+    assert osmosis("eval", "download", folder.name, "-o", str(back)).code == 0
+    for name in ("metrics.json", "trajectories/row_1_run_0.json"):
+        assert (back / name).read_bytes() == (folder / name).read_bytes()
+
+    again = osmosis("eval", "upload", str(folder), "--json").json["resource"]
+    assert again["eval_run_id"] == resource["eval_run_id"]
+    index = folder / "index.jsonl"
+    index.write_text(index.read_text("utf-8").replace('"reward":1.0', '"reward":0.0', 1), "utf-8")
+    assert error_of(osmosis("eval", "upload", str(folder), "--json"))["code"] == "CONFLICT"
+    replaced = osmosis("eval", "upload", str(folder), "--replace", "--json").json["resource"]
+    assert replaced["eval_run_id"] == resource["eval_run_id"]
+    assert osmosis("eval", "info", folder.name, "--json").json["data"]["summary"]["pass_rate"] == 0.5
+    assert "ran elsewhere" in error_of(osmosis("eval", "retry", folder.name, "--json"))["message"]
+    assert "isn't the folder of a local run" in error_of(osmosis("eval", "upload", str(tmp_path), "--json"))["message"]
+
+
+def test_rollouts_and_models_that_were_submitted_are_listed(osmosis: Run, finished: dict) -> None:
+    listed = osmosis("rollout", "list", "--remote", "--json").json["items"]
+    assert [(item["name"], len(item["last_synced_commit_sha"])) for item in listed] == [("plain", 40)]
+    assert osmosis("rollout", "list", "--remote", "--branch", "other", "--json").json["items"] == []
+    sections = osmosis("model", "list", "--json").json["sections"]
+    assert "offline/oracle" in [item["model_name"] for item in sections["base"]["items"]]
+    assert sections["lora"]["items"] == []
+    assert "base\toffline/oracle" in osmosis("model", "list", "--type", "base", "--plain").stdout
+    assert "use all, base or lora" in error_of(osmosis("model", "list", "--type", "x", "--json"))["message"]
+
+
 def test_secrets_are_stored_and_never_shown(osmosis: Run, platform: Platform) -> None:
     done = osmosis("secret", "set", "MY_TOKEN", "--env", "VALUE", "--json", VALUE="abracadabra")
     assert done.code == 0, done.stderr

@@ -170,3 +170,38 @@ def test_a_released_client_reads_logs_and_downloads(client: Client, platform: Pl
     client("eval", "download", name, "-o", str(tmp_path), "--yes")
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert any(file.endswith("trajectories/row_0_run_0.json") for file in files), files
+
+
+def test_a_released_client_uploads_a_local_run(client: Client, platform: Platform, tmp_path: Path) -> None:
+    if client.version.startswith("0.2"):
+        pytest.skip("this version has no `eval upload`")
+    run, local_id = tmp_path / "local-run", "0123456789abcdef" * 2
+    run.mkdir()
+    inputs = {
+        "rollout": {"name": "plain", "entrypoint": "main.py", "source_digest": "x"},
+        "dataset": {"sha256": "y", "selected_source_rows": "0"},
+        "model_path": "acme/model",
+        "n": 1,
+        "versions": {},
+    }
+    identity = {
+        "id": local_id,
+        "name": run.name,
+        "status": "finished",
+        "started_at": "2026-11-22T10:00:00Z",
+        "completed_at": "2026-11-22T10:00:09Z",
+        "dataset_name": "sums",
+        "model_name": "acme/model",
+        "rollout_name": "plain",
+    }
+    files = {
+        "manifest.json": {"schema_version": 1, "local_run_id": local_id, "run_name": run.name, "inputs": inputs},
+        "progress.json": {"total_runs": 1, "sampled_rows": 1, "total_dataset_rows": 30},
+        "metrics.json": {"eval_run": identity, "summary": {"pass_threshold": 1.0}},
+        "index.jsonl": {"row_index": 0, "run_index": 0, "rollout_id": "a" * 32, "status": "success", "reward": 1.0},
+    }
+    for name, content in files.items():
+        (run / name).write_text(json.dumps(content) + "\n", encoding="utf-8")
+    uploaded = client("eval", "upload", str(run))["resource"]
+    assert (uploaded["status"], uploaded["uploaded_files"]) == ("finalized", 2)
+    assert client("eval", "info", uploaded["eval_run_name"])["data"]["results"]["pass_rate"] == 1.0
