@@ -7,19 +7,31 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
+from types import ModuleType
 
 import osmosis_ai
 from osmosis_ai.discovery.closure import module_files
 from osmosis_ai.imports import content_hash, hash_when_imported
 from osmosis_ai.records import FunctionRef
 
-__all__ = ["combined_hash", "file_hash", "function_code", "imported_sources", "python_files"]
+__all__ = ["combined_hash", "file_hash", "function_code", "imported_sources", "leave_out_imported", "python_files"]
 
 _FOLDERS = {"reward_fn": "reward", "reward_rubric": "rubric"}
 
 _OTHERS = tuple(f"{Path(file).parent}{os.sep}" for file in (os.__file__, osmosis_ai.__file__ or ""))
 _INSTALLED = re.compile(r"[/\\](site-packages|dist-packages|__pycache__)[/\\]")
+
+
+_last_library: str | None = None
+
+
+def leave_out_imported() -> None:
+    """Leave the modules imported so far out of `imported_sources`; for a fork server, which imports libraries only."""
+    global _last_library
+    _last_library = next(reversed(sys.modules))
 
 
 def imported_sources(root: Path) -> dict[str, str]:
@@ -29,8 +41,7 @@ def imported_sources(root: Path) -> dict[str, str]:
     """
     root = root.resolve()
     found = {}
-    # A copy, because user code may import in another thread.
-    for module in list(sys.modules.values()):
+    for _, module in _later_modules():
         name = getattr(module, "__file__", None)
         # Skip installed modules first: resolving a thousand paths would take longer than most imports.
         if not isinstance(name, str) or name.startswith(_OTHERS) or _INSTALLED.search(name):
@@ -39,6 +50,16 @@ def imported_sources(root: Path) -> dict[str, str]:
         if file.is_relative_to(root) and not _INSTALLED.search(str(file)):
             found[file.relative_to(root).as_posix()] = hash_when_imported(file) or file_hash(file)
     return found
+
+
+def _later_modules() -> list[tuple[str, ModuleType]]:
+    """List the modules imported after `leave_out_imported`, or all."""
+    for _ in range(3):
+        # The newest first: even looking at the others would copy the pages that hold them, which forks share.
+        # User code may import in another thread meanwhile.
+        with suppress(RuntimeError):
+            return list(takewhile(lambda module: module[0] != _last_library, reversed(sys.modules.items())))
+    return list(sys.modules.items())
 
 
 def python_files(folder: Path, root: Path) -> dict[str, str]:

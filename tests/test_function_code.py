@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from osmosis_ai.code_hashes import file_hash, function_code
@@ -87,3 +89,22 @@ def test_a_change_makes_the_scores_of_the_functions_it_reaches_out_of_date(tmp_p
     assert changed_by("unrelated.py") == {"exact", "style", "tone", "anywhere"}
     # Not loaded yet, but imported by a function when it runs.
     assert changed_by("late.py") == {"exact", "tone"}
+
+
+def test_imports_of_the_fork_server_are_no_sources(tmp_path: Path) -> None:
+    for name in ("before", "after", "again"):
+        (tmp_path / f"{name}.py").write_text("", encoding="utf-8")
+    code = """
+import sys
+from pathlib import Path
+from osmosis_ai.code_hashes import imported_sources, leave_out_imported
+import again, before
+print(sorted(imported_sources(Path.cwd())))
+leave_out_imported()
+import after
+del sys.modules["again"]
+import again
+print(sorted(imported_sources(Path.cwd())))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["['again.py', 'before.py']", "['after.py', 'again.py']"]

@@ -28,9 +28,11 @@ def main(line: int, lifeline: int, preload: list[str]) -> NoReturn:
     armed = end_with(lifeline)
     for name in preload:
         importlib.import_module(name)
+    from osmosis_ai.code_hashes import leave_out_imported
     from osmosis_ai.runtime.worker.main import template_main, worker_main
     from osmosis_ai.runtime.worker.sandboxed import main as sandboxed_main
 
+    leave_out_imported()
     if armed is not None:
         # User code may have stopped this process by then.
         wake_with(armed)
