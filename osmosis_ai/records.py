@@ -277,6 +277,8 @@ class JudgeCall(Record, frozen=True):
     score: float | None = None
     explanation: str | None = None
     error: str | None = None
+    prompt: list[Message] = []
+    """The judge's messages, long ones cut; empty where only scores are read."""
 
 
 class Score(Record, frozen=True):
@@ -292,6 +294,15 @@ class Score(Record, frozen=True):
     """Duration in milliseconds."""
     explanation: str | None = None
     judge_calls: list[JudgeCall] = []
+
+
+class Verdict(Record, frozen=True):
+    """A person's verdict on a rollout."""
+
+    value: Literal[0, 1]
+    """1 if the rollout is good."""
+    note: str | None = None
+    """What the person wrote about it, null if nothing."""
 
 
 class AgentReport(Record, frozen=True):

@@ -22,9 +22,10 @@ from osmosis_ai.urls import show_url
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
+    from osmosis_ai.reward_rubric.agreement import LabelAgreement
     from osmosis_ai.reward_rubric.configs import Rubric
     from osmosis_ai.reward_rubric.data import RubricRecord
-    from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRun, LabelAgreement, RecordResult, RubricResults
+    from osmosis_ai.reward_rubric.evaluation import Judge, JudgedRun, RecordResult, RubricResults
 
 __all__ = ["eval_rubric", "print_results"]
 
@@ -41,6 +42,13 @@ class RecordsConfig(Record, frozen=True):
         ),
     ] = ""
     data: Annotated[str, once("The records: JSONL with a solution_str in each line.", ("--data", "-d"), "FILE")] = ""
+    run: Annotated[
+        str | None,
+        once(
+            "Judge the answers of this stored run, instead of --data. With --against human: those that have a verdict.",
+            metavar="RUN",
+        ),
+    ] = None
     config: Annotated[
         str | None, once("The rubric file.", metavar="FILE", default="rubric_configs.yaml beside the data")
     ] = None
@@ -135,9 +143,11 @@ def eval_rubric(given: Given) -> None:
     from osmosis_ai.runtime.run.recordings import find_recordings
 
     config = config_of(EvalRubricConfig, dash_is_json(given))
-    for option in ("rubric", "data"):
-        if not given.get(option):
-            raise UsageError(f"--{option} is missing; see osmosis eval-rubric --help")
+    if not given.get("rubric"):
+        raise UsageError("--rubric is missing; see osmosis eval-rubric --help")
+    if bool(given.get("data")) == bool(given.get("run")):
+        problem = "--data and --run exclude each other" if given.get("data") else "--data is missing, or --run"
+        raise UsageError(f"{problem}; see osmosis eval-rubric --help")
     with (
         command_session(quiet=config.output.quiet) as session,
         find_recordings(config.recordings.record, config.recordings.replay, session.cwd) as recordings,
@@ -192,15 +202,24 @@ class _Plan(NamedTuple):
 
 
 def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
-    from osmosis_ai.reward_rubric.data import load_records
+    from osmosis_ai.reward_rubric.data import load_records, records_of_run
     from osmosis_ai.reward_rubric.evaluation import labels_of, read_baseline
+    from osmosis_ai.store.queries import Queries
+    from osmosis_ai.store.schema import database_path
+    from osmosis_ai.store.verdicts import HUMAN
 
     options, comparison = config.records, config.comparison
     if comparison.threshold is not None and comparison.against is None:
         raise UsageError("--threshold needs --against COLUMN, the column with the human labels")
-    data = given_path(options.data, cwd)
-    everything = load_records(data)
-    rubric, function, judge = _judge_of(options, data, cwd)
+    if options.run is None:
+        data = given_path(options.data, cwd)
+        folder, everything = data.parent, load_records(data)
+    else:
+        folder, store = stored_runs(cwd, SharedOptions(store=config.output.store))
+        data = database_path(store)
+        runs = Queries(data)
+        everything = records_of_run(runs, runs.find_run(options.run), with_verdict=comparison.against == HUMAN)
+    rubric, function, judge = _judge_of(options, folder, cwd)
     name = rubric.id if rubric is not None else options.rubric
     # Records may name a function with or without its module.
     names = {None, name, function.attribute} if function is not None else {None, name}
@@ -210,6 +229,11 @@ def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
         raise UsageError(f"{data} has no records for the rubric {name!r}, only for {', '.join(there)}")
     records = records[: options.limit]
     key = rubric.model_info.get("api_key") if rubric is not None else None
+    low, high = bounds = (rubric.score_min, rubric.score_max) if rubric is not None else (0.0, 1.0)
+    labels = labels_of(records, comparison.against) if comparison.against is not None else None
+    if labels is not None and options.run is not None and comparison.against == HUMAN:
+        # A verdict is the one or the other end of the judge's scale.
+        labels = {index: high if good else low for index, good in labels.items()}
     return _Plan(
         config=config,
         data=data,
@@ -217,18 +241,18 @@ def _prepare(config: EvalRubricConfig, cwd: Path) -> _Plan:
         skipped=len(everything) - len(records),
         rubric_id=name,
         judge=judge,
-        bounds=(rubric.score_min, rubric.score_max) if rubric is not None else (0.0, 1.0),
+        bounds=bounds,
         output=_output_file(config.output, name, cwd),
         rubric=rubric,
         function=function,
-        labels=labels_of(records, comparison.against) if comparison.against is not None else None,
+        labels=labels,
         baseline=None if comparison.baseline is None else read_baseline(given_path(comparison.baseline, cwd)),
         keys=[key] if key else [],
     )
 
 
-def _judge_of(options: RecordsConfig, data: Path, cwd: Path) -> tuple[Rubric | None, FunctionRef | None, _JudgeFacts]:
-    """Find the rubric: in the file of --config, in the rubric file beside the data, else as runs do."""
+def _judge_of(options: RecordsConfig, folder: Path, cwd: Path) -> tuple[Rubric | None, FunctionRef | None, _JudgeFacts]:
+    """Find the rubric: in the file of --config, in the rubric file in the records' folder, else as runs do."""
     from osmosis_ai.discovery.repository import find_repository
     from osmosis_ai.errors import FunctionError
     from osmosis_ai.reward_rubric.configs import DEFAULT_FILE, load_rubrics
@@ -236,7 +260,7 @@ def _judge_of(options: RecordsConfig, data: Path, cwd: Path) -> tuple[Rubric | N
 
     if options.config is not None:
         return _entry(given_path(options.config, cwd), options.rubric)
-    beside = data.parent / DEFAULT_FILE
+    beside = folder / DEFAULT_FILE
     here = [rubric.id for rubric in load_rubrics(beside)] if beside.is_file() else []
     if options.rubric in here:
         return _entry(beside, options.rubric)
@@ -433,6 +457,7 @@ def _results(plan: _Plan, judged: list[RecordResult]) -> RubricResults:
         **plan.judge._asdict(),
         number=plan.config.records.n,
         data_path=str(plan.data),
+        run=plan.config.records.run,
         spread=evaluation.spread_of(judged),
         agreement=labelled,
         baseline=baseline,
@@ -481,6 +506,8 @@ def print_results(view: Output, results: RubricResults) -> None:
 
 
 def _agreement_line(agreement: LabelAgreement) -> str:
+    from osmosis_ai.reward_rubric.agreement import agreement_words
+
     counts = agreement.confusion
     if not counts or not isinstance(agreement.mean_absolute_error, float):
         return f"agreement with {agreement.column}: no record has both a score and a label"
@@ -490,5 +517,5 @@ def _agreement_line(agreement: LabelAgreement) -> str:
         f"{number(agreement.mean_absolute_error)}, Spearman {rank}; at {agreement.threshold:g}: "
         f"{counts.true_positive} both positive, {counts.true_negative} both negative, "
         f"{counts.false_positive} only the judge, {counts.false_negative} only the label "
-        f"(accuracy {agreement.accuracy:.2f})"
+        f"(accuracy {agreement.accuracy:.2f}); judge and label {agreement_words(agreement)}"
     )

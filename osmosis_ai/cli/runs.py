@@ -162,7 +162,8 @@ def show(
 ) -> None:
     """Show a run: its summary and a line per rollout, or with --row everything about one row."""
     with _session(context, root, store_dir, json) as session:
-        from osmosis_ai.cli.runs_output import print_rollouts, print_run, print_transcript
+        from osmosis_ai.cli.runs_output import print_rollouts, print_run, print_transcript, print_verdicts
+        from osmosis_ai.store.verdicts import verdicts_on
         from osmosis_ai.store.views import ShownRow, ShownRun, rollout_detail, rollout_summary, run_view
 
         store, output = session.store, session.output
@@ -179,7 +180,8 @@ def show(
         if session.json:
             shown, totals = run_view(info), store.function_totals(info.id)
             if row is None:
-                session.show(ShownRun(shown, totals, [rollout_summary(scored) for scored in found], more))
+                rollouts = [rollout_summary(scored) for scored in found]
+                session.show(ShownRun(shown, totals, verdicts_on(store, info), rollouts, more))
             else:
                 session.show(ShownRow(shown, totals, [rollout_detail(scored) for scored in found], more))
         elif row is not None:
@@ -189,6 +191,7 @@ def show(
                 output.line(f"… and {more} more of this row; choose with --run-index K, or raise --limit")
         else:
             print_run(output, info, store.function_totals(info.id))
+            print_verdicts(output, verdicts_on(store, info))
             print_rollouts(output, info, found, more)
             if not found and (given := _given(wanted)):
                 output.say(f"no rollout of the run matches {given}")
@@ -358,7 +361,7 @@ def export(
             raise UsageError("--json describes a written file, but the rows go to stdout: add -o FILE")
         path = _writable(file)
         info = store.find_run(run)
-        threshold = float(info.config.get("pass_threshold", 1.0)) if only_passed else None
+        threshold = info.pass_threshold if only_passed else None
         wanted = _filter(info, failed=failed, tool_errors=tool_errors, not_passed=not_passed, below=below)
         rollouts = exported_rollouts(store, info, Selection(policy.value, threshold, min_reward), wanted)
         functions = store.functions(info.id)
@@ -633,7 +636,7 @@ def _functions(
 def _filter(run: RunInfo, *, failed: bool, tool_errors: bool, not_passed: bool, below: float | None) -> RolloutFilter:
     from osmosis_ai.store.queries import RolloutFilter
 
-    bounds = [float(run.config.get("pass_threshold", 1.0))] if not_passed else []
+    bounds = [run.pass_threshold] if not_passed else []
     if below is not None:
         bounds.append(below)
     return RolloutFilter(failed=failed, tool_errors=tool_errors, below=min(bounds, default=None))

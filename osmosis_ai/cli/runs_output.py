@@ -11,10 +11,13 @@ from osmosis_ai.cli.progress import LiveProgress
 from osmosis_ai.cli.report import figure_with_error, shown_interval
 from osmosis_ai.cli.scores import ScoreColumns, score_style, short_name, went_wrong
 from osmosis_ai.cli.tables import Cell, Column, Table
+from osmosis_ai.records import Verdict
+from osmosis_ai.reward_rubric.agreement import agreement_words
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store.alignment import AlignedStep, word_changes
 from osmosis_ai.store.queries import FunctionTotals, Queries, RunInfo, ScoredRollout
 from osmosis_ai.store.transcript import transcript
+from osmosis_ai.store.verdicts import Verdicts
 from osmosis_ai.store.views import ComparedRow, ComparedRuns, shown_status
 from osmosis_ai.text import cost, counted, duration, excerpt, indented, score_number
 from osmosis_ai.urls import show_url
@@ -28,6 +31,7 @@ __all__ = [
     "print_run",
     "print_runs",
     "print_transcript",
+    "print_verdicts",
 ]
 
 PROMPT_CHARACTERS = 60
@@ -84,11 +88,20 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
         for total in totals:
             table.add(
                 total.function,
-                Cell(score_number(total.mean), score_style(total.mean, _threshold(run))),
+                Cell(score_number(total.mean), score_style(total.mean, run.pass_threshold)),
                 f"{total.scored:,} of {total.rollouts:,}",
                 Cell(f"{total.errors:,}", BAD if total.errors else ""),
             )
         output.table(table)
+
+
+def print_verdicts(output: Output, verdicts: Verdicts | None) -> None:
+    """Print what people said of a run's rollouts, and how far each function agrees with them."""
+    if verdicts is None:
+        return
+    output.line(f"{counted(verdicts.rollouts, 'verdict')}, {verdicts.good:,} good")
+    for function, agreed in verdicts.agreement.items():
+        output.line(f"  {short_name(function, verdicts.agreement)} and people {agreement_words(agreed)}")
 
 
 # Rollouts
@@ -97,14 +110,15 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
 def print_rollouts(output: Output, run: RunInfo, rollouts: list[ScoredRollout], more: int) -> None:
     """Print a table with a line for each rollout, and how many more there are."""
     functions = dict.fromkeys([*_functions(run), *(name for scored in rollouts for name in scored.scores)])
-    scores = ScoreColumns(functions, _threshold(run))
+    scores = ScoreColumns(functions, run.pass_threshold)
     with_policy = any(scored.stored.rollout.policy != "policy" for scored in rollouts)
     with_errors = any(scored.stored.tool_errors for scored in rollouts)
+    with_verdict = any(scored.verdict for scored in rollouts)
     with_cost = any(scored.stored.rollout.cost_usd for scored in rollouts)
     columns: list[str | Column] = ["row", "run", *([Column("policy", "label")] if with_policy else [])]
     columns += [Column("finish", "label"), *scores.columns, "turns", "calls"]
     columns += [*(["tool errors"] if with_errors else []), "tokens", "time"]
-    columns += [*(["cost"] if with_cost else []), Column("error", "text")]
+    columns += [*(["cost"] if with_cost else []), *(["verdict"] if with_verdict else []), Column("error", "text")]
     table = Table(*columns)
     for scored in rollouts:
         stored, rollout = scored.stored, scored.stored.rollout
@@ -117,6 +131,7 @@ def print_rollouts(output: Output, run: RunInfo, rollouts: list[ScoredRollout], 
             *([Cell(f"{stored.tool_errors:,}", BAD if stored.tool_errors else "")] if with_errors else []),
             *(f"{rollout.usage.total_tokens:,}", duration(rollout.duration_ms)),
             *(["–" if rollout.cost_usd is None else cost(rollout.cost_usd)] if with_cost else []),
+            *([_verdict(scored.verdict)] if with_verdict else []),
             Cell(went_wrong(rollout.failure, scored.scores), BAD),
         )
     if rollouts:
@@ -124,6 +139,10 @@ def print_rollouts(output: Output, run: RunInfo, rollouts: list[ScoredRollout], 
     if more:
         every = len(rollouts) + more
         output.line(f"… and {more:,} more; --limit {every} shows them all, --row N one row's transcript")
+
+
+def _verdict(verdict: Verdict | None) -> Cell:
+    return Cell("–") if verdict is None else Cell(str(verdict.value), GOOD if verdict.value else BAD)
 
 
 def print_transcript(output: Output, scored: ScoredRollout) -> None:
@@ -286,10 +305,6 @@ def _recorded(run: RunInfo) -> str:
 
 def _functions(run: RunInfo) -> list[str]:
     return [str(name) for name in run.config.get("functions") or ()]
-
-
-def _threshold(run: RunInfo) -> float:
-    return float(run.config.get("pass_threshold", 1.0))
 
 
 def _when(seconds: float) -> str:

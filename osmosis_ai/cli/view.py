@@ -24,7 +24,6 @@ from osmosis_ai.folders import given_path, private_file, replaced_file
 from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
-    from osmosis_ai.cli.console import Output
     from osmosis_ai.cli.session import CommandSession
     from osmosis_ai.config import RunConfig
     from osmosis_ai.store.queries import RunInfo
@@ -100,7 +99,7 @@ def view(
             with open_socket(host, port) as listener:
                 if until_eof:
                     threading.Thread(target=_stop_at_eof, daemon=True).start()
-                _serve(stores, listener, host, path, session.output, json=shared.json, opens=not no_open)
+                _serve(stores, listener, host, path, session, json=shared.json, opens=not no_open)
 
 
 def open_browser(url: str, folder: Path) -> None:
@@ -243,19 +242,20 @@ def _write(
     wanted = Wanted("failed" if failed else None, None if rows is None else parse_rows(rows), before, flipped)
     try:
         with replaced_file(path) as sink:
-            return file, write_report(sink, Site(stores, session.masker.text), repository, found, wanted)
+            return file, write_report(sink, Site(stores, session.masker, masked=True), repository, found, wanted)
     except OSError as error:
         raise OutputError(f"{file} could not be written: {error.strerror or error}") from error
 
 
 def _serve(
-    stores: Stores, listener: socket.socket, host: str, path: str, output: Output, *, json: bool, opens: bool
+    stores: Stores, listener: socket.socket, host: str, path: str, session: CommandSession, *, json: bool, opens: bool
 ) -> None:
     import tempfile
 
     from osmosis_ai.rollout.server.serve import address_of
     from osmosis_ai.viewer.server import serve_viewer
 
+    output = session.output
     own = next((str(each.folder) for each in stores if each.exists), None)
     with tempfile.TemporaryDirectory(prefix="view-", dir=own) as folder:
 
@@ -274,7 +274,7 @@ def _serve(
                 open_browser(url, Path(folder))
 
         # Ctrl-C is how it ends; the exit code says so as for every command.
-        serve_viewer(stores, listener, host, ready)
+        serve_viewer(stores, listener, host, session.masker, ready)
 
 
 def _stop_at_eof() -> None:

@@ -98,6 +98,8 @@ def _schema(functions: Sequence[str]) -> pyarrow.Schema:
             *(by_function if functions else ()),
             ("finish_reason", text),
             ("error", text),
+            ("human", whole),
+            ("human_note", text),
             ("ground_truth", text),
             ("metadata", text),
             ("prompt_tokens", whole),

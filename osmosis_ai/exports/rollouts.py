@@ -103,6 +103,10 @@ class ExportedRollout(Record, frozen=True):
     """Why the rollout ended."""
     error: str | None
     """The failure, with its origin first: `model: …`, `timeout: …`, `worker: …`."""
+    human: int | None
+    """A person's verdict: 1 if the rollout is good, 0 if not, null without one."""
+    human_note: str | None
+    """The note of that verdict, null without one."""
     ground_truth: str | None
     """Ground truth of the row."""
     metadata: JsonObject
@@ -143,6 +147,8 @@ def _exported(run: RunInfo, scored: ScoredRollout) -> ExportedRollout:
         scoring_errors={name: failure_line(score.failure) for name, score in scored.scores.items() if score.failure},
         finish_reason=rollout.finish_reason,
         error=None if rollout.failure is None else failure_line(rollout.failure),
+        human=None if scored.verdict is None else scored.verdict.value,
+        human_note=None if scored.verdict is None else scored.verdict.note,
         ground_truth=row.ground_truth,
         metadata=row.extra,
         token_usage=usage.as_object(),

@@ -1,4 +1,4 @@
-"""Read records to judge: JSONL with a `solution_str` in every line."""
+"""Read records to judge: JSONL with a `solution_str` in every line, or the answers in a run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 import msgspec
 
+from osmosis_ai.conversation import last_answer
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Record
 from osmosis_ai.reward_rubric.reply import finite_number
+from osmosis_ai.store.queries import Queries, RolloutFilter, RunInfo
+from osmosis_ai.store.verdicts import HUMAN
 
-__all__ = ["MAX_LINE_BYTES", "RubricRecord", "holds_solutions", "load_records"]
+__all__ = ["MAX_LINE_BYTES", "RubricRecord", "holds_solutions", "load_records", "records_of_run"]
 
 MAX_LINE_BYTES = 16 << 20
 SHOWN_PROBLEMS = 10
@@ -69,6 +72,33 @@ def load_records(path: Path) -> list[RubricRecord]:
         raise DatasetError(f"{path}: {len(problems)} problems\n{listed}")
     if not records:
         raise DatasetError(f"{path}: the file has no records.")
+    return records
+
+
+def records_of_run(runs: Queries, run: RunInfo, *, with_verdict: bool) -> list[RubricRecord]:
+    """Make a record of every answer in a run, as rubrics judged it there; a person's verdict is its label.
+
+    Failed rollouts have no answer. `with_verdict` leaves out those without a verdict.
+
+    Raises:
+        DatasetError: The run has no such answer.
+        StoreError: It can't be read.
+    """
+    records: list[RubricRecord] = []
+    for scored in runs.scored(run.id, RolloutFilter(with_verdict=with_verdict), with_trajectory=True):
+        rollout, row = scored.stored.rollout, scored.row
+        solution = last_answer(rollout.messages)
+        if rollout.failure is not None or not solution.strip():
+            continue
+        label = {} if scored.verdict is None else {HUMAN: scored.verdict.value}
+        name = f"row {rollout.row_index}, attempt {rollout.run_index}"
+        name += "" if rollout.policy == "policy" else f", {rollout.policy}"
+        values = {**row.extra, "conversation_id": name, "solution_str": solution, **label}
+        asked, truth = row.user_prompt or None, row.ground_truth
+        records.append(RubricRecord(len(records), 0, solution, values, name, original_input=asked, ground_truth=truth))
+    if not records:
+        advice = " with a verdict: give some in `osmosis view`, with the keys 1 and 0" if with_verdict else ""
+        raise DatasetError(f"run {run.id} has no answer{advice}")
     return records
 
 

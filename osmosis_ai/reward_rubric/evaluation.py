@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import StatisticsError, correlation, fmean
+from statistics import fmean
 from time import perf_counter
 from typing import Any, Literal
 
 import anyio
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.reward_rubric.agreement import LabelAgreement, agreement
 from osmosis_ai.reward_rubric.configs import Rubric
 from osmosis_ai.reward_rubric.data import RubricRecord
 
@@ -92,34 +90,6 @@ class Spread(Record, frozen=True):
     """Records whose scores are all equal."""
 
 
-class Confusion(Record, frozen=True):
-    """Counts of records whose human label and judge's score reach the threshold or not."""
-
-    true_positive: int
-    false_positive: int
-    false_negative: int
-    true_negative: int
-
-
-class LabelAgreement(Record, frozen=True):
-    """Agreement of the records' mean scores with human labels. The measures are absent if no record has both."""
-
-    column: str
-    """The column with the labels."""
-    records: int
-    """Records with both a score and a label."""
-    mean_absolute_error: float | UnsetType = UNSET
-    """Mean absolute difference between score and label."""
-    spearman: float | UnsetType | None = UNSET
-    """Spearman's rank correlation, null where it is not defined."""
-    threshold: float | UnsetType = UNSET
-    """Lowest score or label that counts as positive."""
-    confusion: Confusion | UnsetType = UNSET
-    """Records by label and score."""
-    accuracy: float | UnsetType = UNSET
-    """Share of records where both are on the same side of the threshold."""
-
-
 class BaselineDifference(Record, frozen=True):
     """The average compared with an earlier result's."""
 
@@ -170,7 +140,9 @@ class RubricResults(Record, frozen=True, kw_only=True):
     config_path: str | None
     """The rubric file, null for a function."""
     data_path: str
-    """File of the records."""
+    """File of the records, or the run store."""
+    run: str | None = None
+    """The run whose answers were judged, as given with `--run`."""
     spread: Spread | None = None
     """Spread of the judge's scores, absent if no record has two."""
     agreement: LabelAgreement | None = None
@@ -334,40 +306,6 @@ def compare_with_labels(
         return LabelAgreement(column, 0)
     scores = [fmean(item.scores) for item in both]
     return agreement(column, scores, [labels[item.record_index] for item in both], threshold)
-
-
-def agreement(column: str, scores: Sequence[float], labels: Sequence[float], threshold: float) -> LabelAgreement:
-    """Compare a judge's scores (at least one) with human labels in the same order and on the same scale."""
-    pairs = list(zip(scores, labels, strict=True))
-    sides = Counter((label >= threshold, score >= threshold) for score, label in pairs)
-    counts = (sides[True, True], sides[False, True], sides[True, False], sides[False, False])
-    return LabelAgreement(
-        column,
-        len(pairs),
-        mean_absolute_error=math.fsum(abs(score - label) for score, label in pairs) / len(pairs),
-        spearman=spearman(scores, labels),
-        threshold=threshold,
-        confusion=Confusion(*counts),
-        accuracy=(counts[0] + counts[3]) / len(pairs),
-    )
-
-
-def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation, from −1 to 1: Pearson's of the ranks; equal values share their mean rank.
-
-    C. Spearman 1904, "The Proof and Measurement of Association between Two Things". None for fewer than two pairs, or
-    if all values on one side are equal.
-    """
-    try:
-        # Rounding may push the correlation slightly beyond 1.
-        return max(-1.0, min(1.0, correlation(_ranks(a), _ranks(b))))
-    except StatisticsError:
-        return None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    ordered = sorted(values)
-    return [(bisect_left(ordered, value) + 1 + bisect_right(ordered, value)) / 2 for value in values]
 
 
 def read_baseline(path: Path) -> float:

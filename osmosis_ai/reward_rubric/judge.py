@@ -39,6 +39,7 @@ DEFAULT_TIMEOUT = 60.0
 MAX_ATTEMPTS = 3
 SHOWN_REPLY = 300
 TRACED_REPLY = 20_000
+TRACED_PROMPT = 20_000
 
 _listeners: ContextVar[tuple[list[JudgeCall], ...]] = ContextVar("judge_call_listeners", default=())
 _attempt: ContextVar[_Attempt | None] = ContextVar("judge_attempt", default=None)
@@ -280,7 +281,10 @@ async def _ask(
     started = perf_counter()
 
     def record(**facts: Any) -> None:
-        call = JudgeCall(target.name, round((perf_counter() - started) * 1000, 3), **facts)
+        if not listeners:
+            return
+        asked = [{**each, "content": _traced(each["content"], target)} for each in messages]
+        call = JudgeCall(target.name, round((perf_counter() - started) * 1000, 3), prompt=asked, **facts)
         for calls in listeners:
             calls.append(call)
 
@@ -303,6 +307,12 @@ async def _ask(
     explanation = mask(judged.explanation, target.api_key)
     record(**known, reply=shown, score=judged.score, explanation=explanation)
     return completion, Judgement(judged.score, explanation)
+
+
+def _traced(text: str, target: Target) -> str:
+    shown = mask(text, target.api_key)
+    more = len(shown) - TRACED_PROMPT
+    return shown if more <= 0 else f"{shown[:TRACED_PROMPT]}… ({more:,} more characters)"
 
 
 async def _complete(evaluation: _Evaluation, messages: list[Message], attempt: _Attempt) -> Completion:

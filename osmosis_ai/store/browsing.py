@@ -19,17 +19,18 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from osmosis_ai.records import Message, Outcome, Record, Row
+from osmosis_ai.records import Message, Outcome, Record, Row, Verdict
 from osmosis_ai.store.codec import decode_messages, decode_outcome, decode_row, unpack
 from osmosis_ai.store.live import RunningRollout, live_path, read_live
 from osmosis_ai.store.owners import is_owned
-from osmosis_ai.store.queries import Queries, RunInfo, scores_of
+from osmosis_ai.store.queries import Queries, RunInfo, scores_of, verdicts_of
 from osmosis_ai.store.schema import connect_reader, database_errors, open_reader
 from osmosis_ai.store.tables import RolloutColumns, select
 from osmosis_ai.text import content_text
 
 __all__ = [
     "SORTS",
+    "VERDICTS",
     "Browser",
     "FailureGroup",
     "ListedRow",
@@ -40,8 +41,13 @@ __all__ = [
     "ToolTotals",
 ]
 
-Selected: TypeAlias = Literal["failed", "passed", "not-passed", "tool-errors"]
-"""Which rollouts: `failed` and `not-passed` include those with a score that could not be computed."""
+Selected: TypeAlias = Literal[
+    "failed", "passed", "not-passed", "tool-errors", "verdict-good", "verdict-bad", "no-verdict", "disagrees"
+]
+"""Which rollouts: `failed` and `not-passed` include those with a score that could not be computed; those that
+`disagrees` selects pass by a function and not by a person, or the other way round."""
+VERDICTS = frozenset({"verdict-good", "verdict-bad", "no-verdict", "disagrees"})
+"""Those of them that go by people's verdicts."""
 
 
 class RowFilter(Record, frozen=True):
@@ -73,6 +79,16 @@ class Selection:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def beside(self, row: int, step: int) -> int | None:
+        """Return the row before (`step` −1) or after (1) a row, None if there is none.
+
+        A row that isn't in the list any more still has a place in one that is ordered by row.
+        """
+        at = self.position(row)
+        if at is None and self._ordered:
+            at = bisect_left(self.rows, row) - (step > 0)
+        return self.rows[at + step] if at is not None and 0 <= at + step < len(self.rows) else None
+
     def position(self, row: int) -> int | None:
         """Return a row's position in the list, None if it isn't in it."""
         if self._ordered:
@@ -85,10 +101,11 @@ class Selection:
 
 
 class ListedRow(NamedTuple):
-    """A row of a list, with its rollouts: the model's before the baseline's, by attempt."""
+    """A row of a list, with its rollouts: the model's before the baseline's, by attempt. Verdicts are by rollout id."""
 
     row: Row
     outcomes: list[Outcome]
+    verdicts: dict[str, Verdict]
 
 
 class ScoreCount(NamedTuple):
@@ -136,11 +153,17 @@ _FUNCTION = "(:function IS NULL OR function = :function)"
 _WITH_SCORE = f"EXISTS (SELECT 1 FROM scores WHERE rollout = pk AND {_FUNCTION} AND"
 _UNSCORED = f"{_WITH_SCORE} failure IS NOT NULL)"
 _LOW = f"{_WITH_SCORE} coalesce(value < :threshold, 1))"
+_VERDICT = "EXISTS (SELECT 1 FROM verdicts WHERE verdicts.rollout = pk"
 _STATUS: dict[Selected, str] = {
     "failed": f"(failure_origin IS NOT NULL OR {_UNSCORED})",
     "not-passed": f"(failure_origin IS NOT NULL OR {_LOW})",
     "passed": f"failure_origin IS NULL AND {_WITH_SCORE} 1) AND NOT {_LOW}",
     "tool-errors": "EXISTS (SELECT 1 FROM json_each(calls) AS call WHERE json_extract(call.value, '$[2]') IS NOT NULL)",
+    "verdict-good": f"{_VERDICT} AND value = 1)",
+    "verdict-bad": f"{_VERDICT} AND value = 0)",
+    "no-verdict": f"NOT {_VERDICT})",
+    "disagrees": f"EXISTS (SELECT 1 FROM verdicts JOIN scores USING (rollout) WHERE rollout = pk AND {_FUNCTION} "
+    "AND (scores.value >= :threshold) <> verdicts.value)",
 }
 _CONDITIONS = {
     # Each of the two names both, because one score must keep them.
@@ -261,7 +284,8 @@ class Browser(Queries):
             found = [
                 RolloutColumns(*each) for each in db.execute(_LISTED, {"run": run, "wanted": json.dumps(list(rows))})
             ]
-            scores = scores_of(db, found)
+            scores, by_key = scores_of(db, found), verdicts_of(db, found)
+            verdicts = {each.id: by_key[each.pk] for each in found if each.pk in by_key}
             # A watched run also keeps what a row was before it was edited.
             latest = {each.row_index: each.row_id for each in sorted(found, key=attrgetter("finished_at"))}
             listed: dict[str, list[Outcome]] = {}
@@ -270,7 +294,7 @@ class Browser(Queries):
                     listed.setdefault(columns.row_id, []).append(decode_outcome(columns, scores.get(columns.pk, {})))
             wanted = {"run": run, "wanted": json.dumps(list(listed))}
             each_row = {row_id: decode_row(index, row_id, data) for index, row_id, data in db.execute(_ROWS, wanted)}
-        return [ListedRow(each_row[row_id], outcomes) for row_id, outcomes in listed.items()]
+        return [ListedRow(each_row[row_id], outcomes, verdicts) for row_id, outcomes in listed.items()]
 
     def scores_by_row(self, run_id: str, function: str, policy: str = "policy") -> list[list[float | None]]:
         """Return one function's scores of every row, ordered by attempt; None for a missing score."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from osmosis_ai.errors import StoreError
 from osmosis_ai.masking import Masker
@@ -29,8 +30,16 @@ from osmosis_ai.records import (
     ToolCall,
     Turn,
     Usage,
+    Verdict,
 )
-from osmosis_ai.store.tables import RolloutColumns, RowColumns, RunColumns, ScoreColumns
+from osmosis_ai.store.tables import (
+    JudgePromptColumns,
+    RolloutColumns,
+    RowColumns,
+    RunColumns,
+    ScoreColumns,
+    VerdictColumns,
+)
 from osmosis_ai.token_data import from_older_form
 
 __all__ = [
@@ -73,6 +82,13 @@ class _RowContent(msgspec.Struct, frozen=True, omit_defaults=True):
     solution: list[SolutionStep] | None = None
 
 
+class _Prompts(msgspec.Struct):
+    """The prompts of a score's judge calls, each once, and for every call which one was its own."""
+
+    distinct: list[list[Message]]
+    calls: list[int]
+
+
 class _Call(msgspec.Struct, array_like=True):
     """An element of the column `calls`: the fields of a CallSummary."""
 
@@ -88,6 +104,7 @@ _conversation = msgspec.json.Decoder(_Conversation)
 _row = msgspec.json.Decoder(_RowContent)
 _failure = msgspec.json.Decoder(Failure)
 _judge_calls = msgspec.json.Decoder(list[JudgeCall])
+_prompts = msgspec.json.Decoder(_Prompts)
 _calls = msgspec.json.Decoder(list[_Call])
 _object = msgspec.json.Decoder(dict[str, Any])
 
@@ -176,7 +193,8 @@ class Encoder:
         return StoredInput(row.index, self.row(row).data, _pack(self._json(_Conversation(messages))), run_index)
 
     def score(self, score: Score, code_hash: str | None = None, rollout: int = 0) -> ScoreColumns:
-        """Encode a score of the rollout with this key."""
+        """Encode a score of the rollout with this key, without what its judges were asked."""
+        calls = [replace(call, prompt=[]) for call in score.judge_calls]
         return ScoreColumns(
             rollout=rollout,
             function=score.function,
@@ -184,9 +202,23 @@ class Encoder:
             failure=None if score.failure is None else self.json(score.failure),
             duration_ms=score.duration_ms,
             explanation=self._text(score.explanation),
-            judge_calls=self.json(score.judge_calls) if score.judge_calls else None,
+            judge_calls=self.json(calls) if calls else None,
             code_hash=code_hash,
         )
+
+    def judge_prompts(self, score: Score, rollout: int) -> JudgePromptColumns:
+        """Encode what the judges of a score were asked."""
+        distinct: list[list[Message]] = []
+        calls: list[int] = []
+        for call in score.judge_calls:
+            if call.prompt not in distinct:
+                distinct.append(call.prompt)
+            calls.append(distinct.index(call.prompt))
+        return JudgePromptColumns(rollout, score.function, _pack(self._json(_Prompts(distinct, calls))))
+
+    def verdict(self, verdict: Verdict) -> VerdictColumns:
+        """Encode a person's verdict. The caller sets its rollout."""
+        return VerdictColumns(0, verdict.value, self._text(verdict.note))
 
     def json(self, value: object) -> str:
         """Encode a value as JSON text."""
@@ -280,15 +312,19 @@ def decode_scoring_input(stored: StoredInput) -> ScoringInput:
     return ScoringInput(messages, row.ground_truth, stored.row_index, row.extra, stored.run_index)
 
 
-def decode_score(columns: ScoreColumns) -> Score:
-    """Decode a score from its columns."""
+def decode_score(columns: ScoreColumns, prompts: bytes | None = None) -> Score:
+    """Decode a score from its columns, and what its judges were asked from its `data`."""
+    calls = [] if columns.judge_calls is None else _judge_calls.decode(columns.judge_calls)
+    if prompts is not None:
+        asked = _prompts.decode(unpack(prompts))
+        calls = [replace(call, prompt=asked.distinct[own]) for call, own in zip(calls, asked.calls, strict=False)]
     return Score(
         columns.function,
         columns.value,
         None if columns.failure is None else _failure.decode(columns.failure),
         columns.duration_ms,
         columns.explanation,
-        [] if columns.judge_calls is None else _judge_calls.decode(columns.judge_calls),
+        calls,
     )
 
 

@@ -12,12 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, starmap
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from osmosis_ai.errors import StoreError
-from osmosis_ai.records import Outcome, Record, Rollout, Row, Score
+from osmosis_ai.records import Outcome, Record, Rollout, Row, Score, Verdict
 from osmosis_ai.store.codec import (
     decode_calls,
     decode_object,
@@ -28,11 +28,21 @@ from osmosis_ai.store.codec import (
 )
 from osmosis_ai.store.owners import is_owned
 from osmosis_ai.store.schema import open_reader
-from osmosis_ai.store.tables import PlaceColumns, RolloutColumns, RunColumns, RunStatus, ScoreColumns, select
+from osmosis_ai.store.tables import (
+    JudgePromptColumns,
+    PlaceColumns,
+    RolloutColumns,
+    RunColumns,
+    RunStatus,
+    ScoreColumns,
+    VerdictColumns,
+    select,
+)
 
 __all__ = [
     "Completed",
     "FunctionTotals",
+    "JudgedScore",
     "PairedRow",
     "Queries",
     "RolloutFilter",
@@ -43,6 +53,7 @@ __all__ = [
     "StoredRollout",
     "Unscored",
     "scores_of",
+    "verdicts_of",
 ]
 
 P = TypeVar("P", bound=PlaceColumns)
@@ -75,6 +86,11 @@ class RunInfo(Record, frozen=True):
     failed: int
     alive: bool
 
+    @property
+    def pass_threshold(self) -> float:
+        """The score from which a rollout passes."""
+        return float(self.config.get("pass_threshold", 1.0))
+
 
 class StoredRollout(Record, frozen=True):
     """A rollout and its data outside the trajectory. Times are in seconds since the epoch.
@@ -106,7 +122,8 @@ class RolloutFilter(Record, frozen=True):
     """Which rollouts of a run to read: those for which everything given holds.
 
     `failed` selects rollouts that failed or have a score that could not be computed, `tool_errors` those with a tool
-    call that failed, and `below` those that failed or have a score that is lower or could not be computed.
+    call that failed, `below` those that failed or have a score that is lower or could not be computed, and
+    `with_verdict` those with a person's verdict.
     """
 
     row: int | None = None
@@ -114,17 +131,29 @@ class RolloutFilter(Record, frozen=True):
     failed: bool = False
     tool_errors: bool = False
     below: float | None = None
+    with_verdict: bool = False
 
 
 _ALL = RolloutFilter()
 
 
 class ScoredRollout(NamedTuple):
-    """A rollout, its row and its scores by function."""
+    """A rollout, its row, its scores by function, and a person's verdict."""
 
     stored: StoredRollout
     row: Row
     scores: dict[str, Score]
+    verdict: Verdict | None = None
+
+
+class JudgedScore(NamedTuple):
+    """A function's score of a rollout, None if it could not be computed, beside a person's verdict."""
+
+    rollout: int
+    row_index: int
+    verdict: Literal[0, 1]
+    function: str | None
+    score: float | None
 
 
 class FunctionTotals(Record, frozen=True):
@@ -236,6 +265,7 @@ _FILTER = """
         NOT :tool_errors
         OR EXISTS (SELECT 1 FROM json_each(calls) AS call WHERE json_extract(call.value, '$[2]') IS NOT NULL)
     )
+    AND (NOT :with_verdict OR EXISTS (SELECT 1 FROM verdicts WHERE verdicts.rollout = pk))
 """
 _SCORED = f"""
     SELECT {select(_Scored, row_data="rows.data", trajectory="NULL")} FROM rollouts {_ITS_ROW}
@@ -252,11 +282,22 @@ _SCORES_OF = f"""
     SELECT {select(ScoreColumns)} FROM json_each(?) AS wanted CROSS JOIN scores ON scores.rollout = wanted.value
     ORDER BY scores.rollout, function
 """
+_PROMPTS_OF = f"""
+    SELECT {select(JudgePromptColumns)} FROM json_each(?) AS wanted
+    CROSS JOIN judge_prompts ON judge_prompts.rollout = wanted.value
+"""
+_VERDICTS_OF = f"""
+    SELECT {select(VerdictColumns)} FROM json_each(?) AS wanted CROSS JOIN verdicts ON verdicts.rollout = wanted.value
+"""
 # total() is 0.0 without any score, where sum() is NULL.
 _FUNCTION_TOTALS = f"""
     SELECT function, count(value), count(failure), total(value), group_concat(DISTINCT code_hash)
     FROM rollouts JOIN scores ON rollout = pk WHERE run = ? AND policy = ? AND {_KEPT}
     GROUP BY function ORDER BY function
+"""
+_VERDICTS = """
+    SELECT pk, row_index, verdicts.value, function, scores.value FROM rollouts JOIN verdicts ON verdicts.rollout = pk
+    LEFT JOIN scores ON scores.rollout = pk WHERE run = ? ORDER BY row_index, run_index, policy
 """
 _SHARED_ROWS = """
     SELECT count(*) FROM rows AS a JOIN rows AS b ON b.row_id = a.row_id WHERE a.run = ? AND b.run = ?
@@ -348,7 +389,7 @@ class Queries:
         chunk = _TRAJECTORY_CHUNK if with_trajectory else _CHUNK
         with open_reader(self._path) as db:
             for page in self._pages(db, query, _Scored, run_id, chunk, **msgspec.structs.asdict(wanted)):
-                scores = scores_of(db, page)
+                scores, verdicts = scores_of(db, page, with_prompts=with_trajectory), verdicts_of(db, page)
                 for columns in page:
                     rollout = decode_rollout(columns, columns.trajectory)
                     stored = StoredRollout(
@@ -362,7 +403,7 @@ class Queries:
                         finished_at=columns.finished_at,
                     )
                     its_row = decode_row(columns.row_index, columns.row_id, columns.row_data)
-                    yield ScoredRollout(stored, its_row, scores.get(columns.pk, {}))
+                    yield ScoredRollout(stored, its_row, scores.get(columns.pk, {}), verdicts.get(columns.pk))
 
     def count_rollouts(self, run_id: str, wanted: RolloutFilter = _ALL) -> int:
         """Count the rollouts that `scored` yields for the same filter."""
@@ -417,6 +458,11 @@ class Queries:
                 for columns in page:
                     place = RolloutKey(columns.policy, columns.row_id, columns.run_index)
                     yield Unscored(columns.pk, place, columns.row_index, json.loads(columns.missing))
+
+    def verdicts(self, run_id: str) -> Iterator[JudgedScore]:
+        """Stream the scores of the rollouts that have a verdict; one without a function where there is no score."""
+        with open_reader(self._path) as db:
+            yield from starmap(JudgedScore, db.execute(_VERDICTS, (self._pk(db, run_id),)))
 
     def functions(self, run_id: str) -> list[str]:
         """List the functions that have scores in a run, by name. Reads every score."""
@@ -484,10 +530,25 @@ class Queries:
 _LAST = 2**63 - 1
 
 
-def scores_of(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, dict[str, Score]]:
+def scores_of(
+    db: sqlite3.Connection, page: Sequence[PlaceColumns], *, with_prompts: bool = False
+) -> dict[int, dict[str, Score]]:
     """Return the scores of these rollouts, by rollout key and function."""
     scores: defaultdict[int, dict[str, Score]] = defaultdict(dict)
-    keys = json.dumps([columns.pk for columns in page])
-    for columns in starmap(ScoreColumns, db.execute(_SCORES_OF, (keys,))):
-        scores[columns.rollout][columns.function] = decode_score(columns)
+    keys = _keys(page)
+    asked = starmap(JudgePromptColumns, db.execute(_PROMPTS_OF, keys)) if with_prompts else ()
+    prompts = {(columns.rollout, columns.function): columns.data for columns in asked}
+    for columns in starmap(ScoreColumns, db.execute(_SCORES_OF, keys)):
+        score = decode_score(columns, prompts.get((columns.rollout, columns.function)))
+        scores[columns.rollout][columns.function] = score
     return scores
+
+
+def verdicts_of(db: sqlite3.Connection, page: Sequence[PlaceColumns]) -> dict[int, Verdict]:
+    """Return the verdicts on these rollouts, by rollout key."""
+    found = starmap(VerdictColumns, db.execute(_VERDICTS_OF, _keys(page)))
+    return {columns.rollout: Verdict(columns.value, columns.note) for columns in found}
+
+
+def _keys(page: Sequence[PlaceColumns]) -> tuple[str]:
+    return (json.dumps([columns.pk for columns in page]),)

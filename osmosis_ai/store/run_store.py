@@ -15,7 +15,7 @@ from msgspec.structs import astuple
 from osmosis_ai.errors import StoreError
 from osmosis_ai.folders import store_folder
 from osmosis_ai.masking import Masker
-from osmosis_ai.records import Rollout, Row, Score
+from osmosis_ai.records import Rollout, Row, Score, Verdict
 from osmosis_ai.store import owners, tables
 from osmosis_ai.store.codec import Encoder, decode_object
 from osmosis_ai.store.live import LiveFile
@@ -33,6 +33,8 @@ _INSERT_ROW = tables.insert(tables.RowColumns, conflict="ON CONFLICT DO NOTHING"
 _INSERT_ROLLOUT = tables.insert(tables.RolloutColumns)
 _INSERT_TRAJECTORY = tables.insert(tables.TrajectoryColumns)
 _INSERT_SCORE = tables.insert(tables.ScoreColumns, "INSERT OR REPLACE")
+_INSERT_PROMPTS = tables.insert(tables.JudgePromptColumns)
+_INSERT_VERDICT = tables.insert(tables.VerdictColumns, "INSERT OR REPLACE")
 _FIND_ROLLOUT = "SELECT pk, attempt FROM rollouts WHERE run = ? AND row_id = ? AND run_index = ? AND policy = ?"
 
 
@@ -220,10 +222,40 @@ class RunStore(Queries):
             for score in its_scores
         ]
 
+        prompts = [
+            astuple(self._encoder.judge_prompts(score, key))
+            for key, its_scores in scores.items()
+            for score in its_scores
+            if score.judge_calls
+        ]
+
         def write(db: sqlite3.Connection) -> None:
+            # What replaces a score removes its prompts.
             db.executemany(_INSERT_SCORE, values)
+            db.executemany(_INSERT_PROMPTS, prompts)
 
         await self._writer.write(write, f"saving the scores of {counted(len(scores), 'rollout')}")
+
+    async def save_verdict(self, run_id: str, rollout_id: str, verdict: Verdict | None) -> None:
+        """Record a person's verdict on a recorded rollout, instead of an earlier one; None removes that.
+
+        Another process may be writing the run. Raises StoreError if the rollout isn't there any more, for example
+        because it was run again, or the verdict was not recorded.
+        """
+        columns = None if verdict is None else self._encoder.verdict(verdict)
+
+        def write(db: sqlite3.Connection) -> None:
+            key = (self._pk(db, run_id), rollout_id)
+            found = db.execute("SELECT pk FROM rollouts WHERE run = ? AND id = ?", key).fetchone()
+            if found is None:
+                raise StoreError(f"this rollout of run {run_id} was run again or removed; look at what is there now")
+            if columns is None:
+                db.execute("DELETE FROM verdicts WHERE rollout = ?", found)
+            else:
+                (columns.rollout,) = found
+                db.execute(_INSERT_VERDICT, astuple(columns))
+
+        await self._writer.write(write, "saving a verdict")
 
     async def mark(self, run_id: str, status: tables.RunStatus, summary: Mapping[str, Any] | None = None) -> None:
         """Set a run's status, and its summary if one is given. The time changes only with the status."""

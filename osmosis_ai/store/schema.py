@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import time
 import zlib
@@ -127,7 +128,27 @@ _VERSION_1 = (
 # Runs are ordered by key and owned by a lock. A program that still goes by their times must not write here.
 _VERSION_2 = ("DROP INDEX runs_created",)
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2)
+# Both belong to what was seen: a rollout that is run again loses its verdict, a new score the old one's prompts.
+_VERSION_3 = (
+    """
+    CREATE TABLE verdicts (
+        rollout INTEGER PRIMARY KEY REFERENCES rollouts (pk) ON DELETE CASCADE,
+        value INTEGER NOT NULL CHECK (value IN (0, 1)),
+        note TEXT
+    )
+    """,
+    """
+    CREATE TABLE judge_prompts (
+        rollout INTEGER NOT NULL,
+        function TEXT NOT NULL,
+        data BLOB NOT NULL,
+        UNIQUE (rollout, function),
+        FOREIGN KEY (rollout, function) REFERENCES scores (rollout, function) ON DELETE CASCADE
+    )
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 """Statements that migrate each schema version to the next. Never edit a released one; add a new one."""
 
 
@@ -176,9 +197,19 @@ def open_reader(path: Path) -> Iterator[sqlite3.Connection]:
 def connect_reader(path: Path) -> sqlite3.Connection:
     """Open a read-only connection, which the caller closes; raise sqlite3.Error."""
     # A streaming query is a generator, which may be advanced or closed in another thread than it was made in.
-    return sqlite3.connect(
+    connection = sqlite3.connect(
         f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )
+    try:
+        version = _version(connection)
+        # Reading doesn't migrate. To a reader, the tables that an older file lacks are empty.
+        for statement in itertools.chain(*MIGRATIONS[version:]) if version else ():
+            if "CREATE TABLE" in statement:
+                connection.execute(statement.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Sequence[str]]) -> None:

@@ -123,6 +123,26 @@ class ScoreColumns(Columns):
     code_hash: str | None
 
 
+class JudgePromptColumns(Columns):
+    """What the judges of a score were asked. Apart from `scores`, which lists read. `data` is packed JSON."""
+
+    table: ClassVar[str] = "judge_prompts"
+
+    rollout: int
+    function: str
+    data: bytes
+
+
+class VerdictColumns(Columns):
+    """A person's verdict on a rollout."""
+
+    table: ClassVar[str] = "verdicts"
+
+    rollout: int
+    value: Literal[0, 1]
+    note: str | None
+
+
 def insert(kind: type[Columns], verb: str = "INSERT", conflict: str = "") -> str:
     """Return the statement that inserts one record; its values are `msgspec.structs.astuple(record)`.
 

@@ -45,3 +45,5 @@ def _sections(scored: ScoredRollout) -> Iterator[Section]:
         yield Section("failure", [failure_text(rollout.failure)])
     if scored.scores:
         yield Section("scores", [score_text(score) for score in scored.scores.values()])
+    if scored.verdict is not None:
+        yield Section("verdict", [" ".join([str(scored.verdict.value), *filter(None, [scored.verdict.note])])])

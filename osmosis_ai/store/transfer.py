@@ -112,6 +112,8 @@ def copy_runs(db: sqlite3.Connection, run: tables.RunColumns, sources: Sequence[
                 (tables.RolloutColumns, _OF_RUN, {"run": f"{pk}", "pk": f"pk + {last}"}),
                 (tables.TrajectoryColumns, _OF_ITS_ROLLOUTS, {"rollout": f"rollout + {last}"}),
                 (tables.ScoreColumns, _OF_ITS_ROLLOUTS, {"rollout": f"rollout + {last}"}),
+                (tables.JudgePromptColumns, _OF_ITS_ROLLOUTS, {"rollout": f"rollout + {last}"}),
+                (tables.VerdictColumns, _OF_ITS_ROLLOUTS, {"rollout": f"rollout + {last}"}),
             ):
                 # Our own names, and numbers.
                 query = f"SELECT {tables.select(kind, **keys)} FROM {kind.table} WHERE {where}"  # noqa: S608

@@ -10,11 +10,24 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from osmosis_ai.records import AgentReport, Failure, FinishReason, Message, Record, Row, Score, ToolCall, Turn, Usage
+from osmosis_ai.records import (
+    AgentReport,
+    Failure,
+    FinishReason,
+    Message,
+    Record,
+    Row,
+    Score,
+    ToolCall,
+    Turn,
+    Usage,
+    Verdict,
+)
 from osmosis_ai.reward_fn.statistics import FunctionStatistics
 from osmosis_ai.store.alignment import AlignedStep
 from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, SharedRows
 from osmosis_ai.store.tables import RunStatus
+from osmosis_ai.store.verdicts import Verdicts
 
 ShownStatus: TypeAlias = Literal[RunStatus, "killed"]
 
@@ -101,6 +114,8 @@ class _Rollout(Record, frozen=True, kw_only=True):
     """End of the rollout, in ISO 8601."""
     scores: dict[str, Score]
     """Score by function."""
+    verdict: Verdict | None
+    """A person's verdict, null without one."""
 
 
 class RolloutSummary(_Rollout, frozen=True, kw_only=True):
@@ -142,6 +157,8 @@ class ShownRun(Record, frozen=True):
     run: RunView
     functions: list[FunctionTotals]
     """The functions' scores, added up."""
+    verdicts: Verdicts | None
+    """People's verdicts, and how far the functions agree with them; null without one."""
     rollouts: list[RolloutSummary]
     """Rollouts, ordered by row, attempt and policy."""
     more: int
@@ -383,6 +400,7 @@ def _rollout(kind: type[R], scored: ScoredRollout, **more: object) -> R:
         started_at=_iso(stored.started_at),
         finished_at=_iso(stored.finished_at),
         scores=scored.scores,
+        verdict=scored.verdict,
         **more,
     )
 

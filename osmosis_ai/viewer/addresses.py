@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 from urllib.parse import quote, urlencode
 
 from osmosis_ai.store.browsing import RowFilter, Selected, Selection
@@ -21,8 +21,7 @@ __all__ = [
     "without",
 ]
 
-_STATUSES: dict[str | None, Selected] = {"failed": "failed", "passed": "passed", "not-passed": "not-passed",
-                                         "tool-errors": "tool-errors"}  # fmt: skip
+_STATUSES: dict[str | None, Selected] = {name: name for name in get_args(Selected)}
 
 
 def run_path(repository: str, run: str) -> str:
@@ -55,11 +54,9 @@ class Address(NamedTuple):
 
 
 def beside(selection: Selection, row: int, step: int, url: Address) -> str | None:
-    """Return the URL of the row so many places after a row in a list; `url` is what the list belongs to."""
-    position = selection.position(row)
-    if position is None or not 0 <= position + step < len(selection):
-        return None
-    return url.at(f"/rows/{selection.rows[position + step]}")
+    """Return the URL of the row before (`step` −1) or after (1) a row in a list; `url` is what the list belongs to."""
+    found = selection.beside(row, step)
+    return None if found is None else url.at(f"/rows/{found}")
 
 
 def following(rows: Iterable[int], row: int, url: Address) -> str | None:

@@ -6,20 +6,29 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, Response, StreamingResponse
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 
 from osmosis_ai.errors import StoreError
+from osmosis_ai.masking import Masker
 from osmosis_ai.store.views import encode_view, rollout_detail
 from osmosis_ai.viewer.live import changes
 from osmosis_ai.viewer.pages.compare import compare_page, compared_row_page
 from osmosis_ai.viewer.pages.run import figures_part, run_page, table_part
 from osmosis_ai.viewer.pages.runs import runs_page
-from osmosis_ai.viewer.pages.trajectory import stored_rollout, trajectory_page
+from osmosis_ai.viewer.pages.trajectory import give_verdict, stored_rollout, trajectory_page
 from osmosis_ai.viewer.site import Site
 from osmosis_ai.viewer.stores import Stores
 
@@ -27,16 +36,17 @@ __all__ = ["build_app"]
 
 WITHOUT_ROWS = "x-without-rows"
 """The header of a page that reads itself again: it asks for its rows alone."""
+VERDICT_BYTES = 64 << 10
 STATIC = Path(__file__).parent / "static"
 _STATIC_FILES = {"view.css": "text/css", "view.js": "text/javascript"}
 
 
-def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> Starlette:
+def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, masker: Masker | None = None) -> Starlette:
     """Make the application that shows these repositories' runs. It does not authorize anyone: see `security.Guard`.
 
-    `stopping` is asked often; once it returns True, streams of events end.
+    `stopping` is asked often; once it returns True, streams of events end. `masker` masks keys in people's notes.
     """
-    site = Site(stores)
+    site = Site(stores, masker or Masker())
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -63,6 +73,20 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> S
             return HTMLResponse(site.error(str(error)), 404)
         return Response(encode_view(rollout_detail(scored)), media_type="application/json")
 
+    async def verdict(request: Request) -> Response:
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > VERDICT_BYTES:
+                return PlainTextResponse("the note is too long", 413)
+        given = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+        record = partial(give_verdict, site, query=dict(request.query_params), given=given, **request.path_params)
+        try:
+            # Not on the loop, because the file may be locked for a while.
+            return RedirectResponse(await anyio.to_thread.run_sync(record), 303)
+        except StoreError as error:
+            return PlainTextResponse(f"the verdict isn't saved: {error}", 409)
+
     async def events(request: Request) -> Response:
         since = request.headers.get("last-event-id") or request.query_params.get("since", "")
         return StreamingResponse(changes(stores, since, stopping), media_type="text/event-stream")
@@ -86,6 +110,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False) -> S
             Route(f"{run}/figures", page(figures_part)),
             Route(f"{run}/rows/{{row:int}}", page(trajectory_page)),
             Route(f"{run}/rows/{{row:int}}/raw", raw),
+            Route(f"{run}/rows/{{row:int}}/verdict", verdict, methods=["POST"]),
             Route(compare, page(compare_page)),
             Route(f"{compare}/rows/{{row:int}}", page(compared_row_page)),
             Route("/live", events),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from osmosis_ai.records import Failure, Outcome, Score
+from osmosis_ai.records import Failure, Outcome, Score, Verdict
 from osmosis_ai.store.browsing import ListedRow
 from osmosis_ai.store.queries import RunInfo
 from osmosis_ai.text import excerpt, failure_line, score_number
 from osmosis_ai.viewer.addresses import Address
-from osmosis_ai.viewer.site import threshold_of
 
 __all__ = ["Attempt", "attempt_cell", "policy_of", "table_row"]
 
@@ -18,13 +17,13 @@ SHOWN_ATTEMPTS = 32
 
 
 class Attempt(NamedTuple):
-    """One rollout of a row as a cell: its text, its colour, and what it says when it is pointed at."""
+    """One rollout of a row as a cell: its text, its colour, what it says when it is pointed at, and a verdict on it."""
 
     url: str
     text: str
     look: str
     title: str
-    matches: bool = True
+    verdict: Verdict | None = None
 
 
 class TableRow(NamedTuple):
@@ -46,7 +45,11 @@ def table_row(listed: ListedRow, run: RunInfo, query: Mapping[str, str], url: Ad
     index, outcomes = listed.row.index, listed.outcomes
     attempts = [
         attempt_cell(
-            outcome, run, query, url.at(f"/rows/{index}", attempt=outcome.run_index or None, policy=policy_of(outcome))
+            outcome,
+            run,
+            query,
+            url.at(f"/rows/{index}", attempt=outcome.run_index or None, policy=policy_of(outcome)),
+            listed.verdicts.get(outcome.id),
         )
         for outcome in outcomes[:SHOWN_ATTEMPTS]
     ]
@@ -64,25 +67,32 @@ def table_row(listed: ListedRow, run: RunInfo, query: Mapping[str, str], url: Ad
     )
 
 
-def attempt_cell(outcome: Outcome, run: RunInfo, query: Mapping[str, str], url: str) -> Attempt:
+def attempt_cell(
+    outcome: Outcome, run: RunInfo, query: Mapping[str, str], url: str, verdict: Verdict | None = None
+) -> Attempt:
     """Make the cell of an attempt; the query may name the function whose score it shows."""
+    text, look, title = _cell(outcome, run, query)
     whose = "baseline, " if outcome.policy == "baseline" else ""
-    title = f"{whose}attempt {outcome.run_index}: "
+    said = "" if verdict is None else f"; a person says {'good' if verdict.value else 'bad'}"
+    return Attempt(url, text, look, f"{whose}attempt {outcome.run_index}: {title}{said}", verdict)
+
+
+def _cell(outcome: Outcome, run: RunInfo, query: Mapping[str, str]) -> tuple[str, str, str]:
     if outcome.failure is not None:
-        return Attempt(url, "✗", "failed", title + excerpt(failure_line(outcome.failure), 200))
+        return "✗", "failed", excerpt(failure_line(outcome.failure), 200)
     scores = outcome.scores
     if query.get("fn") in scores:
         scores = {query["fn"]: scores[query["fn"]]}
     told = "; ".join(f"{name} {_score_words(score)}" for name, score in scores.items()) or outcome.finish_reason
     values = [score.value for score in scores.values() if score.value is not None]
     if len(values) < len(scores):
-        return Attempt(url, "!", "unscored", title + excerpt(told, 400))
+        return "!", "unscored", excerpt(told, 400)
     if not values:
-        return Attempt(url, "–", "plain", title + told)
-    mean, threshold = sum(values) / len(values), threshold_of(run)
+        return "–", "plain", told
+    mean, threshold = sum(values) / len(values), run.pass_threshold
     passes = all(value >= threshold for value in values)
     part = 0 if threshold <= 0 else max(min(int(mean / threshold * 3), 2), 0)
-    return Attempt(url, f"{mean:.3g}", "passed" if passes else f"part{part}", title + excerpt(told, 400))
+    return f"{mean:.3g}", "passed" if passes else f"part{part}", excerpt(told, 400)
 
 
 def policy_of(outcome: Outcome) -> str | None:

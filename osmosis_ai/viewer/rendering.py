@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from osmosis_ai.reward_rubric.agreement import agreement_words
 from osmosis_ai.store.alignment import word_changes
 from osmosis_ai.text import content_text, cost, counted, duration, excerpt, failure_line, score_number, visible
 from osmosis_ai.viewer.trees import TEXT_CHARACTERS, tree
@@ -45,6 +46,7 @@ def environment() -> Environment:
         cost=cost, counted=counted, duration=duration, excerpt=excerpt, score=score_number, failure_line=failure_line
     )
     found.globals.update(tree=tree, text_of=content_text, images_of=images_of, word_changes=word_changes)
+    found.globals["agreement_words"] = agreement_words
     found.globals["TEXT_CHARACTERS"] = TEXT_CHARACTERS
     return found
 

@@ -17,7 +17,7 @@ from osmosis_ai.store.views import ComparedRuns, run_view
 from osmosis_ai.viewer.addresses import Address
 from osmosis_ai.viewer.cells import table_row
 from osmosis_ai.viewer.pages.compare import blocks_of
-from osmosis_ai.viewer.site import Site, threshold_of
+from osmosis_ai.viewer.site import Site
 from osmosis_ai.viewer.stores import Repository
 
 __all__ = ["MAX_BYTES", "Wanted", "parse_rows", "write_report"]
@@ -110,7 +110,7 @@ def _parts(
                 scored=scored,
                 rollout=rollout,
                 anchor=_anchor(index, rollout.run_index, rollout.policy),
-                threshold=threshold_of(run),
+                threshold=run.pass_threshold,
                 steps=list(steps(rollout.messages, rollout.turns, rollout.tool_calls)),
             )
     if wanted.against is not None and compared is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import uvicorn
 
+from osmosis_ai.masking import Masker
 from osmosis_ai.rollout.server.serve import make_server
 from osmosis_ai.viewer.app import build_app
 from osmosis_ai.viewer.security import Guard, OneToken
@@ -17,9 +18,11 @@ from osmosis_ai.viewer.stores import Stores
 __all__ = ["make_viewer", "serve_viewer"]
 
 
-def make_viewer(stores: Stores, listener: socket.socket, host: str) -> tuple[uvicorn.Server, str]:
+def make_viewer(
+    stores: Stores, listener: socket.socket, host: str, masker: Masker | None = None
+) -> tuple[uvicorn.Server, str]:
     """Make a viewer's server for this socket, and the token that its first URL must hold."""
-    app = build_app(stores, lambda: server.should_exit)
+    app = build_app(stores, lambda: server.should_exit, masker)
     access = OneToken(app)
     guard = Guard(access, host=host, port=listener.getsockname()[1], lifespan=app)
     # What goes wrong in a page is in its answer.
@@ -28,11 +31,13 @@ def make_viewer(stores: Stores, listener: socket.socket, host: str) -> tuple[uvi
     return server, access.token
 
 
-def serve_viewer(stores: Stores, listener: socket.socket, host: str, ready: Callable[[str], None]) -> None:
+def serve_viewer(
+    stores: Stores, listener: socket.socket, host: str, masker: Masker, ready: Callable[[str], None]
+) -> None:
     """Serve until SIGINT or SIGTERM, which is raised again at the end. `ready` gets the token as soon as pages can be
     opened.
     """
-    server, token = make_viewer(stores, listener, host)
+    server, token = make_viewer(stores, listener, host, masker)
 
     async def serve() -> None:
         # The socket listens already: what is asked for before the server runs waits.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from osmosis_ai.errors import StoreError
+from osmosis_ai.masking import Masker
 from osmosis_ai.records import Outcome
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, summarize
-from osmosis_ai.store.browsing import FailureGroup, RowFilter, RunTotals, Selection
+from osmosis_ai.store.browsing import VERDICTS, FailureGroup, RowFilter, RunTotals, Selection
 from osmosis_ai.store.compare import compare_runs
 from osmosis_ai.store.queries import RolloutFilter, RunInfo, ScoredRollout
 from osmosis_ai.store.views import ComparedRuns
@@ -16,7 +17,7 @@ from osmosis_ai.viewer.addresses import decimal
 from osmosis_ai.viewer.rendering import environment, is_markup, shown
 from osmosis_ai.viewer.stores import Repository, Stores
 
-__all__ = ["FIGURES_AT_ONCE", "Figures", "Site", "functions_of", "threshold_of"]
+__all__ = ["FIGURES_AT_ONCE", "Figures", "Site", "functions_of"]
 
 FIGURES_AT_ONCE = 3000
 """Rollouts of a run whose figures are in its page; those of a larger one follow."""
@@ -35,14 +36,16 @@ class Figures(NamedTuple):
 class Site:
     """Renders the pages of a viewer. Any thread may call; raises StoreError if something isn't there.
 
-    `masked` masks keys in what a page shows, also keys that weren't known when a run was stored.
+    `masker` masks keys in what is written, and with `masked` also those in what a page shows, which may not have been
+    known when a run was stored.
     """
 
-    def __init__(self, stores: Stores, masked: Callable[[str], str] | None = None) -> None:
+    def __init__(self, stores: Stores, masker: Masker, *, masked: bool = False) -> None:
         self.stores = stores
+        self.masker = masker
         self._templates = environment()
-        if masked is not None:
-            mask = masked
+        if masked:
+            mask = masker.text
             self._templates = self._templates.overlay(
                 finalize=lambda value: shown(mask(value) if isinstance(value, str) and not is_markup(value) else value)
             )
@@ -62,7 +65,10 @@ class Site:
 
     def select(self, store: Repository, run: RunInfo, wanted: RowFilter) -> Selection:
         """Return the rows that a filter selects."""
-        return store.kept(("rows", run.id, wanted), run, lambda: store.runs.select(run.id, wanted, threshold_of(run)))
+        if wanted.status in VERDICTS:
+            # People give verdicts on a run that has ended, too.
+            return store.runs.select(run.id, wanted, run.pass_threshold)
+        return store.kept(("rows", run.id, wanted), run, lambda: store.runs.select(run.id, wanted, run.pass_threshold))
 
     def figures_of(self, store: Repository, run: RunInfo) -> Figures:
         """Return what a run's scores and calls add up to."""
@@ -72,8 +78,9 @@ class Site:
             histograms = runs.histograms(run.id)
             names = dict.fromkeys([*functions_of(run, None), *histograms])
             errors = {each.function: each.errors for each in runs.function_totals(run.id)}
+            bound = run.pass_threshold
             statistics = {
-                name: summarize(runs.scores_by_row(run.id, name), threshold_of(run), scoring_errors=errors.get(name, 0))
+                name: summarize(runs.scores_by_row(run.id, name), bound, scoring_errors=errors.get(name, 0))
                 for name in names
             }
             failures = runs.failure_groups(run.id)
@@ -84,11 +91,17 @@ class Site:
     def compared(self, store: Repository, a: RunInfo, b: RunInfo, query: Mapping[str, str] = {}) -> ComparedRuns:
         """Compare two runs; `query` may have a `threshold`."""
         threshold = decimal(query.get("threshold"))
-        threshold = threshold_of(b) if threshold is None else threshold
+        threshold = b.pass_threshold if threshold is None else threshold
         # Two runs that have ended don't change, and the other one's changes show in its own key.
         running, other = (a, b) if a.alive else (b, a)
         key = ("compared", a.id, b.id, threshold, other.rollouts, other.finished_at, repr(other.summary))
         return store.kept(key, running, lambda: compare_runs(store.runs, a, b, threshold))
+
+    def flips(self, store: Repository, a: RunInfo, b: RunInfo, query: Mapping[str, str]) -> list[int]:
+        """Return the rows of run `a` that flipped by the function that the query names, else the first one."""
+        functions = self.compared(store, a, b, query).functions
+        function = query["fn"] if query.get("fn") in functions else next(iter(functions), None)
+        return [] if function is None else [flip.row_index for flip in functions[function].flips]
 
     def rollout(self, store: Repository, run: RunInfo, row: int, chosen: Outcome) -> ScoredRollout:
         """Read a rollout with its trajectory."""
@@ -97,11 +110,6 @@ class Site:
             if scored.stored.rollout.policy == chosen.policy:
                 return scored
         raise StoreError(f"row {row} of run {run.id} was removed in the meantime")
-
-
-def threshold_of(run: RunInfo) -> float:
-    """Return the score from which an attempt of a run passes."""
-    return float(run.config.get("pass_threshold", 1.0))
 
 
 def functions_of(run: RunInfo, figures: Figures | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 
 from commands import Finished, Osmosis, documented
+from osmosis_ai.records import Verdict
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, status, text
 from running import running
 from waiting import eventually
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator"
 KEY = "sk-judge-0123456789"
 CONFIG = f"""\
 version: 1
@@ -42,6 +46,9 @@ def own(solution_str: str, ground_truth: str | None, extra_info: dict) -> float:
     info = {"provider": extra_info["provider"], "model": extra_info["model"]}
     return evaluate_rubric("own", solution_str, info, metadata=extra_info["metadata"])
 """
+
+
+SAID = ["0.9", "0.1", "0.8", "0.2", "0.7"]
 
 
 def solution_of(request: Request) -> str:
@@ -302,6 +309,37 @@ def test_a_repositorys_own_function_judges_in_a_worker(
     assert endpoint.requests[0].headers["authorization"] == f"Bearer {KEY}"
     assert '"channel": "mail"' in endpoint.requests[0].messages[1]["content"]
     assert "human" not in endpoint.requests[0].messages[1]["content"]
+
+
+def test_the_judge_is_compared_with_the_verdicts_on_a_run(
+    osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint
+) -> None:
+    prepare(tmp_path, endpoint)
+    shutil.copytree(EXAMPLE / "mcp", tmp_path / "mcp")
+    rows = [{"system_prompt": "s", "user_prompt": f"Say {truth}", "ground_truth": truth} for truth in SAID]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    run = osmosis("test", "-d", "rows.jsonl", "--model", "offline/oracle", "--json").json["config"]["run_id"]
+    judging = ("eval-rubric", "--rubric", "followup", "--run", "latest", "--against", "human")
+    assert "has no answer with a verdict: give some in `osmosis view`" in osmosis(*judging).stderr
+    with RunStore.open(tmp_path) as store:
+        for index, found in enumerate(list(store.scored(run))[:-1]):
+            asyncio.run(store.save_verdict(run, found.stored.rollout.id, Verdict(1 if index < 2 else 0)))
+    done = osmosis(*judging, "--json")
+    result = documented("eval-rubric", done.stdout)
+    assert done.code == 0, done.stderr
+    # The last answer has no verdict: the judge isn't asked about it.
+    assert [record["id"] for record in result["records"]] == [f"row {index}, attempt 0" for index in range(4)]
+    assert result["run"] == "latest"
+    agreed = result["agreement"]
+    assert agreed["confusion"] == {"true_positive": 1, "false_positive": 1, "false_negative": 1, "true_negative": 1}
+    assert (agreed["accuracy"], agreed["kappa"], agreed["records"]) == (0.5, 0.0, 4)
+    assert agreed["kappa_interval"][0] < 0 < agreed["kappa_interval"][1]
+    assert "human" not in endpoint.requests[0].messages[1]["content"]
+    printed = osmosis(*judging).stdout
+    assert "judge and label agree on 2 of 4 (95 % CI 0.15 … 0.85), Cohen's kappa 0.000" in printed
+    assert "4 are few: only the intervals say something" in printed
+    both = osmosis(*judging, "-d", "rows.jsonl")
+    assert (both.code, "--data and --run exclude each other" in both.stderr) == (2, True)
 
 
 def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:

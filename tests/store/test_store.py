@@ -50,7 +50,16 @@ from osmosis_ai.store.queries import PairedRow, RolloutFilter, RolloutKey
 from osmosis_ai.store.reading import ScoringReader
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.schema import MIGRATIONS, migrate
-from osmosis_ai.store.tables import Columns, RolloutColumns, RowColumns, RunColumns, ScoreColumns, TrajectoryColumns
+from osmosis_ai.store.tables import (
+    Columns,
+    JudgePromptColumns,
+    RolloutColumns,
+    RowColumns,
+    RunColumns,
+    ScoreColumns,
+    TrajectoryColumns,
+    VerdictColumns,
+)
 
 RUN_ID = r"\d{8}-\d{6}-[0-9a-f]{4}"
 
@@ -219,7 +228,7 @@ def test_records_come_back_equal(shared_store: RunStore, row: Row, rollout: Roll
         return run, key
 
     run, its_key = asyncio.run(write())
-    ((found, found_row, found_scores),) = shared_store.scored(run, with_trajectory=True)
+    ((found, found_row, found_scores, _),) = shared_store.scored(run, with_trajectory=True)
     assert (found.rollout, found_row) == (rollout, row)
     assert list(found_scores.values()) == sorted(scores, key=lambda score: score.function.encode())
     assert (found.turns, found.tool_calls) == (len(rollout.turns), len(rollout.tool_calls))
@@ -775,14 +784,22 @@ def test_an_ended_run_is_free_at_once_and_one_of_a_closed_store_too(store: RunSt
     assert resumed(left)
 
 
+def make_older(store: RunStore, version: int) -> None:
+    """Give a store the form that an earlier version wrote."""
+    for table in ("verdicts", "judge_prompts"):
+        execute(store, f"DROP TABLE {table}")
+    if version < 2:
+        execute(store, "CREATE INDEX runs_created ON runs (created_at)")
+    execute(store, f"PRAGMA user_version = {version}")
+
+
 def test_a_run_without_a_lock_file_was_killed(store: RunStore, tmp_path: Path) -> None:
     """As written by earlier versions, which compared process times."""
     run = new_run(store)
     store.close()
     (tmp_path / ".osmosis" / "runs.lock").unlink()
-    execute(store, "CREATE INDEX runs_created ON runs (created_at)")
+    make_older(store, 1)
     execute(store, "UPDATE runs SET owner_pid = ?, owner_started = 1.0", os.getpid())
-    execute(store, "PRAGMA user_version = 1")
     with RunStore.open(tmp_path) as opened:
         found = opened.find_run(run)
         assert (found.status, found.alive) == ("running", False)
@@ -929,6 +946,15 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         RunStore.open(tmp_path)
 
 
+TABLES = [
+    RunColumns,
+    RowColumns,
+    RolloutColumns,
+    TrajectoryColumns,
+    ScoreColumns,
+    JudgePromptColumns,
+    VerdictColumns,
+]
 SQL_TYPES = {str: "TEXT", int: "INTEGER", float: "REAL", bytes: "BLOB", type(None): "NULL"}
 
 
@@ -941,7 +967,7 @@ def sql_types(annotation: Any) -> set[str]:
     return set().union(*map(sql_types, values))
 
 
-@pytest.mark.parametrize("kind", [RunColumns, RowColumns, RolloutColumns, TrajectoryColumns, ScoreColumns])
+@pytest.mark.parametrize("kind", TABLES)
 def test_a_tables_struct_declares_the_columns_that_the_migrations_make(kind: type[Columns], tmp_path: Path) -> None:
     RunStore.open(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / ".osmosis" / "runs.db")) as db:

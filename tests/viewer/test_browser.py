@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def shop(browser: Browser, root: Path) -> Iterator[Viewed]:
+    """A browser with the viewer of that repository open, for all tests that leave it as it is."""
+    with viewed(browser, root) as seen:
+        yield seen
+
+
+@pytest.fixture
+def seen(shop: Viewed) -> Iterator[Viewed]:
+    """The same; errors fail the test in which they happen."""
+    yield shop
+    assert shop.wrong == []
+
+
 def runs_of(root: Path) -> list[str]:
     from osmosis_ai.store.browsing import Browser as Runs
 
@@ -148,9 +163,9 @@ def screens(root: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_every_screen_is_accessible_and_fits(browser: Browser, root: Path, scheme: Any, width: int) -> None:
+# Colours don't depend on the width, nor the layout on colours.
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+def test_every_screen_is_accessible_and_fits(browser: Browser, root: Path, width: int, scheme: Any) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     with viewed(browser, root, color_scheme=scheme, viewport={"width": width, "height": 900}) as seen:
@@ -168,86 +183,123 @@ def test_every_screen_is_accessible_and_fits(browser: Browser, root: Path, schem
                 page.screenshot(path=Path(SCREENSHOTS) / f"viewer-{name}-{scheme}.png")
 
 
-def test_everything_is_reached_by_keys(browser: Browser, root: Path) -> None:
+def test_everything_is_reached_by_keys(seen: Viewed, root: Path) -> None:
     after, before = runs_of(root)
+    page = seen.go(f"/runs/shop/{after}")
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/rows/1*")
+    page.keyboard.press("j")
+    page.wait_for_url("**/rows/2*")
+    page.keyboard.press("k")
+    page.wait_for_url("**/rows/1*")
+    page.keyboard.press("]")
+    page.wait_for_url("**attempt=1*")
+    page.keyboard.press("[")
+    page.wait_for_url("**attempt=0*")
+    page.keyboard.press("f")
+    page.wait_for_url("**/rows/2*")
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("j")
+    page.keyboard.press("Escape")
+    assert "/rows/2" in page.url
+    page.keyboard.press("u")
+    page.wait_for_url(f"**/runs/shop/{after}*")
+    page.keyboard.press("/")
+    page.keyboard.type("is 7 +")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**q=is+7*")
+    assert page.locator("#window tr[data-row]").count() == 1
+    # Empty fields aren't in the address.
+    assert page.url.endswith("?q=is+7+%2B")
+    seen.go(f"/compare/shop/{before}/{after}").keyboard.press("x")
+    page.wait_for_url("**/rows/*")
+    first = page.url
+    page.keyboard.press("x")
+    page.wait_for_url(lambda url: url != first and "/rows/" in url)
+
+
+def test_verdicts_are_given_by_keys(browser: Browser, tmp_path: Path) -> None:
+    root = tmp_path / "shop"
+    root.mkdir()
+    run = write_run(root, [made(0), made(1)])
     with viewed(browser, root) as seen:
-        page = seen.go(f"/runs/shop/{after}")
-        page.keyboard.press("j")
-        page.keyboard.press("j")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**/rows/1*")
-        page.keyboard.press("j")
-        page.wait_for_url("**/rows/2*")
-        page.keyboard.press("k")
-        page.wait_for_url("**/rows/1*")
-        page.keyboard.press("]")
-        page.wait_for_url("**attempt=1*")
-        page.keyboard.press("[")
-        page.wait_for_url("**attempt=0*")
-        page.keyboard.press("f")
-        page.wait_for_url("**/rows/2*")
-        page.keyboard.press("?")
-        assert page.locator("#help").is_visible()
-        page.keyboard.press("j")
+        page = seen.go(f"/runs/shop/{run}/rows/0?status=no-verdict")
+        page.keyboard.press("1")
+        page.wait_for_selector("#verdict [aria-pressed=true] >> text=good")
+        page.keyboard.press("n")
+        page.keyboard.type("0 is a key, but not here")
         page.keyboard.press("Escape")
-        assert "/rows/2" in page.url
-        page.keyboard.press("u")
-        page.wait_for_url(f"**/runs/shop/{after}*")
-        page.keyboard.press("/")
-        page.keyboard.type("is 7 +")
-        page.keyboard.press("Enter")
-        page.wait_for_url("**q=is+7*")
-        assert page.locator("#window tr[data-row]").count() == 1
-        # Empty fields aren't in the address.
-        assert page.url.endswith("?q=is+7+%2B")
-        seen.go(f"/compare/shop/{before}/{after}").keyboard.press("x")
-        page.wait_for_url("**/rows/*")
-        first = page.url
-        page.keyboard.press("x")
-        page.wait_for_url(lambda url: url != first and "/rows/" in url)
+        page.keyboard.press("0")
+        page.wait_for_selector("#verdict [aria-pressed=true] >> text=bad")
+        assert page.input_value("#note") == "0 is a key, but not here"
+        # The next one without a verdict.
+        page.keyboard.press("j")
+        page.wait_for_url("**/rows/1*")
+        page.keyboard.press("1")
+        page.wait_for_selector("#verdict [aria-pressed=true] >> text=good")
+        page.click("text=take back")
+        page.wait_for_selector("#verdict:not(:has([aria-pressed=true]))")
+        assert "1 verdict, 0 good, 1 bad" in seen.go(f"/runs/shop/{run}").inner_text("#verdicts")
 
 
-def test_two_ticked_runs_are_compared(browser: Browser, root: Path) -> None:
+def test_the_key_of_flips_says_what_it_needs(seen: Viewed, root: Path) -> None:
     after, before = runs_of(root)
-    with viewed(browser, root) as seen:
-        page = seen.go("/")
-        page.check(f"#tick-shop-{before}")
-        assert "second" in page.inner_text("#compare-ticked")
-        page.check(f"#tick-shop-{after}")
-        page.click("#compare-ticked a")
-        page.wait_for_url(f"**/compare/shop/{before}/{after}")
+    page = seen.go(f"/runs/shop/{after}/rows/0")
+    page.keyboard.press("x")
+    assert "choose a run to compare with" in page.inner_text("#told")
+    page.select_option("select[name=against]", before)
+    page.wait_for_url(f"**against={before}")
+    page.keyboard.press("x")
+    page.wait_for_url(f"**/rows/1?against={before}")
+    page.click(f"text={before}")
+    page.wait_for_url(f"**/compare/shop/{after}/{before}/rows/1")
 
 
-def test_a_comparison_begins_at_the_first_difference(browser: Browser, root: Path) -> None:
+def test_two_ticked_runs_are_compared(seen: Viewed, root: Path) -> None:
     after, before = runs_of(root)
-    with viewed(browser, root, viewport={"width": 800, "height": 300}) as seen:
-        page = seen.go(f"/compare/shop/{before}/{after}/rows/2")
-        eventually(lambda: page.evaluate("""() => {
-            const at = document.getElementById('first-divergence').getBoundingClientRect();
-            return at.top >= 0 && at.bottom <= innerHeight;
-        }"""))  # fmt: skip
+    page = seen.go("/")
+    page.check(f"#tick-shop-{before}")
+    assert "second" in page.inner_text("#compare-ticked")
+    page.check(f"#tick-shop-{after}")
+    page.click("#compare-ticked a")
+    page.wait_for_url(f"**/compare/shop/{before}/{after}")
 
 
-def test_a_picture_is_loaded_when_it_is_opened(browser: Browser, root: Path) -> None:
+def test_a_comparison_begins_at_the_first_difference(seen: Viewed, root: Path) -> None:
+    after, before = runs_of(root)
+    page = seen.new_page()
+    page.set_viewport_size({"width": 800, "height": 300})
+    page.goto(f"{seen.address}/compare/shop/{before}/{after}/rows/2")
+    eventually(lambda: page.evaluate("""() => {
+        const at = document.getElementById('first-divergence').getBoundingClientRect();
+        return at.top >= 0 && at.bottom <= innerHeight;
+    }"""))  # fmt: skip
+    page.close()
+
+
+def test_a_picture_is_loaded_when_it_is_opened(seen: Viewed, root: Path) -> None:
     after, _ = runs_of(root)
-    with viewed(browser, root) as seen:
-        page = seen.go(f"/runs/shop/{after}/rows/0")
-        assert not page.locator("img").is_visible()
-        page.click(".image summary")
-        eventually(lambda: page.evaluate("document.querySelector('img').naturalWidth") == 1)
+    page = seen.go(f"/runs/shop/{after}/rows/0")
+    assert not page.locator("img").is_visible()
+    page.click(".image summary")
+    eventually(lambda: page.evaluate("document.querySelector('img').naturalWidth") == 1)
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
-def test_hostile_texts_do_nothing(browser: Browser, tmp_path: Path, hostile: str) -> None:
+def test_hostile_texts_do_nothing(browser: Browser, tmp_path: Path) -> None:
     root = tmp_path / "repo"
     root.mkdir()
-    run = hostile_run(root, hostile)
+    runs = [hostile_run(root, hostile) for hostile in HOSTILE]
     with viewed(browser, root) as seen:
-        for path in ("/", f"/runs/repo/{run}", f"/runs/repo/{run}/rows/0", f"/compare/repo/{run}/{run}/rows/1"):
+        paths = [(f"/runs/repo/{run}", f"/runs/repo/{run}/rows/0", f"/compare/repo/{run}/{run}/rows/1") for run in runs]
+        for path in ("/", *chain(*paths)):
             page = seen.go(path)
             page.wait_for_selector(LIVE)
             page.evaluate("() => document.querySelectorAll('details').forEach((each) => (each.open = true))")
             assert page.locator("script").count() == 1
+            assert seen.wrong == []
 
 
 def test_a_long_run_scrolls_with_few_rows_in_the_page(browser: Browser, tmp_path: Path) -> None:
@@ -384,3 +436,5 @@ def test_pages_work_without_the_script(browser: Browser, root: Path) -> None:
         page.wait_for_url(re.compile("status=not-passed"))
         page.click("#window tr[data-row] th a >> nth=0")
         assert page.locator(".conversation").is_visible()
+        page.click("#verdict button[value='1'] >> nth=0")
+        page.wait_for_selector("#verdict [aria-pressed=true] >> text=good")

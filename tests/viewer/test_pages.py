@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from viewed import HOSTILE, hostile_run, made, viewer, write_run
+from viewed import ADDRESS, HOSTILE, hostile_run, made, viewer, write_run
 
 from commands import Osmosis
 from osmosis_ai.records import Failure
@@ -177,7 +177,7 @@ def test_a_rollout_shows_everything_that_is_known_of_it(root: Path) -> None:
     found = page(root, "/runs/repo/latest/rows/0")
     command = "osmosis test -i --row 0 -d /data/rows.jsonl --model m/one"
     parts = ["Use the tools.", "What is 0 + 2?", "hm", "add", "result of add", "because", "I like it", "openai/judge"]
-    for text in (*parts, "Ground truth", command, "turn 1", "220 tokens"):
+    for text in (*parts, "Is it so?", "Ground truth", command, "turn 1", "220 tokens"):
         assert text in found.text
     # The arguments and the result are trees, the system prompt and the reasoning are folded.
     assert [attributes for tag, attributes in found.found if tag == "details" and "open" in attributes]
@@ -193,11 +193,83 @@ def test_a_failed_score_shows_its_traceback(root: Path) -> None:
 def test_the_next_row_follows_the_filter(root: Path) -> None:
     found = page(root, "/runs/repo/latest/rows/2?status=not-passed&sort=-row")
     keys = {
-        attributes["data-key"]: str(attributes["href"]) for _, attributes in found.found if "data-key" in attributes
+        attributes["data-key"]: str(attributes["href"])
+        for tag, attributes in found.found
+        if tag == "a" and "data-key" in attributes
     }
     assert {key: re.findall(r"rows/(\d+)", href) for key, href in keys.items()} == {"k": ["3"], "j": ["1"], "f": ["3"]}
     assert keys["j"].endswith("?status=not-passed&sort=-row")
     assert "2 of 3" in found.text
+
+
+def judge(root: Path, run: str, row: int, status: int = 303, **given: str) -> str:
+    """Send a verdict as the page of a row does."""
+    with viewer(root) as client:
+        data = {"rollout": f"r{row}.0", **given}
+        answer = client.post(f"/runs/{root.name}/{run}/rows/{row}/verdict", data=data, headers={"origin": ADDRESS})
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+def test_a_verdict_shows_where_its_rollout_does(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [made(0), made(1, score=0.0), made(2)])
+    url = f"/runs/{tmp_path.name}/{run}"
+    assert "Verdicts" not in page(tmp_path, url).text
+    judge(tmp_path, run, 0, verdict="1", note=" clear <b>and</b> short ")
+    judge(tmp_path, run, 1, verdict="1")
+    judge(tmp_path, run, 2, verdict="0")
+    row = page(tmp_path, f"{url}/rows/0")
+    assert "clear <b>and</b> short" in row.text
+    assert [a["value"] for tag, a in row.found if tag == "button" and a.get("aria-pressed") == "true"] == ["1"]
+    found = page(tmp_path, url)
+    assert "3 verdicts, 2 good, 1 bad" in found.text
+    # Two of the three scores pass, and one of these is good.
+    assert "r:exact and people agree on 1 of 3 (95 % CI 0.06 … 0.79), Cohen's kappa -0.500" in found.text
+    assert "3 are few: only the intervals say something" in found.text
+    assert [str(attributes.get("aria-label")) for tag, attributes in found.found if tag == "sup"] == [
+        "verdict: good",
+        "verdict: good",
+        "verdict: bad",
+    ]
+    for status, rows in (("verdict-good", [0, 1]), ("verdict-bad", [2]), ("no-verdict", []), ("disagrees", [1, 2])):
+        assert listed(page(tmp_path, f"{url}?status={status}&fn=r:exact")) == rows
+    judge(tmp_path, run, 2, verdict="")
+    assert listed(page(tmp_path, f"{url}?status=no-verdict")) == [2]
+
+
+def test_labelling_goes_on_with_the_next_row_without_a_verdict(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [made(0), made(1), made(2), made(3)])
+    for row in (1, 2):
+        judge(tmp_path, run, row, verdict="1")
+    found = page(tmp_path, f"/runs/{tmp_path.name}/{run}/rows/2?status=no-verdict")
+    beside = [str(a["href"]) for tag, a in found.found if tag == "a" and a.get("data-key") in ("k", "j")]
+    assert [re.findall(r"rows/(\d+)", href) for href in beside] == [["0"], ["3"]]
+
+
+def test_a_verdict_that_can_not_be_recorded_says_why(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [made(0)])
+    assert "was run again or removed" in judge(tmp_path, run, 0, 409, rollout="another", verdict="1")
+    assert "too long" in judge(tmp_path, run, 0, 413, verdict="1", note="n" * 70_000)
+    assert "no run" in judge(tmp_path, "none", 0, 409, verdict="1")
+
+
+def test_the_next_flip_follows_the_run_that_is_compared_with(tmp_path: Path) -> None:
+    _, _, name, before, after = compared_runs(tmp_path).split("/")
+    url = f"/runs/{name}/{after}/rows/0"
+
+    def flips(found: Elements) -> list[str]:
+        return [str(a["href"]) for tag, a in found.found if tag == "a" and a.get("data-key") == "x"]
+
+    without = page(tmp_path, url)
+    assert flips(without) == []
+    assert before in without.text  # among the runs to choose
+    found = page(tmp_path, f"{url}?against={before}")
+    assert flips(found) == [f"/runs/{name}/{after}/rows/1?against={before}"]
+    assert f"/compare/{name}/{after}/{before}/rows/0" in found.links("/compare")
+    last = page(tmp_path, f"/runs/{name}/{after}/rows/2?against={before}")
+    assert flips(last) == []
+    assert "no later row flipped" in last.text
+    assert page(tmp_path, f"{url}?against=none", 404)
 
 
 def compared_runs(root: Path) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from viewed import ADDRESS, PORT, TOKEN, viewer
+from viewed import ADDRESS, PORT, TOKEN, made, viewer, write_run
+
+from osmosis_ai.store.queries import Queries
 
 COOKIE = f"osmosis-view-{PORT}"
 
@@ -100,6 +102,33 @@ def test_pages_are_only_read(tmp_path: Path, method: str) -> None:
         assert client.request(method, f"/?token={TOKEN}").status_code == 403
 
 
+@pytest.mark.parametrize(
+    ("cookie", "headers", "status"),
+    [
+        (True, {"origin": ADDRESS}, 303),
+        (True, {"origin": ADDRESS, "sec-fetch-site": "same-origin"}, 303),
+        (False, {"origin": ADDRESS, "sec-fetch-site": "same-origin"}, 403),
+        (True, {}, 403),
+        (True, {"origin": "null"}, 403),
+        (True, {"origin": "https://evil.example"}, 403),
+        (True, {"origin": "http://127.0.0.1:1", "sec-fetch-site": "same-site"}, 403),
+        (True, {"origin": ADDRESS, "sec-fetch-site": "cross-site"}, 403),
+        (True, {"origin": ADDRESS, "host": f"evil.example:{PORT}"}, 421),
+    ],
+)
+def test_only_a_page_of_the_viewer_gives_verdicts(
+    tmp_path: Path, cookie: bool, headers: dict[str, str], status: int
+) -> None:
+    run = write_run(tmp_path, [made(0)])
+    with viewer(tmp_path, cookie=cookie) as client:
+        url = f"/runs/{tmp_path.name}/{run}/rows/0/verdict"
+        assert client.post(url, data={"rollout": "r0.0", "verdict": "1"}, headers=headers).status_code == status
+        # The token in a URL authorizes no writing either.
+        assert client.post(f"{url}?token={TOKEN}", data={"rollout": "r0.0", "verdict": "1"}).status_code == 403
+    (found,) = Queries(tmp_path / ".osmosis" / "runs.db").scored(run)
+    assert (found.verdict is not None) == (status == 303)
+
+
 @pytest.mark.parametrize("path", ["/", "/none", "/static/view.css", "/static/none", "/?token=wrong"])
 def test_every_answer_forbids_what_no_page_needs(tmp_path: Path, path: str) -> None:
     with viewer(tmp_path) as client:
@@ -110,7 +139,7 @@ def test_every_answer_forbids_what_no_page_needs(tmp_path: Path, path: str) -> N
     assert policy["img-src"] == "data:"
     assert policy["frame-ancestors"] == policy["base-uri"] == "'none'"
     assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["referrer-policy"] == "same-origin"
     assert headers["cache-control"] == "no-store"
 
 

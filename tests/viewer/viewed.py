@@ -64,7 +64,8 @@ def made(index: int, attempt: int = 0, *, score: float | None = 1.0, **changes: 
     if changes.get("failure"):
         return rollout, [], row
     failed = Failure("reward", "ValueError: no number", "reward_raised", "reward_fn/r.py", 3, "Traceback …")
-    judged = [JudgeCall("openai/judge", 7.0, reply="I like it", score=0.5, explanation="nice")]
+    asked = [{"role": "system", "content": "You judge."}, {"role": "user", "content": "Is it so?"}]
+    judged = [JudgeCall("openai/judge", 7.0, reply="I like it", score=0.5, explanation="nice", prompt=asked)]
     scores = [Score("r:exact", score, failed if score is None else None, 1.0, "because", judged if index == 0 else [])]
     return rollout, scores, row
 

@@ -23,7 +23,7 @@ class Regrading(Run):
     def jobs(self) -> Iterator[RolloutJob]:
         """Yield a job for each stored rollout that has not failed."""
         self._stored: dict[str, Rollout] = {}
-        for stored, row, _ in self.store.scored(self.id, with_trajectory=True):
+        for stored, row, *_ in self.store.scored(self.id, with_trajectory=True):
             if self.stopping:
                 return
             rollout = stored.rollout

@@ -40,7 +40,7 @@ async def function_judge(ref: FunctionRef, limits: LimitsConfig, options: PoolOp
             )
             if score.value is None:
                 raise _failed(score.failure)
-            calls = [msgspec.to_builtins(call) for call in score.judge_calls]
+            calls = [msgspec.to_builtins(msgspec.structs.replace(call, prompt=[])) for call in score.judge_calls]
             return Answer(score.value, score.explanation, calls or None)
 
         yield judge

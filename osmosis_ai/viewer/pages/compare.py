@@ -78,9 +78,7 @@ def compared_row_page(site: Site, repository: str, a: str, b: str, row: int, que
     attempt = number(query.get("attempt"))
     attempt_b = number(query.get("attempt_b"), attempt)
     compared, first, second = compare_row(store.runs, run_a, run_b, row, attempt, attempt_b)
-    functions = site.compared(store, run_a, run_b, query).functions
-    function = query["fn"] if query.get("fn") in functions else next(iter(functions), None)
-    flipped = [] if function is None else [flip.row_index for flip in functions[function].flips]
+    flipped = site.flips(store, run_a, run_b, query)
     selection = site.select(store, run_a, RowFilter())
     return site.render(
         "compare_row.html",

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 
 from osmosis_ai.store.browsing import RowFilter, Selection
 from osmosis_ai.store.queries import RunInfo
+from osmosis_ai.store.verdicts import verdicts_on
 from osmosis_ai.store.views import run_view
 from osmosis_ai.viewer.addresses import Address, number, row_filter, run_path, without
 from osmosis_ai.viewer.cells import TableRow, table_row
-from osmosis_ai.viewer.site import FIGURES_AT_ONCE, Site, functions_of, threshold_of
+from osmosis_ai.viewer.site import FIGURES_AT_ONCE, Site, functions_of
 from osmosis_ai.viewer.stores import Repository
 
 __all__ = ["PAGE_ROWS", "figures_part", "run_page", "table_part"]
@@ -42,13 +43,14 @@ def run_page(site: Site, repository: str, name: str, query: Mapping[str, str], *
         wanted=wanted,
         filtered=wanted != RowFilter(sort=wanted.sort),
         functions=functions_of(run, figures),
-        threshold=threshold_of(run),
+        threshold=run.pass_threshold,
         count=len(selection),
         offset=offset,
         page_rows=PAGE_ROWS,
         rows=rows,
         in_flight=[(each, max(now - each.started_at, 0.0) * 1000) for each in store.runs.in_flight(run)],
         figures=figures,
+        verdicts=verdicts_on(store.runs, run),
         others=[other for other in store.runs.list_runs(50) if other.id != run.id],
         live=live,
     )
@@ -68,7 +70,7 @@ def figures_part(site: Site, repository: str, name: str, query: Mapping[str, str
     store, run = site.find(repository, name)
     here = Address(run_path(repository, name), query)
     figures = site.figures_of(store, run)
-    return site.render("figures.html", figures=figures, run=run, here=here, threshold=threshold_of(run))
+    return site.render("figures.html", figures=figures, run=run, here=here, threshold=run.pass_threshold)
 
 
 def _has_runs(site: Site, repository: str) -> bool:

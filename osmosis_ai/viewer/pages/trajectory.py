@@ -8,24 +8,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import anyio
 import msgspec
+from msgspec.structs import replace
 
 from osmosis_ai.conversation import steps
 from osmosis_ai.errors import StoreError
-from osmosis_ai.records import Outcome, Rollout
+from osmosis_ai.records import Outcome, Rollout, Verdict
 from osmosis_ai.store.browsing import ListedRow, RowFilter
 from osmosis_ai.store.queries import RunInfo, ScoredRollout
+from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.store.views import run_view
 from osmosis_ai.text import duration
-from osmosis_ai.viewer.addresses import Address, beside, following, number, row_filter, run_path, without
+from osmosis_ai.viewer.addresses import Address, beside, compare_path, following, number, row_filter, run_path, without
 from osmosis_ai.viewer.cells import attempt_cell, policy_of
-from osmosis_ai.viewer.site import Site, threshold_of
+from osmosis_ai.viewer.site import Site
 from osmosis_ai.viewer.stores import Repository
 
-__all__ = ["stored_rollout", "trajectory_page"]
+__all__ = ["give_verdict", "stored_rollout", "trajectory_page"]
 
 LOG_BYTES = 8 << 20
 LOG_LINES = 500
+NOTE_CHARACTERS = 4000
+"""The longest note."""
 
 
 class Span(NamedTuple):
@@ -48,6 +53,9 @@ def trajectory_page(site: Site, repository: str, name: str, row: int, query: Map
     chosen = _chosen(listed, query)
     scored = site.rollout(store, run, row, chosen)
     rollout = scored.stored.rollout
+    against = store.runs.find_run(query["against"]) if query.get("against") else None
+    # In this direction, because its rows are then this run's.
+    flips = [] if against is None else site.flips(store, run, against, query)
     selection = site.select(store, run, row_filter(query))
     failing = site.select(store, run, RowFilter(status="not-passed"))
     here = Address(f"{run_url.path}/rows/{row}", query)
@@ -60,13 +68,19 @@ def trajectory_page(site: Site, repository: str, name: str, row: int, query: Map
         back=run_url,
         row=listed.row,
         attempts=[
-            attempt_cell(outcome, run, query, here.but(attempt=outcome.run_index, policy=policy_of(outcome)))
+            attempt_cell(
+                outcome,
+                run,
+                query,
+                here.but(attempt=outcome.run_index, policy=policy_of(outcome)),
+                listed.verdicts.get(outcome.id),
+            )
             for outcome in listed.outcomes
         ],
         chosen=listed.outcomes.index(chosen),
         outcomes=listed.outcomes,
         scored=scored,
-        threshold=threshold_of(run),
+        threshold=run.pass_threshold,
         position=selection.position(row),
         count=len(selection),
         steps=list(steps(rollout.messages, rollout.turns, rollout.tool_calls)),
@@ -77,7 +91,12 @@ def trajectory_page(site: Site, repository: str, name: str, row: int, query: Map
             "previous": beside(selection, row, -1, run_url),
             "next": beside(selection, row, 1, run_url),
             "failure": following(failing.rows, row, run_url),
+            "flip": following(flips, row, run_url),
+            "comparison": "" if against is None else f"{compare_path(repository, run.id, against.id)}/rows/{row}",
         },
+        against=against,
+        others=[other for other in store.runs.list_runs(50) if other.id != run.id],
+        note_characters=NOTE_CHARACTERS,
         live=live,
     )
 
@@ -86,6 +105,26 @@ def stored_rollout(site: Site, repository: str, name: str, row: int, query: Mapp
     """A row's rollout, for its JSON."""
     store, run = site.find(repository, name)
     return site.rollout(store, run, row, _chosen(_listed_row(store, run, row), query))
+
+
+def give_verdict(
+    site: Site, repository: str, name: str, row: int, query: Mapping[str, str], given: Mapping[str, str]
+) -> str:
+    """Record what a person says of a rollout, and return the URL of its page.
+
+    `given` has the rollout's id, since it may have been run again; the verdict 1 or 0, or none to take it back; and a
+    note. Raises StoreError.
+    """
+    store, run = site.find(repository, name)
+    verdict = _VERDICTS.get(given.get("verdict", ""))
+    if verdict is not None:
+        verdict = replace(verdict, note=given.get("note", "").strip()[:NOTE_CHARACTERS] or None)
+    with RunStore.open(store.root, folder=store.folder, masker=site.masker, create=False) as opened:
+        anyio.run(opened.save_verdict, run.id, given.get("rollout", ""), verdict)
+    return str(Address(f"{run_path(repository, name)}/rows/{row}", query))
+
+
+_VERDICTS = {"1": Verdict(1), "0": Verdict(0)}
 
 
 def _listed_row(store: Repository, run: RunInfo, row: int) -> ListedRow:

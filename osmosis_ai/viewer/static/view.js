@@ -165,29 +165,7 @@ async function refresh() {
   const began = performance.now();
   try {
     // Without the rows, which the window asks for itself.
-    const fresh = await parsed(location.href.split("#")[0], { "x-without-rows": "1" });
-    const moved = fresh.getElementById("window");
-    const here = document.getElementById("window");
-    if (Boolean(moved) !== Boolean(here) || fresh.title !== document.title) {
-      // The first rows have come, or the latest run is another one.
-      document.getElementById("main").replaceChildren(...fresh.getElementById("main").childNodes);
-      document.title = fresh.title;
-      start();
-      return;
-    }
-    for (const part of document.querySelectorAll("[data-part]")) {
-      const other = fresh.getElementById(part.id);
-      if (part.dataset.load) {
-        replacePart(part, (await parsed(part.dataset.load)).body);
-      } else if (other) {
-        replacePart(part, other);
-        part.hidden = other.hidden;
-      } else if (part.id === "chart") {
-        part.replaceChildren();
-      }
-    }
-    if (rowsWindow && moved) rowsWindow.refresh(Number(moved.dataset.count));
-    showTicked();
+    await show(await parsed(location.href.split("#")[0], { "x-without-rows": "1" }));
   } catch {
     say("can't read the page again, trying again");
     setTimeout(changed, RETRY_MS);
@@ -199,15 +177,45 @@ async function refresh() {
   }
 }
 
+async function show(fresh) {
+  const moved = fresh.getElementById("window");
+  const here = document.getElementById("window");
+  if (Boolean(moved) !== Boolean(here) || fresh.title !== document.title) {
+    // The first rows have come, or the latest run is another one.
+    document.getElementById("main").replaceChildren(...fresh.getElementById("main").childNodes);
+    document.title = fresh.title;
+    start();
+    return;
+  }
+  for (const part of document.querySelectorAll("[data-part]")) {
+    const other = fresh.getElementById(part.id);
+    if (part.dataset.load) {
+      replacePart(part, (await parsed(part.dataset.load)).body);
+    } else if (other) {
+      replacePart(part, other);
+      part.hidden = other.hidden;
+    } else if (part.id === "chart") {
+      part.replaceChildren();
+    }
+  }
+  if (rowsWindow && moved) rowsWindow.refresh(Number(moved.dataset.count));
+  showTicked();
+}
+
 function changed() {
   if (pending) return;
   const wait = reading ? pause : pause - (performance.now() - last);
   pending = setTimeout(refresh, Math.max(0, wait));
 }
 
-function say(text) {
-  const element = document.getElementById("connection");
+function say(text, place = "connection") {
+  const element = document.getElementById(place);
   if (element.textContent !== text) element.textContent = text;
+}
+
+// What came of a key or a button, until the next one.
+function tell(text) {
+  say(text, "told");
 }
 
 let source = null;
@@ -244,6 +252,12 @@ function follow(selector) {
   return Boolean(link);
 }
 
+function withoutFlips() {
+  return document.querySelector("[data-against], #flips")
+    ? "no later row flipped"
+    : "choose a run to compare with: then x leads to the next row that flipped";
+}
+
 function moveInList(step) {
   const rows = [...document.querySelectorAll("tr[data-row]")];
   if (!rows.length) return;
@@ -257,7 +271,10 @@ const keys = {
   j: () => follow("[data-key=j]") || moveInList(1),
   k: () => follow("[data-key=k]") || moveInList(-1),
   f: () => follow("[data-key=f]"),
-  x: () => follow("[data-key=x]"),
+  x: () => follow("[data-key=x]") || tell(withoutFlips()),
+  1: () => follow('[data-key="1"]'),
+  0: () => follow('[data-key="0"]'),
+  n: () => document.getElementById("note")?.focus(),
   "[": () => follow('[data-key="["]'),
   "]": () => follow('[data-key="]"]'),
   u: () => follow("[data-up]"),
@@ -274,6 +291,7 @@ document.addEventListener("keydown", (event) => {
   const action = keys[event.key];
   if (action) {
     event.preventDefault();
+    tell("");
     action();
   }
 });
@@ -297,11 +315,33 @@ document.addEventListener("change", (event) => {
 });
 
 document.addEventListener("submit", (event) => {
-  // Empty fields make long addresses.
-  if (event.target.method === "get") {
-    for (const field of event.target.querySelectorAll("[name]")) if (!field.value) field.disabled = true;
+  const form = event.target;
+  if (form.method === "get") {
+    // Empty fields make long addresses.
+    for (const field of form.querySelectorAll("[name]")) if (!field.value) field.disabled = true;
+  } else if (form.method === "post") {
+    event.preventDefault();
+    send(form, event.submitter);
   }
 });
+
+async function send(form, button) {
+  const body = new URLSearchParams(new FormData(form));
+  body.set(button.name, button.value);
+  try {
+    const answer = await fetch(form.action, { method: "POST", body });
+    const text = await answer.text();
+    if (!answer.ok) {
+      tell(text);
+      return;
+    }
+    form.querySelector("textarea")?.blur();
+    await show(new DOMParser().parseFromString(text, "text/html"));
+    tell("saved");
+  } catch {
+    tell("not saved: the viewer doesn't answer");
+  }
+}
 
 function showTicked() {
   const bar = document.getElementById("compare-ticked");
