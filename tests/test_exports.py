@@ -28,6 +28,7 @@ from osmosis_ai.records import (
     ToolCall,
     Turn,
     Usage,
+    Verdict,
 )
 from osmosis_ai.store.queries import RolloutFilter, RunInfo
 from osmosis_ai.store.run_store import RunStore
@@ -104,6 +105,7 @@ def test_json_lines_keep_everything(store: RunStore) -> None:
         model="the model",
         tools=TOOLS,
     )
+    asyncio.run(store.save_verdict(run.id, "policy4", Verdict(1, "clear")))
     sink = io.BytesIO()
     assert write_jsonl(exported_rollouts(store, run, Selection(), RolloutFilter()), [], sink, unmasked) == 1
     assert json.loads(sink.getvalue()) == {
@@ -121,6 +123,8 @@ def test_json_lines_keep_everything(store: RunStore) -> None:
         "scoring_errors": {},
         "finish_reason": "stop",
         "error": None,
+        "human": 1,
+        "human_note": "clear",
         "ground_truth": "2",
         "metadata": {"big": 10**30, "mixed": [None, "x"]},
         "token_usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7},

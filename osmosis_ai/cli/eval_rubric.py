@@ -500,22 +500,24 @@ def print_results(view: Output, results: RubricResults) -> None:
             f"largest range {number(spread.max_range)} ({spread.widest_record}), {spread.unanimous} unanimous"
         )
     if results.agreement is not None:
-        view.line(_agreement_line(results.agreement))
+        for line in _agreement_lines(results.agreement):
+            view.line(line)
     if before is not None and before.difference is not None:
         view.line(f"baseline average {number(before.average)}, difference {number(before.difference, '+')}")
 
 
-def _agreement_line(agreement: LabelAgreement) -> str:
+def _agreement_lines(agreement: LabelAgreement) -> list[str]:
     from osmosis_ai.reward_rubric.agreement import agreement_words
 
     counts = agreement.confusion
     if not counts or not isinstance(agreement.mean_absolute_error, float):
-        return f"agreement with {agreement.column}: no record has both a score and a label"
+        return [f"agreement with {agreement.column}: no record has both a score and a label"]
     rank = f"{agreement.spearman:.3f}" if isinstance(agreement.spearman, float) else "not defined"
-    return (
+    return [
         f"agreement with {agreement.column} on {counted(agreement.records, 'record')}: mean absolute error "
         f"{number(agreement.mean_absolute_error)}, Spearman {rank}; at {agreement.threshold:g}: "
         f"{counts.true_positive} both positive, {counts.true_negative} both negative, "
         f"{counts.false_positive} only the judge, {counts.false_negative} only the label "
-        f"(accuracy {agreement.accuracy:.2f}); judge and label {agreement_words(agreement)}"
-    )
+        f"(accuracy {agreement.accuracy:.2f})",
+        f"judge and label {agreement_words(agreement)}",
+    ]

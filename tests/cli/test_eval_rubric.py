@@ -228,6 +228,9 @@ def test_agreement_spread_and_baseline(osmosis: Osmosis, tmp_path: Path) -> None
         "threshold": 0.5,
         "confusion": {"true_positive": 1, "false_positive": 0, "false_negative": 1, "true_negative": 1},
         "accuracy": pytest.approx(2 / 3),
+        "accuracy_interval": pytest.approx([0.208, 0.939], abs=1e-3),
+        "kappa": pytest.approx(0.4),
+        "kappa_interval": pytest.approx([-0.426, 0.889], abs=1e-3),
     }
     assert result["baseline"] == {
         "path": "before.json",

@@ -16,6 +16,7 @@ from osmosis_ai.schemas import schema_of
 from osmosis_ai.store.compare import compare_runs
 from osmosis_ai.store.queries import RolloutFilter, RunInfo
 from osmosis_ai.store.run_store import RunStore
+from osmosis_ai.store.verdicts import verdicts_on
 from osmosis_ai.store.views import (
     ListedRuns,
     RescoredRun,
@@ -94,7 +95,8 @@ def test_a_run_is_shown_with_every_field(store: RunStore) -> None:
 def test_rollouts_are_shown_without_and_with_their_trajectories(store: RunStore) -> None:
     run = new_run(store, 1.0)
     totals = store.function_totals(run.id)
-    lists = ShownRun(run_view(run), totals, [rollout_summary(found) for found in store.scored(run.id)], 0)
+    rollouts = [rollout_summary(found) for found in store.scored(run.id)]
+    lists = ShownRun(run_view(run), totals, verdicts_on(store, run), rollouts, 0)
     first, second = checked(lists)["rollouts"]
     assert (first["turns"], first["tool_calls"], first["usage"]) == (
         1, 1, {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
