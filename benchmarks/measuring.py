@@ -48,13 +48,16 @@ def adopt_orphans() -> bool:
     return int(ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
 
 
-def run(command: Sequence[str], *, cwd: Path, spare: Sequence[int] = (), **env: str) -> Measured:
+def run(
+    command: Sequence[str], *, cwd: Path, spare: Sequence[int] = (), codes: Sequence[int] = (0,), **env: str
+) -> Measured:
     """Run a command to its end.
 
     Args:
         command: The program and its arguments.
         cwd: Where.
         spare: Ids of child processes that don't belong to it.
+        codes: Exit codes that don't mean a failure.
         env: Further environment variables.
 
     Raises:
@@ -71,7 +74,7 @@ def run(command: Sequence[str], *, cwd: Path, spare: Sequence[int] = (), **env: 
         cpu = _cpu_of_children() - before
         stdout.seek(0)
         stderr.seek(0)
-        if code:
+        if code not in codes:
             raise SystemExit(f"{' '.join(command)} ended with {code}:\n{stderr.read().decode()}")
         return Measured(wall, cpu, stdout.read().decode())
 

@@ -1,6 +1,7 @@
 """Workflows on a released SDK: throughput beside the vendor's own `osmosis eval run`, the bridge, faults, and start-up.
 
-    python benchmarks/workflows.py throughput     rollouts per second, and latency that the bridge adds to a model call
+    python benchmarks/workflows.py throughput     rollouts per second, and latency that the bridge adds to a model call;
+                                                  with `--clients each`, rollouts don't share an HTTP client
     python benchmarks/workflows.py faults         rollouts that raise, block their server or kill it
     python benchmarks/workflows.py startup        from the command's start to the first model call
 
@@ -20,14 +21,15 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, perf_counter_ns
+from typing import NamedTuple
 
 import aiohttp
-from measuring import OSMOSIS, clean_environment
+from measuring import OSMOSIS, Measured, adopt_orphans, clean_environment, run
 
 from osmosis_ai.models.choice import choose_model
 from osmosis_ai.models.host import HostOptions, create_model
-from osmosis_ai.records import Completion, Row
+from osmosis_ai.records import Completion, JsonObject, Row
 from osmosis_ai.runtime.worker.workflows.bridge import Bridge, ChatCall
 from osmosis_ai.runtime.worker.workflows.environments import prepare_environment
 from osmosis_ai.runtime.worker.workflows.listener import Listener
@@ -44,12 +46,17 @@ dependencies = ["osmosis-ai[eval]=={VERSION}", "httpx"]
 ROLLOUT = """\
 import os
 import time
+from contextlib import nullcontext
 
 import httpx
 import uvicorn
 
 from osmosis_ai.rollout import AgentWorkflow, AgentWorkflowConfig, Grader, LocalBackend, get_rollout_context
 from osmosis_ai.rollout.server import create_rollout_server
+
+
+CLIENT = httpx.AsyncClient(timeout=60)
+ONE_CLIENT = True
 
 
 class Workflow(AgentWorkflow):
@@ -63,12 +70,14 @@ class Workflow(AgentWorkflow):
             time.sleep(3600)
         if task == "kill":
             os._exit(3)
-        async with httpx.AsyncClient(timeout=60, headers={"Authorization": f"Bearer {rollout.api_key}"}) as client:
+        headers = {"Authorization": f"Bearer {rollout.api_key}"}
+        async with nullcontext(CLIENT) if ONE_CLIENT else httpx.AsyncClient(timeout=60) as client:
             for turn in range(2):
                 if turn:
                     messages.append({"role": "user", "content": "Are you sure?"})
                 body = {"model": "openai/osmosis-rollout", "messages": messages, "stream": False}
-                answer = await client.post(f"{rollout.chat_completions_url}/chat/completions", json=body)
+                url = f"{rollout.chat_completions_url}/chat/completions"
+                answer = await client.post(url, json=body, headers=headers)
                 answer.raise_for_status()
                 messages.append(answer.json()["choices"][0]["message"])
         return messages
@@ -99,11 +108,20 @@ FAULTS = {3: "raise", 8: "block", 14: "kill"}
 ORIGINS = {"raise": "agent", "block": "timeout", "kill": "worker"}
 
 
-def write_workspace(root: Path, tasks: Iterable[str]) -> Path:
+class Side(NamedTuple):
+    """One run of a command. Times are in seconds; `calls` is the time from the first model call to the last."""
+
+    calls: float
+    wall: float
+    cpu: float
+
+
+def write_workspace(root: Path, tasks: Iterable[str], *, one_client: bool = True) -> Path:
     """Write a workspace that both sides accept; return the interpreter of the rollout's environment."""
     folder = root / "rollouts" / "raw"
     folder.mkdir(parents=True)
-    (folder / "main.py").write_text(ROLLOUT, encoding="utf-8")
+    rollout = ROLLOUT.replace("ONE_CLIENT = True", f"ONE_CLIENT = {one_client}")
+    (folder / "main.py").write_text(rollout, encoding="utf-8")
     (folder / "pyproject.toml").write_text(DECLARATION, encoding="utf-8")
     for name in ("configs/eval", "configs/training", "data"):
         (root / name).mkdir(parents=True)
@@ -117,47 +135,67 @@ def write_workspace(root: Path, tasks: Iterable[str]) -> Path:
     return prepare_environment(folder)
 
 
-def ours(root: Path, url: str, *options: str) -> dict[str, object]:
-    """Run our command, and return its results."""
+def ours(root: Path, url: str, *options: str) -> tuple[JsonObject, Measured]:
+    """Run our command; return its results, and what it took."""
     command = [OSMOSIS, "eval", "--rollout", "rollouts/raw", "-d", "data/rows.jsonl", "--json", "--quiet"]
-    command += ["--model", "scripted", "--base-url", url, *options]
-    done = subprocess.run(command, cwd=root, env=clean_environment(), stdout=subprocess.PIPE, check=False)
-    results: dict[str, object] = json.loads(done.stdout)
-    return results
+    # 1 says that not every rollout passed.
+    measured = run([*command, "--model", "scripted", "--base-url", url, *options], cwd=root, codes=(0, 1))
+    return json.loads(measured.stdout), measured
 
 
-def vendors(root: Path, python: Path, url: str, in_flight: int, name: str) -> float:
-    """Run the vendor's command, and return the seconds of its run without its start."""
+def vendors(root: Path, python: Path, url: str, name: str, *options: str) -> tuple[JsonObject, Measured]:
+    """Run the vendor's command; return its metrics, and what it took."""
     given = {"OPENAI_API_BASE": url, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "UV_PYTHON": str(python)}
     # Its own start of a server runs `uv`, which its environment has.
-    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
-    env = clean_environment(**given, PATH=path, LITELLM_LOCAL_MODEL_COST_MAP="True")
+    given["PATH"] = os.pathsep.join([str(python.parent), os.environ["PATH"]])
     command = [str(python.with_name("osmosis")), "eval", "run", "configs/eval/raw.toml", "-y", "--name", name]
-    command += ["--dataset-file", "data/rows.jsonl", "--max-in-flight", str(in_flight)]
-    subprocess.run(command, cwd=root, env=env, stdout=subprocess.DEVNULL, check=True)
-    metrics = json.loads((root / ".osmosis" / "evals" / name / "metrics.json").read_bytes())
-    if failed := metrics["summary"]["total_samples"] - metrics["summary"]["passed"]:
-        print(f"  (in {name} of osmosis-ai, {failed} rollouts failed)")
-    return float(metrics["eval_run"]["duration_ms"]) / 1000
+    command += ["--dataset-file", "data/rows.jsonl", *options]
+    measured = run(command, cwd=root, LITELLM_LOCAL_MODEL_COST_MAP="True", **given)
+    return json.loads((root / ".osmosis" / "evals" / name / "metrics.json").read_bytes()), measured
 
 
 def throughput(root: Path, options: argparse.Namespace) -> None:
     """Print the rollouts per second of both commands, and what the bridge adds to a model call."""
-    python = write_workspace(root, ["row"] * options.rollouts)
-    seconds: dict[str, list[float]] = {"osmosis": [], f"osmosis-ai {VERSION}": []}
+    # One each, because the vendor's command writes an environment and a lock file into its own.
+    tasks, one_client = ["row"] * options.rollouts, options.clients == "one"
+    write_workspace(root / "ours", tasks, one_client=one_client)
+    python = write_workspace(root / "theirs", tasks, one_client=one_client)
+    in_flight = str(options.in_flight)
+
+    def run_ours(url: str, *given: str) -> tuple[int, Measured]:
+        results, measured = ours(root / "ours", url, "--batch-size", in_flight, *given)
+        return results["summary"]["passed"], measured
+
+    def run_theirs(url: str, *given: str) -> tuple[int, Measured]:
+        name = f"run-{perf_counter_ns()}"
+        metrics, measured = vendors(root / "theirs", python, url, name, "--max-in-flight", in_flight, *given)
+        return metrics["summary"]["passed"], measured
+
+    commands = {"osmosis": run_ours, f"osmosis-ai {VERSION}": run_theirs}
+    sides: dict[str, list[Side]] = {name: [] for name in commands}
+    for place in range(-1, options.runs):
+        # The order alternates, because other work on the machine changes.
+        for name in sorted(commands, reverse=place % 2 == 1):
+            with ScriptedEndpoint(by_turn(text("hm"), text("42"))).run_in_thread() as endpoint:
+                passed, measured = commands[name](endpoint.url, *(["--rows", "0"] if place < 0 else ()))
+                # Neither command's check of the model has a system prompt.
+                times = [chat.time for chat in endpoint.chats if chat.messages[0]["role"] == "system"]
+            # The first time makes the environments.
+            if place >= 0:
+                if passed < options.rollouts:
+                    print(f"  (in a run of {name}, {options.rollouts - passed} rollouts failed)")
+                sides[name].append(Side(times[-1] - times[0], measured.wall, measured.cpu))
+    print(
+        f"{options.rollouts} rollouts, {in_flight} in flight, {options.clients} client, median of {options.runs} runs"
+    )
+    count = options.rollouts
+    for name, runs in sides.items():
+        calls, wall, cpu = (median(values) for values in zip(*runs, strict=True))
+        each = cpu / count * 1000
+        print(f"  {name:<18} {count / calls:>6.1f} rollouts/s, {each:>5.1f} ms of CPU each; {wall:.0f} s in all")
+    mine, other = (median(side.calls for side in runs) for runs in sides.values())
+    print(f"  {other / mine:.1f} times; target: at least 3")
     with ScriptedEndpoint(by_turn(text("hm"), text("42")), record=False).run_in_thread() as endpoint:
-        for run in range(options.runs):
-            summary = ours(root, endpoint.url, "--batch-size", str(options.in_flight))["summary"]
-            assert isinstance(summary, dict)
-            assert summary["passed"] == options.rollouts, summary
-            seconds["osmosis"].append(summary["wall_ms"] / 1000)
-            theirs = vendors(root, python, endpoint.url, options.in_flight, f"run-{run}")
-            seconds[f"osmosis-ai {VERSION}"].append(theirs)
-        print(f"{options.rollouts} rollouts, {options.in_flight} in flight, median of {options.runs} runs")
-        for name, walls in seconds.items():
-            print(f"  {name:<18} {options.rollouts / median(walls):>7.1f} rollouts/s")
-        mine, other = map(median, seconds.values())
-        print(f"  {other / mine:.1f} times; target: at least 3")
         added = asyncio.run(added_latency(endpoint.url, options.calls))
     print(f"the bridge adds {added:.2f} ms to a model call, median of {options.calls}; target: at most 5")
 
@@ -197,8 +235,7 @@ def faults(root: Path, options: argparse.Namespace) -> None:
     write_workspace(root, tasks)
     given = ["--batch-size", str(options.in_flight), "--workers", "2", "--timeout", "2"]
     with ScriptedEndpoint(by_turn(text("hm"), text("42")), record=False).run_in_thread() as endpoint:
-        started = monotonic()
-        results = ours(root, endpoint.url, *given)
+        results, measured = ours(root, endpoint.url, *given)
     rows = results["rows"]
     assert isinstance(rows, list)
     wrong = []
@@ -208,7 +245,7 @@ def faults(root: Path, options: argparse.Namespace) -> None:
         if origin != ORIGINS.get(task) or (origin is None) != (attempt["scores"] == {"raw": 1.0}):
             wrong.append(f"row {row['row_index']} ({task}): {attempt['error']}, {attempt['scores']}")
     faulty = len(tasks) - tasks.count("row")
-    print(f"{len(tasks)} rollouts, {faulty} of them faulty: {monotonic() - started:.0f} s")
+    print(f"{len(tasks)} rollouts, {faulty} of them faulty: {measured.wall:.0f} s, {measured.cpu:.0f} s of CPU")
     print("\n".join(f"  {line}" for line in wrong) or "  every other one completed, none twice, none missing")
 
 
@@ -244,12 +281,14 @@ def main() -> None:
     parser.add_argument("figure", choices=["throughput", "faults", "startup"])
     parser.add_argument("--rollouts", type=int, help="default: 500, with faults 1000")
     parser.add_argument("--in-flight", type=int, help="default: 64, with faults 16")
+    parser.add_argument("--clients", choices=["one", "each"], default="one", help="each: one for each rollout")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--calls", type=int, default=500, help="model calls of each way (default: 500)")
     options = parser.parse_args()
     is_faults = options.figure == "faults"
     options.rollouts = options.rollouts or (1000 if is_faults else 500)
     options.in_flight = options.in_flight or (16 if is_faults else 64)
+    adopt_orphans()
     folder = Path(tempfile.mkdtemp())
     try:
         {"throughput": throughput, "faults": faults, "startup": startup}[options.figure](folder, options)

@@ -356,9 +356,12 @@ class Reworded(Record, frozen=True, tag=True):
 
 
 class Acting(Record, frozen=True, tag=True):
-    """From now on, code of the repository's agent loop runs."""
+    """From now on, code of the repository's agent loop runs. `taken` is a sign of life: its server has just taken the
+    rollout.
+    """
 
     job: str
+    taken: bool = False
 
 
 class Asked(Record, frozen=True, tag=True):

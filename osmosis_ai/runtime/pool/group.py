@@ -21,7 +21,7 @@ from osmosis_ai.records import Failure
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.code import LoadedCode
 from osmosis_ai.runtime.pool.base import LOAD_SECONDS, Spawner
-from osmosis_ai.runtime.pool.worker import WorkerHandle, WorkerLostError, blocked, died
+from osmosis_ai.runtime.pool.worker import Loss, WorkerHandle, WorkerLostError, blocked, died
 from osmosis_ai.runtime.protocol import Done, Job, Progress
 from osmosis_ai.shortage import shortage_of
 from osmosis_ai.tasks import task_group
@@ -31,6 +31,8 @@ __all__ = ["CodeChangedError", "JobFailedError", "WorkerGroup"]
 LOOK_SECONDS = 0.25
 MAX_SHARED_LOSSES = 2
 MAX_LOSSES = 5
+MIN_ALONE = 4
+MAX_SPARES = 2
 MAX_FAILED_STARTS = 3
 MAX_SHORTAGES = 50
 SHORTAGE_SECONDS = 15.0
@@ -76,6 +78,7 @@ class WorkerGroup:
         freeze_limit: Seconds without a heartbeat before a worker is killed; user code can block the interpreter.
         share: Maximum number of jobs for a worker while others are still starting.
         alone: Give each job its own worker, with at most this many at a time; 0 for shared workers.
+        spares: Once a worker was lost, keep another ready to take the place of the next, because starting one is slow.
         load_limit: Seconds a worker may take to load the repository.
         shortage_limit: Seconds for which no worker can be started and no job runs before the group gives up.
     """
@@ -90,6 +93,7 @@ class WorkerGroup:
         share: int,
         *,
         alone: int = 0,
+        spares: bool = False,
         load_limit: float = LOAD_SECONDS,
         shortage_limit: float = SHORTAGE_SECONDS,
     ) -> None:
@@ -113,7 +117,10 @@ class WorkerGroup:
         self._first_starts_left = size
         self._was_ready = False
         self._start_error: StartError | None = None
-        self._alone_slots = asyncio.Semaphore(max(size, alone, 2))
+        self._keeps_spares = spares
+        self._spares: list[WorkerHandle] = []
+        self._spare_wanted = anyio.Event()
+        self._alone_slots = asyncio.Semaphore(max(size, alone, MIN_ALONE))
         self._group: anyio.abc.TaskGroup
         self._closing = False
 
@@ -131,6 +138,8 @@ class WorkerGroup:
                 for _ in range(self._size):
                     group.start_soon(self._keep_one)
                 group.start_soon(self._watch)
+                if self._keeps_spares:
+                    group.start_soon(self._keep_spare)
                 yield
             finally:
                 self._closing = True
@@ -157,20 +166,22 @@ class WorkerGroup:
         JobFailedError if the job is to blame for the loss of its worker, or no worker can be started; CodeChangedError
         if that is because the code changed.
         """
-        losses = failed_starts = shortages = 0
-        alone = self._alone
+        failed_starts = shortages = 0
+        losses: list[Loss] = []
+        suspected: Loss | None = None
         while True:
-            # True if no other job was ever in the worker: even a finished job may have left a running thread.
-            unshared = alone
+            alone = self._alone or _unexplained(losses) >= MAX_SHARED_LOSSES or suspected is not None
             try:
                 if alone:
-                    done = await self._run_alone(job, listen)
+                    done = await self._run_alone(job, listen, suspected)
+                    if done is None:
+                        suspected = None
+                        continue
                 else:
                     worker = await self._pick()
                     try:
                         done = await worker.run(job, listen)
                     finally:
-                        unshared = worker.taken == 1
                         self._notify()
                 assert isinstance(done, kind)
                 return done
@@ -183,22 +194,26 @@ class WorkerGroup:
                     self._raise_if_changed()
                     raise JobFailedError(Failure("worker", str(error), kind="start")) from error
             except WorkerLostError as lost:
-                if lost.failure.kind == "start" and shortages < MAX_SHORTAGES:
+                loss = lost.loss
+                if loss.failure.kind == "start" and shortages < MAX_SHORTAGES:
                     shortages += 1
-                    if await self._has_room(lost.failure.message):
+                    if await self._has_room(loss.failure.message):
                         restart()
                         continue
-                losses += 1
-                to_blame = lost.culprit == job.id or (lost.suspects == {job.id} and unshared)
+                losses.append(loss)
+                to_blame = loss.culprit == job.id or (loss.suspects == {job.id} and not loss.shared)
+                if to_blame:
+                    for each in losses:
+                        each.explained |= job.id in each.suspects
                 # The user's steps can't be replayed.
                 stepping = isinstance(job, protocol.RolloutJob) and job.stepping
-                to_blame = to_blame or (stepping and job.id in lost.suspects)
+                to_blame = to_blame or (stepping and job.id in loss.suspects)
                 # The pool scores the rollouts of a batch again one by one.
                 to_blame = to_blame or (isinstance(job, protocol.ScoreJob) and len(job.inputs) > 1)
-                if to_blame or (alone and losses >= MAX_LOSSES):
-                    raise JobFailedError(lost.failure) from lost
+                if to_blame or (alone and _unexplained(losses) >= MAX_LOSSES):
+                    raise JobFailedError(loss.failure) from lost
                 # In a worker of its own, no other job can harm it again.
-                alone = self._alone or job.id in lost.suspects or losses >= MAX_SHARED_LOSSES
+                suspected = loss if job.id in loss.suspects else None
                 restart()
 
     def resume(self, order: protocol.Resume) -> None:
@@ -212,23 +227,63 @@ class WorkerGroup:
         for worker in list(self._workers):
             worker.kill(died("stopped"))
 
-    async def _run_alone(self, job: Job, listen: Callable[[Progress], None]) -> Done:
+    async def _run_alone(self, job: Job, listen: Callable[[Progress], None], suspected: Loss | None) -> Done | None:
+        """Run a job in a worker of its own; return None if another suspect of the same loss has been blamed by then."""
         async with self._alone_slots:
-            worker = self._kept_ahead() or await self._start_worker()
-            # Reserved: it takes only this job.
-            worker.leaving.set()
+            if suspected is not None and suspected.explained:
+                return None
+            # What a job before it left behind may have taken its worker down; this time it must be the job itself.
+            unused = suspected is not None and suspected.suspects == {job.id}
+            worker = self._kept_ahead() or await self._next_worker(unused=unused)
+            worker.reserved = True
+            if self._alone:
+                worker.leaving.set()
             try:
                 await worker.loaded(self._load_limit)
                 self._short_since = None
                 return await worker.run(job, listen)
             finally:
-                self._group.start_soon(worker.stop)
+                self._release(worker)
 
     def _kept_ahead(self) -> WorkerHandle | None:
         """Return the oldest of the workers started ahead of jobs, if any."""
         if not self._alone:
             return None
         return next((worker for worker in self._workers if not worker.leaving.is_set()), None)
+
+    async def _next_worker(self, *, unused: bool = False) -> WorkerHandle:
+        """Return a spare worker, or start one. One that is `unused` has never had a job."""
+        self._spares = [spare for spare in self._spares if not spare.leaving.is_set()]
+        found = min(self._spares, key=lambda spare: spare.taken, default=None)
+        if found is None or (unused and found.taken):
+            return await self._start_worker()
+        self._spares.remove(found)
+        self._spare_wanted.set()
+        return found
+
+    async def _keep_spare(self) -> None:
+        """Start a spare worker whenever one is wanted and there is none."""
+        while True:
+            await self._spare_wanted.wait()
+            self._spare_wanted = anyio.Event()
+            if self._spares:
+                continue
+            try:
+                spare = await self._start_worker()
+                spare.reserved = True
+                self._spares.append(spare)
+                await spare.loaded(self._load_limit)
+            except (ShortageError, StartError):
+                # Who needs a worker meets the same error, and handles it.
+                return
+
+    def _release(self, worker: WorkerHandle) -> None:
+        """Keep a worker whose lone job has ended as a spare one, or end it."""
+        keep = self._keeps_spares and not worker.leaving.is_set() and len(self._spares) < MAX_SPARES
+        if keep and not worker.load and not self._closing:
+            self._spares.append(worker)
+        else:
+            self._group.start_soon(worker.stop)
 
     async def _start_worker(self) -> WorkerHandle:
         # Shielded: a worker started by a cancelled task would have no reader, and outlive the run.
@@ -262,7 +317,8 @@ class WorkerGroup:
         """Keep one worker alive: start the next when it is lost or retires."""
         while not self._closing and self._start_error is None:
             try:
-                worker = await self._start_worker()
+                worker = await self._next_worker()
+                worker.reserved = False
                 await worker.loaded(self._load_limit)
             except ShortageError as error:
                 if not await self._has_room(str(error)):
@@ -329,6 +385,8 @@ class WorkerGroup:
             await worker.read()
         finally:
             self._workers.remove(worker)
+            if worker.load:
+                self._spare_wanted.set()
             self._notify()
 
     def _notify(self) -> None:
@@ -365,3 +423,7 @@ class WorkerGroup:
                 for worker in list(self._workers):
                     group.start_soon(worker.stop)
             await anyio.sleep(0.005)
+
+
+def _unexplained(losses: list[Loss]) -> int:
+    return sum(not loss.explained for loss in losses)

@@ -93,7 +93,9 @@ async def open_local(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Wo
         agents = WorkerGroup(spawner, code, options.workers, memory, longest_call, 1, alone=alone, load_limit=load)
     elif has_agent:
         workers = ForkServerSpawner(boot(tools), code)
-        agents = WorkerGroup(workers, code, options.workers, memory, longest_call, share, load_limit=load)
+        # A rollout server takes seconds to start.
+        slow = spec.workflow is not None
+        agents = WorkerGroup(workers, code, options.workers, memory, longest_call, share, spares=slow, load_limit=load)
     if spec.functions:
         workers = ForkServerSpawner(boot(functions), code)
         scorers = WorkerGroup(workers, code, options.workers, memory, longest_score, share, load_limit=load)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 
 import anyio
@@ -16,33 +17,49 @@ from osmosis_ai.runtime.pool.base import Channel
 from osmosis_ai.runtime.protocol import Done, Event, Job, Progress
 from osmosis_ai.tracebacks import describe
 
-__all__ = ["WorkerHandle", "WorkerLostError", "blocked", "died"]
+__all__ = ["Loss", "WorkerHandle", "WorkerLostError", "blocked", "died"]
 
 STOP_SECONDS = 5.0
 MAX_LOOKS_STOPPED = 4
+_BEGINNINGS = (protocol.Acting, protocol.TurnDone, protocol.ScoringStarted)
+_STEPS = (protocol.Asked, protocol.CallDone, protocol.RolloutDone)
+"""Events that user code has caused."""
+
+
+@dataclass
+class Loss:
+    """The loss of a worker, which all its unfinished jobs share.
+
+    The job to blame gets `failure`. `culprit` is the job that blocked the event loop, if that ended the worker;
+    `suspects` are the jobs that were inside user code. If the worker is `shared`, another job was ever in it: even a
+    finished one may have left a running thread. `explained` becomes true when a job is blamed for the loss.
+    """
+
+    failure: Failure
+    culprit: str | None = None
+    suspects: frozenset[str] = frozenset()
+    shared: bool = True
+    explained: bool = False
 
 
 class WorkerLostError(WorkerError):
-    """A worker ended with unfinished jobs.
+    """A worker ended with unfinished jobs."""
 
-    The job to blame gets `failure`. `culprit` is the job that blocked the event loop, if that ended the worker;
-    `suspects` are the jobs that were inside user code.
-    """
-
-    def __init__(self, failure: Failure, culprit: str | None, suspects: frozenset[str]) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
-        self.culprit = culprit
-        self.suspects = suspects
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(loss.failure.message)
+        self.loss = loss
 
 
 class _Assignment:
-    """A worker's job with its listener; `inside` holds the user code that runs for it."""
+    """A worker's job with its listener; `inside` holds the user code that runs for it, and `began` is the number of the
+    event with which that code last began.
+    """
 
     def __init__(self, job: Job, listen: Callable[[Progress], None]) -> None:
         self.job = job
         self.listen = listen
         self.inside: set[str] = set()
+        self.began = 0
         self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
 
 
@@ -62,9 +79,12 @@ class WorkerHandle:
         self.last_beat = monotonic()
         self._looks_stopped = 0
         self.settled = anyio.Event()
+        self.reserved = False
         self.leaving = anyio.Event()
         self.ended = anyio.Event()
         self._jobs: dict[str, _Assignment] = {}
+        self._events = 0
+        self._last_step = 0
         self._end: Failure | None = None
         self._refused = False
         self._culprit: str | None = None
@@ -77,8 +97,8 @@ class WorkerHandle:
 
     @property
     def accepts(self) -> bool:
-        """True if the worker takes new jobs."""
-        return self.ready is not None and not self.leaving.is_set()
+        """True if the worker takes any new job."""
+        return self.ready is not None and not self.reserved and not self.leaving.is_set()
 
     async def loaded(self, seconds: float) -> None:
         """Wait until the worker has loaded the repository; raise StartError if it fails, or exceeds `seconds`."""
@@ -93,7 +113,7 @@ class WorkerHandle:
     async def run(self, job: Job, listen: Callable[[Progress], None]) -> Done:
         """Run one job to its last event; raise WorkerLostError if the worker ends first."""
         if self.ended.is_set():
-            raise WorkerLostError(self._how_it_ended(), None, frozenset())
+            raise WorkerLostError(Loss(self._how_it_ended()))
         assignment = self._jobs[job.id] = _Assignment(job, listen)
         self.taken += 1
         try:
@@ -161,10 +181,15 @@ class WorkerHandle:
             self.kill(died(f"it sent an event that doesn't fit its job: {describe(error)}"))
 
     def _process(self, event: Event) -> None:
+        self._events += 1
+        if isinstance(event, _STEPS) or (isinstance(event, protocol.Acting) and event.taken):
+            self._last_step = self._events
         if isinstance(event, Progress):
             assignment = self._jobs.get(event.job)
             if assignment is not None and not assignment.done.done():
                 _note_user_code(assignment.inside, event)
+                if isinstance(event, _BEGINNINGS):
+                    assignment.began = self._events
                 assignment.listen(event)
         elif isinstance(event, Done):
             assignment = self._jobs.get(event.job)
@@ -199,9 +224,12 @@ class WorkerHandle:
             for assignment in self._jobs.values():
                 assignment.inside.clear()
         inside = frozenset(job for job, assignment in self._jobs.items() if assignment.inside)
-        for assignment in list(self._jobs.values()):
+        culprit = self._culprit
+        loss = Loss(self._how_it_ended(), culprit, inside, shared=self.taken > 1, explained=culprit is not None)
+        # The first to hear of it are the first to run alone: those whose code began about when the last of it stopped.
+        for assignment in sorted(self._jobs.values(), key=lambda each: abs(each.began - self._last_step)):
             if not assignment.done.done():
-                assignment.done.set_exception(WorkerLostError(self._how_it_ended(), self._culprit, inside))
+                assignment.done.set_exception(WorkerLostError(loss))
 
     def _how_it_ended(self) -> Failure:
         if self._end is not None:

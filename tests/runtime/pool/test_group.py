@@ -21,7 +21,7 @@ from osmosis_ai.errors import RepositoryError, ShortageError, StartError
 from osmosis_ai.records import Row
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.code import LoadedCode
-from osmosis_ai.runtime.pool.group import MAX_FAILED_STARTS, CodeChangedError, JobFailedError, WorkerGroup
+from osmosis_ai.runtime.pool.group import MAX_FAILED_STARTS, MIN_ALONE, CodeChangedError, JobFailedError, WorkerGroup
 from scripted_workers import Life, ScriptedWorker
 
 pytestmark = pytest.mark.anyio
@@ -70,11 +70,11 @@ async def group_of(
     share: int = 8,
     alone: int = 0,
     root: Path = Path("nowhere"),
+    spares: bool = False,
     shortage_limit: float = PATIENCE,
 ) -> AsyncIterator[WorkerGroup]:
-    group = WorkerGroup(
-        spawner, LoadedCode(root), size, 1 << 40, PATIENCE, share, alone=alone, shortage_limit=shortage_limit
-    )
+    limits = {"spares": spares, "shortage_limit": shortage_limit}
+    group = WorkerGroup(spawner, LoadedCode(root), size, 1 << 40, PATIENCE, share, alone=alone, **limits)
     with anyio.fail_after(PATIENCE):
         async with group.working():
             yield group
@@ -123,6 +123,76 @@ async def test_whoever_was_not_in_user_code_simply_runs_again() -> None:
     # The suspect ran alone; so nobody was blamed, because it did nothing there.
     (alone,) = [worker for worker in spawner.workers[1:] if "suspect" in worker.jobs]
     assert alone.jobs == ["suspect"]
+
+
+async def blamed(heard: Heard, job: str, failed: list[str]) -> None:
+    try:
+        await heard.run(job)
+    except JobFailedError:
+        failed.append(job)
+
+
+async def test_once_a_suspect_is_blamed_the_others_run_with_everybody_again() -> None:
+    jobs = [f"job {number}" for number in range(12)]
+    culprit = "job 9"
+
+    async def life(worker: ScriptedWorker) -> str | None:
+        worker.emit(protocol.Ready())
+        if len(spawner.workers) > 1:
+            while isinstance(order := await worker.next(), protocol.RolloutJob):
+                worker.emit(protocol.Acting(order.id))
+                if order.id == culprit:
+                    return "exited with code 3"
+                # The innocent take their time, so that the culprit is found before they make room for others.
+                await found.wait()
+                worker.done(order.id)
+            return None
+        for job in jobs:
+            await worker.next()
+            worker.emit(protocol.Acting(job))
+        worker.emit(protocol.Acting(culprit, taken=True))
+        return "exited with code 3"
+
+    found = anyio.Event()
+    failed: list[str] = []
+    spawner = ScriptedSpawner(then=life)
+    async with group_of(spawner, share=len(jobs)) as workers:
+        heard = Heard(workers)
+        async with anyio.create_task_group() as group:
+            for job in jobs:
+                group.start_soon(blamed, heard, job, failed)
+            while not failed:
+                await anyio.sleep(0.001)
+            found.set()
+    assert failed == [culprit]
+    (together,) = [worker.jobs for worker in spawner.workers[1:] if len(worker.jobs) > 1]
+    # The likeliest was among the first to run alone, of which there are few at a time.
+    assert len(together) == len(jobs) - MIN_ALONE
+    assert culprit not in together
+
+
+async def test_after_a_loss_another_worker_is_kept_ready_for_the_next() -> None:
+    async def dies_with_its_first(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready())
+        await worker.next()
+        return "exited with code 9"
+
+    async def dies_with_its_second(worker: ScriptedWorker) -> str:
+        worker.emit(protocol.Ready())
+        await worker.next()
+        worker.done("a")
+        await worker.next()
+        return "exited with code 9"
+
+    spawner = ScriptedSpawner(dies_with_its_first, dies_with_its_second, then=well)
+    async with group_of(spawner, spares=True) as workers:
+        heard = Heard(workers)
+        await heard.run("a")
+        while len(spawner.workers) < 3:
+            await anyio.sleep(0.001)
+        await heard.run("b")
+    assert heard.restarts == ["a", "b"]
+    assert spawner.workers[2].jobs == ["b"]
 
 
 async def test_a_lone_suspect_is_blamed_at_once_in_a_worker_nobody_else_was_in() -> None:

@@ -87,7 +87,7 @@ async def outcome(job: protocol.Job, sent: bytes) -> Rollout | protocol.Done | F
     try:
         done = await running
     except WorkerLostError as lost:
-        return lost.failure
+        return lost.loss.failure
     return builder.finish(done) if isinstance(done, protocol.RolloutDone) else done
 
 

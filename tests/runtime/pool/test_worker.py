@@ -11,7 +11,7 @@ import pytest
 from osmosis_ai.errors import RepositoryError, StartError
 from osmosis_ai.records import Row
 from osmosis_ai.runtime import protocol
-from osmosis_ai.runtime.pool.worker import WorkerHandle, WorkerLostError, died
+from osmosis_ai.runtime.pool.worker import Loss, WorkerHandle, WorkerLostError, died
 from scripted_workers import Life, ScriptedWorker
 
 pytestmark = pytest.mark.anyio
@@ -123,10 +123,10 @@ async def test_a_job_hears_its_own_progress_only() -> None:
     assert heard == {name: [protocol.Acting(name)] for name in ("a", "b")}
 
 
-async def lost(handle: WorkerHandle, name: str, losses: dict[str, WorkerLostError]) -> None:
+async def lost(handle: WorkerHandle, name: str, losses: dict[str, Loss]) -> None:
     with pytest.raises(WorkerLostError) as caught:
         await handle.run(job(name), ignore)
-    losses[name] = caught.value
+    losses[name] = caught.value.loss
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ async def test_every_job_of_a_lost_worker_hears_why_and_who_was_inside_user_code
             worker.emit(last)
         return "exited with code 3"
 
-    losses: dict[str, WorkerLostError] = {}
+    losses: dict[str, Loss] = {}
     async with handle_of(dies) as (handle, _, _), anyio.create_task_group() as group:
         for name in "ab":
             group.start_soon(lost, handle, name, losses)
@@ -177,14 +177,14 @@ async def test_who_counts_as_inside_user_code(events: list[protocol.Event], insi
             worker.emit(event)
         return "exited with code 3"
 
-    losses: dict[str, WorkerLostError] = {}
+    losses: dict[str, Loss] = {}
     async with handle_of(dies) as (handle, _, _):
         await lost(handle, "a", losses)
     assert losses["a"].suspects == ({"a"} if inside else set())
 
 
 async def test_the_first_reason_for_a_kill_is_the_one_that_is_told() -> None:
-    losses: dict[str, WorkerLostError] = {}
+    losses: dict[str, Loss] = {}
     async with handle_of(ready) as (handle, _, _), anyio.create_task_group() as group:
         await handle.loaded(PATIENCE)
         group.start_soon(lost, handle, "a", losses)
@@ -221,7 +221,7 @@ async def test_a_worker_without_jobs_closes_by_itself_and_others_are_killed() ->
         await handle.loaded(PATIENCE)
         await handle.stop()
         assert (handle.stopping, handle.ended.is_set()) == (True, True)
-    losses: dict[str, WorkerLostError] = {}
+    losses: dict[str, Loss] = {}
     async with handle_of(ready) as (handle, _, _), anyio.create_task_group() as group:
         await handle.loaded(PATIENCE)
         group.start_soon(lost, handle, "a", losses)

@@ -174,12 +174,10 @@ class Callbacks:
             self.grading = report
             self._notify()
 
-    async def until(self, arrived: Callable[[], bool], seconds: float) -> bool:
-        """Wait until `arrived` is true of these callbacks; return False if that takes longer than `seconds`."""
-        with anyio.move_on_after(seconds):
-            while not arrived():
-                await self._changed.wait()
-        return arrived()
+    async def until(self, arrived: Callable[[], bool]) -> None:
+        """Wait until `arrived` is true of these callbacks."""
+        while not arrived():
+            await self._changed.wait()
 
     def _read(self, body: bytes) -> Report:
         try:

@@ -7,8 +7,9 @@ in the request, with one sample (0.3.0 to 0.3.2) or several (0.2.23 to 0.2.31).
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from time import monotonic
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 import anyio
 import msgspec
@@ -26,12 +27,14 @@ from osmosis_ai.runtime.worker.workflows.callbacks import (
     graded,
     read_report,
 )
+from osmosis_ai.tasks import task_group
 
-__all__ = ["Asked", "RolloutServer", "RolloutServerError"]
+__all__ = ["ALIVE_SECONDS", "Asked", "RolloutServer", "RolloutServerError"]
 
 REQUEST_SECONDS = 30.0
 CANCEL_SECONDS = 5.0
 DELIVERY_SECONDS = 5.0
+ALIVE_SECONDS = 5.0
 ADMISSION_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 SHORTEST_PAUSE = 0.05
@@ -39,6 +42,9 @@ POLL_PAUSES = (0.1, 0.5, 1.0, 2.0, 4.0)
 BUSY = (429, 503)
 GATEWAY = (500, 502, 503, 504)
 MAX_BYTES = 64 * 1024 * 1024
+
+
+T = TypeVar("T")
 
 
 class RolloutServerError(OsmosisError):
@@ -111,12 +117,15 @@ class Lease(Record, frozen=True):
 
 class RolloutServer:
     """A rollout server at an address, which may ask for a key. A report may arrive up to `delivery` seconds after its
-    deadline.
+    deadline, when the server has `alive` seconds to answer for its health.
     """
 
-    def __init__(self, url: str, *, key: str | None = None, delivery: float = DELIVERY_SECONDS) -> None:
+    def __init__(
+        self, url: str, *, key: str | None = None, delivery: float = DELIVERY_SECONDS, alive: float = ALIVE_SECONDS
+    ) -> None:
         self.url = url.rstrip("/")
         self._delivery = delivery
+        self._alive = alive
         # No other limit: the number of rollouts in flight is the caller's matter.
         self._http = HttpClient(REQUEST_SECONDS, key=key, max_reply_bytes=MAX_BYTES)
 
@@ -138,25 +147,30 @@ class RolloutServer:
             raise RolloutServerError(f"{self.url}/health answered with something else than a JSON object")
         return body
 
-    async def run(self, asked: Asked, callbacks: Callbacks) -> Ending:
-        """Run a rollout to its end, which the deadlines bound whatever the server does about them.
+    async def run(self, asked: Asked, callbacks: Callbacks, taken: Callable[[], None] = lambda: None) -> Ending:
+        """Run a rollout to its end, which the deadlines bound whatever the server does about them. `taken` is called
+        when the server has taken it.
 
         If the caller is cancelled, the server is told to cancel the rollout.
 
         Raises:
             RolloutServerError: The server is at fault.
         """
-        ended = False
+        cancels = True
         try:
             lease = await self._admit(asked)
+            taken()
             if lease is None:
                 ending = await self._called_back(asked, callbacks)
             else:
                 ending = await self._polled(asked, lease)
-            ended = ending.trouble not in ("callback_timeout", "missing_grader_callback")
+            cancels = ending.trouble in ("callback_timeout", "missing_grader_callback")
             return ending
+        except RolloutServerError as error:
+            cancels = not error.blocked
+            raise
         finally:
-            if not ended:
+            if cancels:
                 with anyio.CancelScope(shield=True):
                     await self.cancel(asked.id)
 
@@ -202,37 +216,36 @@ class RolloutServer:
 
     async def _called_back(self, asked: Asked, callbacks: Callbacks) -> Ending:
         """Wait for the callbacks. The grading may arrive first; what arrives twice, or late, was ignored."""
-        if not await callbacks.until(
-            lambda: callbacks.completion is not None or callbacks.grading is not None,
-            asked.agent_timeout + self._delivery,
-        ):
+        any_report = callbacks.until(lambda: callbacks.completion is not None or callbacks.grading is not None)
+        await self._in_time(any_report, monotonic() + asked.agent_timeout)
+        if callbacks.completion is None and callbacks.grading is None:
             return _late(asked, grading=False, refused=callbacks.refused)
         if callbacks.completion is None and callbacks.grading is not None and callbacks.grading.status != "success":
             # The other callback may say why.
-            await callbacks.until(lambda: callbacks.completion is not None, self._delivery)
+            with anyio.move_on_after(self._delivery):
+                await callbacks.until(lambda: callbacks.completion is not None)
         completion = callbacks.completion
         if completion is not None and completion.status != "success":
             return _failed(completion)
         if not asked.grade:
             return Ending()
-        if not await callbacks.until(lambda: callbacks.grading is not None, asked.grader_timeout + self._delivery):
+        grading = callbacks.until(lambda: callbacks.grading is not None)
+        await self._in_time(grading, monotonic() + asked.grader_timeout)
+        if callbacks.grading is None:
             return _late(asked, grading=True, refused=callbacks.refused)
-        assert callbacks.grading is not None
         return graded(callbacks.grading)
 
     async def _polled(self, asked: Asked, lease: Lease) -> Ending:
         """Poll until the result is final. An answer also comes whenever the rollout's status changes."""
-        deadline = monotonic() + asked.agent_timeout + self._delivery
+        deadline = monotonic() + asked.agent_timeout
         grading = False
         while True:
             polled = monotonic()
-            report: Report | None = None
-            with anyio.move_on_after(deadline - monotonic()):
-                report = await self._poll(asked.id, lease)
+            report = await self._in_time(self._poll(asked.id, lease), deadline)
             if report is None:
                 return _late(asked, grading=grading)
             if report.status == "grading" and not grading:
-                grading, deadline = True, monotonic() + asked.grader_timeout + self._delivery
+                grading, deadline = True, monotonic() + asked.grader_timeout
             if report.err_category == "lease_expired":
                 message = "it let the lease expire although the result was polled, so user code has blocked it"
                 raise RolloutServerError(message, blocked=True)
@@ -240,6 +253,30 @@ class RolloutServer:
                 return _result(report, asked, grading=grading)
             # A server that answers at once, without news, isn't polled in a tight loop.
             await anyio.sleep(max(0.0, polled + SHORTEST_PAUSE - monotonic()))
+
+    async def _in_time(self, report: Awaitable[T], deadline: float) -> T | None:
+        """Wait for a report until a deadline, and for the time that it may take to arrive; None if it is late.
+
+        Raises RolloutServerError if the server doesn't answer meanwhile, because user code blocks it.
+        """
+
+        async def check_alive() -> None:
+            await anyio.sleep(max(0.0, deadline - monotonic()))
+            try:
+                await self.health(self._alive)
+            except RolloutServerError as error:
+                if error.lost:
+                    message = f"at a rollout's deadline, it answered nothing for {self._alive:g} s: {error}"
+                    raise RolloutServerError(message, blocked=True) from error
+
+        arrived: T | None = None
+        async with task_group() as group:
+            group.start_soon(check_alive)
+            with anyio.move_on_after(deadline + self._delivery - monotonic()) as scope:
+                arrived = await report
+            if not scope.cancelled_caught:
+                group.cancel_scope.cancel()
+        return arrived
 
     async def _poll(self, rollout_id: str, lease: Lease) -> Report:
         url = f"{self.url}/rollout/{rollout_id}/result"

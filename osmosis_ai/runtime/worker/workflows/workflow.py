@@ -41,13 +41,11 @@ from osmosis_ai.runtime.worker.workflows.listener import Listener
 from osmosis_ai.runtime.worker.workflows.outcome import check_samples, judged
 from osmosis_ai.runtime.worker.workflows.raised import Raised, find_raised
 from osmosis_ai.runtime.worker.workflows.server_process import ServerCommand, ServerProcess
-from osmosis_ai.runtime.worker.workflows.wire import Asked, RolloutServerError
+from osmosis_ai.runtime.worker.workflows.wire import ALIVE_SECONDS, Asked, RolloutServerError
 from osmosis_ai.tasks import task_group
 
 __all__ = ["WorkflowServer"]
 
-ALIVE_SECONDS = 5.0
-"""How long a server may take to answer for its health, after a rollout has passed its deadline."""
 END_SECONDS = 1.0
 OUTPUT_LOOKS = 5
 OUTPUT_PAUSE = 0.02
@@ -95,7 +93,7 @@ class WorkflowServer:
         self._limits = limits
         # What waits in the server's own queue would use up its time there.
         self._room = anyio.CapacityLimiter(process.max_concurrent or math.inf)
-        self._stuck = anyio.Event()
+        self._blocked = anyio.Event()
         self._blocked_seconds = 0.0
 
     @classmethod
@@ -115,7 +113,7 @@ class WorkflowServer:
             async with ServerProcess.open(command, log) as process, task_group() as group:
                 server = cls(source, root, listener, process, limits)
                 group.start_soon(server._watch_end)
-                group.start_soon(server._watch_stuck)
+                group.start_soon(server._watch_blocked)
                 yield server
                 group.cancel_scope.cancel()
         finally:
@@ -138,14 +136,14 @@ class WorkflowServer:
             answer = Bridge(rollout.complete).answer
             with self._listener.host(name, answer, call_tool, rollout.figures.acknowledgement) as hosted:
                 asked = _asked(name, job.row, hosted.url, hosted.key, self._limits, edges.tools)
-                ending = await self._process.server.run(asked, hosted.callbacks)
+                ending = await self._process.server.run(asked, hosted.callbacks, rollout.taken)
         except RolloutServerError as error:
-            if error.lost:
-                await self._give_way()
-                await self._check_alive(elapsed_ms(started) / 1000, blocked=error.blocked)
+            if error.lost and (error.blocked or await self._is_gone()):
+                self._blocked_seconds = elapsed_ms(started) / 1000
+                self._blocked.set()
+                # The worker ends, and with it this task.
+                await anyio.sleep_forever()
             ending = Ending(trouble="rollout_protocol_error", message=str(error))
-        if ending.trouble in LATE:
-            await self._check_alive(elapsed_ms(started) / 1000)
         raised = await self._find_raised(ending)
         reason, failure, report = rollout.judge(check_samples(ending, rollout.samples), self.name, raised)
         emit(protocol.RolloutDone(job.id, reason, elapsed_ms(started), failure, agent=report))
@@ -163,31 +161,24 @@ class WorkflowServer:
             await anyio.sleep(OUTPUT_PAUSE)
         return None
 
-    async def _give_way(self) -> None:
-        """If the server has ended, wait until the worker ends with it."""
+    async def _is_gone(self) -> bool:
+        """Return True if the server has ended, with which the worker ends too, or doesn't answer any more."""
         with anyio.move_on_after(END_SECONDS):
             await self._process.wait()
         if self._process.ended is not None:
             await anyio.sleep_forever()
-
-    async def _check_alive(self, seconds: float, *, blocked: bool = False) -> None:
-        """If user code blocks the server, which then doesn't answer, wait until the worker ends with it."""
-        if not blocked:
-            try:
-                await self._process.server.health(ALIVE_SECONDS)
-            except RolloutServerError:
-                blocked = True
-        if blocked:
-            self._blocked_seconds = seconds
-            self._stuck.set()
-            await anyio.sleep_forever()
+        try:
+            await self._process.server.health(ALIVE_SECONDS)
+        except RolloutServerError:
+            return True
+        return False
 
     async def _watch_end(self) -> None:
         code = await self._process.wait()
         raise WorkerEndsError(protocol.Dying(f"the rollout server ended with code {code}"))
 
-    async def _watch_stuck(self) -> None:
-        await self._stuck.wait()
+    async def _watch_blocked(self) -> None:
+        await self._blocked.wait()
         self._process.kill()
         raise WorkerEndsError(protocol.Stuck(None, self._blocked_seconds))
 
@@ -211,10 +202,17 @@ class _Rollout:
         self.figures = CallFigures(job.id)
         self._observed = ObservedRollout(job.id, opening_messages(job.row), limits, emit)
         self._edges = edges
+        self._job = job.id
+        self._emit = emit
         # What serves the server's requests belongs to no job of its own.
         self._context = copy_context()
         self._latest: ChatCall | None = None
         self._model_failure: Failure | None = None
+
+    def taken(self) -> None:
+        """Report that the server has taken the rollout, unless its calls have already shown that."""
+        if self._latest is None:
+            self._emit(protocol.Acting(self._job, taken=True))
 
     async def complete(self, call: ChatCall, listen: Listen | None) -> Completion:
         """Answer a model call."""

@@ -84,6 +84,9 @@ class Scripted:
             await anyio.sleep_forever()
         return self.results.pop(0)
 
+    async def health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
     async def cancel(self, request: web.Request) -> web.Response:
         self.cancelled.append(await request.json())
         return web.json_response({"dispositions": {}})
@@ -94,6 +97,7 @@ class Scripted:
         app.router.add_post("/rollout", self.rollout)
         app.router.add_post("/rollout/cancel", self.cancel)
         app.router.add_get("/rollout/{id}/result", self.result)
+        app.router.add_get("/health", self.health)
         runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -116,12 +120,19 @@ def asked(hosted: Hosted, **changes: Any) -> Asked:
     return Asked("r1", messages, hosted.url, hosted.key, **given)
 
 
-async def run(scripted: Scripted, *, delivery: float = 5.0, listener: Listener | None = None, **changes: Any) -> Ending:
+async def run(
+    scripted: Scripted,
+    *,
+    delivery: float = 5.0,
+    alive: float = 5.0,
+    listener: Listener | None = None,
+    **changes: Any,
+) -> Ending:
     listener = listener or Listener()
     await listener.start()
     try:
         async with scripted.serving() as url:
-            server = RolloutServer(url, delivery=delivery)
+            server = RolloutServer(url, delivery=delivery, alive=alive)
             try:
                 with listener.host("r1", no_model) as hosted:
                     return await server.run(asked(hosted, **changes), hosted.callbacks)
@@ -417,6 +428,19 @@ async def test_a_server_that_never_answers_is_lost_at_the_deadline() -> None:
     assert raised.value.lost
     assert not raised.value.blocked
     assert silent.cancelled == [{"ids": ["r1"]}]
+
+
+async def test_a_server_that_does_not_answer_at_a_deadline_is_blocked() -> None:
+    class Blocked(Scripted):
+        async def health(self, request: web.Request) -> web.Response:
+            await anyio.sleep_forever()
+            raise AssertionError
+
+    blocked = Blocked()
+    with pytest.raises(RolloutServerError, match=r"at a rollout's deadline, it answered nothing for 0\.1 s") as raised:
+        await run(blocked, agent_timeout=0.05, alive=0.1)
+    assert raised.value.blocked
+    assert blocked.cancelled == []
 
 
 async def test_a_lease_that_expires_while_it_is_polled_means_that_the_server_was_blocked() -> None:
