@@ -92,6 +92,14 @@ class WorkflowConfig(Record, frozen=True):
             identity="rollout server",
         ),
     ] = "declared"
+    rollout_env: Annotated[
+        dict[str, str],
+        Option(
+            "With --rollout: set a variable of the server's environment, and of nothing else (repeatable): LANG=en.",
+            metavar="NAME=TEXT",
+            identity="rollout server",
+        ),
+    ] = {}
 
 
 class DataConfig(Record, frozen=True):

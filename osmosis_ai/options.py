@@ -151,7 +151,7 @@ class DeclaredOption(NamedTuple):
             if kind in (int, float):
                 return kind(text)
             if get_origin(kind) is dict:
-                return msgspec.json.decode(text, type=dict[str, Any])
+                return msgspec.json.decode(text, type=kind)
         except (KeyError, ValueError, msgspec.DecodeError):
             raise ValueError(f"write {self.wanted}") from None
         return [part.strip() for part in text.split(",") if part.strip()] if get_origin(kind) is list else text

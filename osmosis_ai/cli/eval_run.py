@@ -46,12 +46,14 @@ def evaluate_config(config: str, typed: Given, secrets_file: str | None) -> int:
 
 
 def _given(config: str, typed: Given, secrets_file: str | None, cwd: Path) -> tuple[Given, str | None]:
-    """Return the run's options and the folder for its files, and set the config's variables."""
+    """Return the run's options and the folder for its files, and set the config's secrets."""
     found = read_eval_config(config, cwd)
     options = {**found.options, "output": found.output}
     if "rows" in typed:
         options = {name: value for name, value in options.items() if name not in ("limit", "offset")}
     given = {**options, **typed}
+    # For the rollout alone: none of them may be taken for an option of this command.
+    given["rollout_env"] = {**found.env, **typed.get("rollout_env", {})}
     folder = given.pop("output")
     if "dataset" not in given:
         raise UsageError(
@@ -75,7 +77,7 @@ def _new_name(config: str) -> str:
 
 
 def _set_variables(config: EvalConfig, secrets_file: str | None, cwd: Path, output: Output, *, offline: bool) -> None:
-    """Put a config's variables and secrets into the environment, which the server inherits.
+    """Put a config's secrets into the environment, which the server inherits.
 
     An offline model needs no key, so a run with one may lack secrets.
     """
@@ -87,7 +89,7 @@ def _set_variables(config: EvalConfig, secrets_file: str | None, cwd: Path, outp
         output.say(f"not set: {', '.join(missing)} of [secrets]; the offline model needs no key, a grader may")
     # Whatever their names are.
     masked = ",".join(filter(None, [os.environ.get(VARIABLE), *found]))
-    os.environ.update({**config.env, **found, **({VARIABLE: masked} if found else {})})
+    os.environ.update({**found, **({VARIABLE: masked} if found else {})})
 
 
 def _secrets(config: EvalConfig, file: str | None, cwd: Path, *, ask: bool) -> tuple[dict[str, str], list[str]]:

@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar, get_origin
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 import typer
@@ -77,7 +77,7 @@ def takes(*configs: type[Record], command: str | None = None) -> Callable[[Calla
         def wrapper(**arguments: Any) -> None:
             typed = [(option, arguments.pop(option.name)) for option in options]
             given = {
-                option.name: _parse_params(value) if get_origin(option.base) is dict else value
+                option.name: _parse_pairs(option, value) if get_origin(option.base) is dict else value
                 for option, value in typed
                 # A repeatable option that wasn't typed is None or an empty list, depending on the version of click.
                 if value is not None and value not in ([], ())
@@ -153,16 +153,19 @@ def _parameter(option: DeclaredOption) -> inspect.Parameter:
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _parse_params(given: list[str]) -> dict[str, Any]:
-    params: dict[str, Any] = {}
-    for text in given:
-        name, sign, value = text.partition("=")
+def _parse_pairs(option: DeclaredOption, given: list[str]) -> dict[str, Any]:
+    """Parse the values of a repeatable option: NAME=JSON, or NAME=TEXT if its values are texts."""
+    flag, is_text = option.flags[0], get_args(option.base)[1] is str
+    pairs: dict[str, Any] = {}
+    for typed in given:
+        name, sign, value = typed.partition("=")
         if not sign or not name.strip():
-            raise UsageError(f"--param {text}: write NAME=JSON, for example --param top_p=0.9")
+            example = "LANG=en" if is_text else "top_p=0.9"
+            raise UsageError(f"{flag} {typed}: write {option.option.metavar}, for example {flag} {example}")
         try:
-            params[name.strip()] = msgspec.json.decode(value)
+            pairs[name.strip()] = value if is_text else msgspec.json.decode(value)
         except msgspec.DecodeError:
             raise UsageError(
-                f"--param {text}: {value!r} is not JSON; a text needs quotes: --param '{name}=\"{value}\"'"
+                f"{flag} {typed}: {value!r} is not JSON; a text needs quotes: {flag} '{name}=\"{value}\"'"
             ) from None
-    return params
+    return pairs

@@ -35,13 +35,14 @@ class WorkflowSource(Record, frozen=True):
     """A rollout server that is named but not started: the script `entrypoint`, in the rollout's `folder`.
 
     With `own_sdk`, it runs on the current interpreter: it declares no environment, or isn't to have it. `artifacts` is
-    the folder in which it may write a folder for each rollout.
+    the folder in which it may write a folder for each rollout. `env` has variables for its environment alone.
     """
 
     folder: str
     entrypoint: str
     artifacts: str
     own_sdk: bool = False
+    env: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -108,14 +109,16 @@ def workflow_root(text: str, cwd: Path) -> Path:
     return folder.parent.parent if folder.parent.name == PARENT else root_above(folder)
 
 
-def resolve_workflow(text: str, cwd: Path, artifacts: Path, *, own_sdk: bool = False) -> WorkflowSource:
+def resolve_workflow(
+    text: str, cwd: Path, artifacts: Path, *, own_sdk: bool = False, env: dict[str, str] | None = None
+) -> WorkflowSource:
     """Resolve a `--rollout` value: a folder with main.py, or the script itself. Raises UsageError.
 
     A rollout also runs on the current interpreter if its pyproject.toml says so: `sdk = "own"` in `[tool.osmosis]`.
     """
     entrypoint = _locate(text, cwd)
     own = own_sdk or not (entrypoint.parent / DECLARATIONS[0]).is_file() or _declares_own(entrypoint.parent)
-    return WorkflowSource(str(entrypoint.parent), str(entrypoint), str(artifacts), own)
+    return WorkflowSource(str(entrypoint.parent), str(entrypoint), str(artifacts), own, env or {})
 
 
 def workflow_sources(source: WorkflowSource, root: Path) -> dict[str, str]:

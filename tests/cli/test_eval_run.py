@@ -113,6 +113,42 @@ def test_variables_and_secrets_reach_the_server_and_no_result(workspace: Path) -
     assert "abracadabra" not in log.read_text(encoding="utf-8")
 
 
+def test_variables_of_a_config_are_for_the_rollout_alone(workspace: Path) -> None:
+    main = workspace / "rollouts" / "plain" / "main.py"
+    shown = 'print("got", os.environ["OSMOSIS_BATCH_SIZE"], flush=True)\n\n\nasync def health'
+    main.write_text(main.read_text(encoding="utf-8").replace("async def health", shown, 1), encoding="utf-8")
+    # As an option of this command, it would be refused.
+    config = CURRENT + '\n[env]\nOSMOSIS_BATCH_SIZE = "none"\n'
+    assert run(workspace, config, "--name", "mine").code == 0
+    (log,) = (workspace / ".osmosis" / "logs").iterdir()
+    assert "got none" in log.read_text(encoding="utf-8")
+    changed = run(workspace, config.replace('"none"', '"some"'), "--name", "mine")
+    assert changed.code == 2
+    assert '{"OSMOSIS_BATCH_SIZE":"none"} → {"OSMOSIS_BATCH_SIZE":"some"}' in changed.stderr
+
+
+def test_an_option_sets_variables_of_the_rollout_too(workspace: Path) -> None:
+    given = [
+        "eval",
+        "--rollout",
+        "rollouts/plain",
+        "-d",
+        "data/sums.jsonl",
+        "--model",
+        "offline/oracle",
+        "--limit",
+        "1",
+    ]
+    main = workspace / "rollouts" / "plain" / "main.py"
+    shown = 'print("got", os.environ["COLOUR"], flush=True)\n\n\nasync def health'
+    main.write_text(main.read_text(encoding="utf-8").replace("async def health", shown, 1), encoding="utf-8")
+    assert run_osmosis(*given, "--rollout-env", "COLOUR=sea green", cwd=workspace).code == 0
+    (log,) = (workspace / ".osmosis" / "logs").iterdir()
+    assert "got sea green" in log.read_text(encoding="utf-8")
+    refused = run_osmosis(*given, "--rollout-env", "COLOUR", cwd=workspace)
+    assert "--rollout-env COLOUR: write NAME=TEXT" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [

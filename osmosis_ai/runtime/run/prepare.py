@@ -158,14 +158,16 @@ def find_runner(config: RunConfig, cwd: Path) -> tuple[McpSource | AgentSource |
     """
     rollout, sdk = config.workflow.rollout, config.workflow.sdk
     if rollout is None:
-        if sdk != "declared":
-            raise UsageError("--sdk is for rollout servers; name one with --rollout")
+        for flag, given in (("--sdk", sdk != "declared"), ("--rollout-env", config.workflow.rollout_env)):
+            if given:
+                raise UsageError(f"{flag} is for rollout servers; name one with --rollout")
         return find_agent(config.agent, cwd)
     if config.agent.mcp is not None or config.agent.module is not None:
         raise UsageError("--rollout names what runs the rollouts, and so does -m or --mcp; use one of them")
     root = workflow_root(rollout, cwd)
     artifacts = find_store(config.store, root, cwd) / "artifacts"
-    workflow = resolve_workflow(rollout, cwd, artifacts.absolute(), own_sdk=sdk == "own")
+    env = config.workflow.rollout_env
+    workflow = resolve_workflow(rollout, cwd, artifacts.absolute(), own_sdk=sdk == "own", env=env)
     return workflow, dataclasses.replace(repository_at(root), mcp_dir=Path(workflow.folder))
 
 

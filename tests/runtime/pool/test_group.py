@@ -125,13 +125,6 @@ async def test_whoever_was_not_in_user_code_simply_runs_again() -> None:
     assert alone.jobs == ["suspect"]
 
 
-async def blamed(heard: Heard, job: str, failed: list[str]) -> None:
-    try:
-        await heard.run(job)
-    except JobFailedError:
-        failed.append(job)
-
-
 async def test_once_a_suspect_is_blamed_the_others_run_with_everybody_again() -> None:
     jobs = [f"job {number}" for number in range(12)]
     culprit = "job 9"
@@ -153,16 +146,23 @@ async def test_once_a_suspect_is_blamed_the_others_run_with_everybody_again() ->
         worker.emit(protocol.Acting(culprit, taken=True))
         return "exited with code 3"
 
-    found = anyio.Event()
+    found, blame = anyio.Event(), anyio.Event()
     failed: list[str] = []
     spawner = ScriptedSpawner(then=life)
     async with group_of(spawner, share=len(jobs)) as workers:
         heard = Heard(workers)
+
+        async def run(job: str) -> None:
+            try:
+                await heard.run(job)
+            except JobFailedError:
+                failed.append(job)
+                blame.set()
+
         async with anyio.create_task_group() as group:
             for job in jobs:
-                group.start_soon(blamed, heard, job, failed)
-            while not failed:
-                await anyio.sleep(0.001)
+                group.start_soon(run, job)
+            await blame.wait()
             found.set()
     assert failed == [culprit]
     (together,) = [worker.jobs for worker in spawner.workers[1:] if len(worker.jobs) > 1]
@@ -184,12 +184,16 @@ async def test_after_a_loss_another_worker_is_kept_ready_for_the_next() -> None:
         await worker.next()
         return "exited with code 9"
 
-    spawner = ScriptedSpawner(dies_with_its_first, dies_with_its_second, then=well)
+    async def kept(worker: ScriptedWorker) -> None:
+        ahead.set()
+        await worker.serve()
+
+    ahead = anyio.Event()
+    spawner = ScriptedSpawner(dies_with_its_first, dies_with_its_second, then=kept)
     async with group_of(spawner, spares=True) as workers:
         heard = Heard(workers)
         await heard.run("a")
-        while len(spawner.workers) < 3:
-            await anyio.sleep(0.001)
+        await ahead.wait()
         await heard.run("b")
     assert heard.restarts == ["a", "b"]
     assert spawner.workers[2].jobs == ["b"]

@@ -41,12 +41,14 @@ STARTS = 2
 class ServerCommand(Record, frozen=True):
     """How to start a rollout server, with this process's environment and variables of our own.
 
-    `artifacts` is the folder below which the server may write a folder for each rollout.
+    `artifacts` is the folder below which the server may write a folder for each rollout. `env` has variables of the
+    rollout's own.
     """
 
     python: str
     entrypoint: str
     artifacts: str
+    env: dict[str, str] = {}
 
     @property
     def folder(self) -> Path:
@@ -57,7 +59,7 @@ class ServerCommand(Record, frozen=True):
         """Return the server's environment variables."""
         # An environment of its own has nothing to do with ours.
         ours = () if self.python == sys.executable else ("VIRTUAL_ENV", "PYTHONPATH")
-        inherited = {name: value for name, value in environ.items() if name not in ours}
+        inherited = {name: value for name, value in environ.items() if name not in ours} | self.env
         # Its price map is fetched from the network otherwise, which takes seconds at every start.
         inherited.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         for name in ("NO_PROXY", "no_proxy"):

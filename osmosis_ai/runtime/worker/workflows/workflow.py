@@ -106,7 +106,7 @@ class WorkflowServer:
         Raises RepositoryError if it doesn't start. If it ends by itself, or user code blocks it past a deadline, the
         block is cancelled, and WorkerEndsError raised.
         """
-        command = ServerCommand(str(python), source.entrypoint, source.artifacts)
+        command = ServerCommand(str(python), source.entrypoint, source.artifacts, source.env)
         listener = Listener()
         await listener.start()
         try:
