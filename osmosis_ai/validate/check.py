@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from osmosis_ai import tracebacks
 from osmosis_ai.discovery.scan import Component
 from osmosis_ai.discovery.source import relative_to_root
 from osmosis_ai.errors import OsmosisError
-from osmosis_ai.runtime.protocol import Ready
 from osmosis_ai.validate.findings import Finding, finding
+
+if TYPE_CHECKING:
+    from osmosis_ai.runtime.protocol import Ready
 
 __all__ = ["FOLDERS", "Check", "ComponentKind", "Subject", "could_not_run", "run_check"]
 

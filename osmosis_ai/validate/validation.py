@@ -2,51 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from osmosis_ai.config import LimitsConfig
 from osmosis_ai.discovery.agents import AgentSource
-from osmosis_ai.discovery.repository import McpSource
 from osmosis_ai.discovery.scan import Component
-from osmosis_ai.errors import RepositoryError, StartError
-from osmosis_ai.masking import Masker
-from osmosis_ai.records import FunctionRef, Record, Tool
-from osmosis_ai.runtime.pool.backends import open_pool
-from osmosis_ai.runtime.pool.base import Pool, PoolOptions
-from osmosis_ai.runtime.pool.group import JobFailedError
-from osmosis_ai.runtime.protocol import LoopFinding, Ready, WorkerSpec
-from osmosis_ai.runtime.run.plan import POLICY
-from osmosis_ai.validate import Finding, Place, Severity, finding
-from osmosis_ai.validate.check import Subject, could_not_run, run_check
+from osmosis_ai.records import Record, Tool
+from osmosis_ai.validate.check import Subject, run_check
 from osmosis_ai.validate.controls import ControlReport
-from osmosis_ai.validate.functions import check_load_problems
+from osmosis_ai.validate.findings import Finding
 from osmosis_ai.validate.ignoring import split_ignored
 from osmosis_ai.validate.probes import Form
 from osmosis_ai.validate.registry import CHECKS, FIRST
-from osmosis_ai.validate.rows import first_rows
-from osmosis_ai.validate.solutions import (
-    MAX_SOLUTIONS,
-    ROLLOUT_SECONDS,
-    find_leaks,
-    judge_solutions,
-    play_solutions,
-    player,
-)
-from osmosis_ai.validate.trials import Trials, run_controls
+
+if TYPE_CHECKING:
+    from osmosis_ai.validate.running import Running
 
 __all__ = ["Validation", "ValidationOptions", "validate_agent", "validate_repository"]
-
-CALL_SECONDS = 10.0
-"""Time limit for a reward function's call."""
-
-MAX_MODULES_ALONE = 8
-_LOADING_HINT = "Look for work at import time: a server started, a download, a loop."
 
 
 class ValidationOptions(Record, frozen=True):
@@ -82,36 +58,11 @@ async def validate_repository(root: Path, options: ValidationOptions, environ: M
 
 async def validate_agent(source: AgentSource, options: ValidationOptions) -> Validation:
     """Check an agent loop, in a worker."""
-    spec = WorkerSpec(source.root, LimitsConfig(), agent=source, batch_size=1)
-    file, line = source.file or source.module, source.line
-    tools: list[Tool] = []
-    name = source.attribute
-    try:
-        async with open_pool(spec, PoolOptions(workers=1, load_seconds=options.load_seconds)) as pool:
-            inspected = await pool.inspect()
-        tools, name = inspected.tools, inspected.name or name
-        found = inspected.findings
-    except StartError as error:
-        found = [LoopFinding(_why_not_loaded(str(error)), str(error), source.attribute)]
-    except JobFailedError as failed:
-        found = [LoopFinding("GET_TOOLS_EXCEPTION", f"get_tools: {failed.failure.message}", "get_tools")]
-    components = [Component("agent", name, file, line or 1, source.module)]
-    for tool in tools:
-        function = tool.get("function") or {}
-        parameters = tuple((function.get("parameters") or {}).get("properties") or ())
-        tool_name = str(function.get("name"))
-        components.append(Component("tool", tool_name, file, line or 1, source.module, False, parameters))
-    severity: dict[bool, Severity] = {True: "warning", False: "error"}
-    findings = [Finding(one.code, severity[one.warning], file, line, one.subject, one.message, "") for one in found]
+    from osmosis_ai.validate.running import run_agent
+
+    components, findings, tools = await run_agent(source, options.load_seconds)
     findings, ignored = split_ignored(findings, options.ignore, Path(source.root))
     return Validation(components, findings, [], tools, ignored)
-
-
-def _why_not_loaded(message: str) -> str:
-    # The worker's exception arrives as text only.
-    if "is an agent loop without a name" in message:
-        return "MISSING_NAME"
-    return "CANNOT_BE_CREATED" if "can't be made without arguments" in message else "CANNOT_BE_LOADED"
 
 
 class _Validation:
@@ -120,139 +71,35 @@ class _Validation:
     def __init__(self, root: Path, options: ValidationOptions, environ: Mapping[str, str]) -> None:
         self._root = root
         self._options = options
-        self._masker = Masker.from_environment(environ)
         self._subject = Subject(root, environ, root / (options.dataset or "test_data.jsonl"))
         self._components = self._subject.components
         self._findings: list[Finding] = []
-        self._controls: list[ControlReport] = []
-        self._rewards: list[FunctionRef] = []
-        self._log: str | None = None
 
     async def run(self) -> Validation:
         # A log of its own: a worker that dies while it loads is reported with its last lines.
         with TemporaryDirectory(prefix="osmosis-") as folder:
-            self._log = str(Path(folder, "validate.log"))
-            return await self._run()
+            return await self._run(None if self._options.static else self._running(Path(folder, "validate.log")))
 
-    async def _run(self) -> Validation:
+    async def _run(self, running: Running | None) -> Validation:
         for check in FIRST:
             self._findings += run_check(check, self._subject)
-        if not self._options.static:
-            with self._area("mcp/"):
-                self._subject.loaded = await self._load_tools()
+        if running is not None:
+            await running.load()
         for check in CHECKS:
             self._findings += run_check(check, self._subject)
-        if not self._options.static:
-            with self._area("functions"):
-                await self._run_functions([] if self._subject.loaded is None else self._subject.loaded.tools)
-            if self._subject.loaded is not None:
-                with self._area("solutions"):
-                    await self._play_solutions()
+        if running is not None:
+            await running.try_out()
         components = [component for found in self._components.values() for component in found]
         # Several checks may find the same problem.
         unique = dict.fromkeys(map(msgspec.json.encode, self._findings))
         findings = [msgspec.json.decode(one, type=Finding) for one in unique]
         findings.sort(key=lambda one: (one.file or "", one.line or 0, one.code))
         findings, ignored = split_ignored(findings, self._options.ignore, self._root)
-        return Validation(components, findings, self._controls, ignored=ignored)
+        controls = [] if running is None else running.controls
+        return Validation(components, findings, controls, ignored=ignored)
 
-    # Running
+    def _running(self, log: Path) -> Running:
+        # Imported here, because a hook before each commit only reads source.
+        from osmosis_ai.validate.running import Running
 
-    async def _load_tools(self) -> Ready | None:
-        entry = self._root / "mcp" / "main.py"
-        if not entry.is_file():
-            return None
-        spec = WorkerSpec(str(self._root), LimitsConfig(), mcp=McpSource("directory", path=str(entry)), batch_size=1)
-        try:
-            async with self._pool(spec) as pool:
-                return pool.loaded
-        except StartError as error:
-            place = re.match(r"([^\s:]+\.py)(?::(\d+))?: ", str(error))
-            message, _, rest = (str(error)[place.end() :] if place else str(error)).partition("\n")
-            at = Place(place[1] if place else "mcp/main.py", int(place[2]) if place and place[2] else None)
-            if isinstance(error, RepositoryError):
-                self._findings.append(finding("OSM102", message, at, " ".join(rest.split())))
-            else:
-                self._findings.append(finding("OSM103", f"{message}\n{rest}".rstrip(), at, _LOADING_HINT))
-        return None
-
-    @contextmanager
-    def _area(self, area: str) -> Iterator[None]:
-        """Turn an area's failure into a finding, so that the others still report."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - it is a finding
-            self._findings.append(could_not_run(area, error))
-
-    async def _run_functions(self, tools: Sequence[Tool]) -> None:
-        found = [*self._components["reward"], *self._components["rubric"]]
-        refs = [component.ref(self._root) for component in found]
-        if not refs:
-            return
-        try:
-            await self._with_functions(refs, tools)
-        except StartError as error:
-            good = await self._load_alone(refs, error)
-            if good:
-                await self._with_functions(good, tools)
-
-    async def _with_functions(self, refs: Sequence[FunctionRef], tools: Sequence[Tool]) -> None:
-        """Load functions and run their controls; raises StartError if loading doesn't finish."""
-        async with self._pool(self._function_spec(refs)) as pool:
-            self._findings += check_load_problems(pool.loaded.problems, self._findings)
-            loaded = set(pool.loaded.functions)
-            self._rewards = [ref for ref in refs if ref.name in loaded and ref.kind == "reward"]
-            if self._rewards:
-                tool = str(tools[0]["function"]["name"]) if tools else None
-                trials = Trials(pool, self._masker, self._rewards, tool)
-                self._controls, findings = await run_controls(self._subject, trials, self._options.forms, tools)
-                self._findings += findings
-
-    async def _play_solutions(self) -> None:
-        rows = first_rows(self._subject.dataset, lambda row: row.solution is not None, MAX_SOLUTIONS)
-        if not rows:
-            return
-        spec = msgspec.structs.replace(
-            self._function_spec(self._rewards),
-            limits=LimitsConfig(timeout=ROLLOUT_SECONDS, reward_timeout=CALL_SECONDS),
-            mcp=McpSource("directory", path=str(self._root / "mcp" / "main.py")),
-            policies={POLICY: player()},
-        )
-        async with self._pool(spec) as pool:
-            played = await play_solutions(rows, pool, self._masker)
-        alone = msgspec.structs.replace(spec, functions=[])
-        self._findings += await find_leaks(played, lambda: self._pool(alone), self._subject)
-        best = {report.function: max(form.right or 0.0 for form in report.forms) for report in self._controls}
-        full = {name: value for name, value in best.items() if value > 0}
-        self._findings += judge_solutions(played, full, self._subject)
-
-    async def _load_alone(self, refs: Sequence[FunctionRef], error: StartError) -> list[FunctionRef]:
-        """Return the functions whose modules load on their own; report a finding for each other module."""
-        modules = list(dict.fromkeys(ref.module for ref in refs))
-        good: list[FunctionRef] = []
-        for module in modules[:MAX_MODULES_ALONE]:
-            of_module = [ref for ref in refs if ref.module == module]
-            try:
-                # A single module has just failed to load; don't try it again.
-                if len(modules) > 1:
-                    async with self._pool(self._function_spec(of_module)):
-                        good += of_module
-                    continue
-            except StartError as own:
-                error = own
-            message = f"{of_module[0].file} can't be loaded: {str(error).rpartition('was lost: ')[2]}"
-            self._findings.append(finding("OSM203", message, Place(of_module[0].file), _LOADING_HINT))
-        return good
-
-    def _function_spec(self, refs: Sequence[FunctionRef]) -> WorkerSpec:
-        return WorkerSpec(
-            str(self._root),
-            LimitsConfig(reward_timeout=CALL_SECONDS),
-            functions=list(refs),
-            # The functions that can be loaded are checked all the same.
-            keep_going=True,
-            batch_size=1,
-        )
-
-    def _pool(self, spec: WorkerSpec) -> AbstractAsyncContextManager[Pool]:
-        return open_pool(spec, PoolOptions(workers=1, load_seconds=self._options.load_seconds, log=self._log))
+        return Running(self._subject, self._findings, self._options.forms, self._options.load_seconds, log)
