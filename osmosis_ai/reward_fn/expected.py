@@ -10,6 +10,7 @@ texts `*` and `?` stand for any characters.
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import json
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,16 @@ from osmosis_ai.conversation import call_name
 from osmosis_ai.records import FunctionRef, Message
 from osmosis_ai.reward_fn.explaining import explain
 
-__all__ = ["COLUMN", "EXPECTED", "expected_ref", "expects_tools", "tools_as_expected"]
+__all__ = [
+    "COLUMN",
+    "EXPECTED",
+    "ExpectedCall",
+    "expected_calls",
+    "expected_ref",
+    "expects_tools",
+    "read_expect",
+    "tools_as_expected",
+]
 
 COLUMN = "expect"
 EXPECTED = "tools_as_expected"
@@ -31,8 +41,8 @@ _SWITCHES = ("in_order", "no_errors")
 _KEYS = (*_LISTS, *_SWITCHES, "max_calls")
 
 
-class _Call(NamedTuple):
-    """A tool call: as it was made, or as a row expects it. Without arguments, any will do."""
+class ExpectedCall(NamedTuple):
+    """A tool call: as a row expects it, or as it was made. Without arguments, any will do."""
 
     tool: str
     arguments: Any = None
@@ -41,7 +51,7 @@ class _Call(NamedTuple):
     def __str__(self) -> str:
         return self.tool if self.arguments is None else f"{self.tool} {json.dumps(self.arguments, ensure_ascii=False)}"
 
-    def matches(self, call: _Call) -> bool:
+    def matches(self, call: ExpectedCall) -> bool:
         """Return True if a call is as expected."""
         return self.tool == call.tool and (self.arguments is None or _matches(self.arguments, call.arguments))
 
@@ -57,6 +67,30 @@ def expects_tools(columns: Mapping[str, Any]) -> bool:
     return isinstance(value, dict) and any(name in value for name in _KEYS)
 
 
+def read_expect(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's `expect`, empty if it isn't about tools.
+
+    Raises:
+        ValueError: It isn't as described in docs/testing.md.
+    """
+    if expects_tools(columns):
+        return _checked(_decoded(columns[COLUMN]))
+    value = _decoded(columns.get(COLUMN))
+    if isinstance(value, str) and value.lstrip().startswith("{") and any(f'"{name}"' in value for name in _KEYS):
+        raise ValueError(f"the column {COLUMN} isn't JSON")
+    if isinstance(value, dict):
+        for name in value:
+            # Not a column of another kind, but a misspelled one of this.
+            if difflib.get_close_matches(name, _KEYS, n=1, cutoff=0.75):
+                raise ValueError(_unknown(name))
+    return {}
+
+
+def expected_calls(expect: Mapping[str, Any], name: str) -> list[ExpectedCall]:
+    """Return the calls in one list of an `expect` that has been read."""
+    return [_read(item) for item in expect.get(name) or []]
+
+
 def tools_as_expected(messages: list[Message], ground_truth: str | None, metadata: dict[str, Any]) -> float:
     """Return 1.0 if the tool calls are as the row's `expect` says, else 0.0; a row without it expects nothing.
 
@@ -65,13 +99,13 @@ def tools_as_expected(messages: list[Message], ground_truth: str | None, metadat
     """
     if not expects_tools(metadata):
         return 1.0
-    problems = list(_problems(_checked(_decoded(metadata[COLUMN])), list(_calls(messages))))
+    problems = list(_problems(read_expect(metadata), list(_calls(messages))))
     explain("; ".join(problems) or "the tool calls are as expected")
     return 0.0 if problems else 1.0
 
 
-def _problems(expected: Mapping[str, Any], calls: list[_Call]) -> Iterator[str]:
-    must, may, must_not = ([_read(item) for item in expected.get(name) or []] for name in _LISTS)
+def _problems(expected: Mapping[str, Any], calls: list[ExpectedCall]) -> Iterator[str]:
+    must, may, must_not = (expected_calls(expected, name) for name in _LISTS)
     left = list(calls)
     place = 0
     for wanted in must:
@@ -98,7 +132,7 @@ def _problems(expected: Mapping[str, Any], calls: list[_Call]) -> Iterator[str]:
         yield f"{len(calls)} calls, at most {most} expected"
 
 
-def _calls(messages: list[Message]) -> Iterator[_Call]:
+def _calls(messages: list[Message]) -> Iterator[ExpectedCall]:
     """Yield the conversation's tool calls in order."""
     for index, message in enumerate(messages):
         results = {}
@@ -114,7 +148,7 @@ def _calls(messages: list[Message]) -> Iterator[_Call]:
                 arguments = text
             # A failed call's result begins with the word, as the model sees it.
             failed = results.get(call.get("id"), "").lower().startswith("error")
-            yield _Call(call_name(call), arguments, failed)
+            yield ExpectedCall(call_name(call), arguments, failed)
 
 
 def _matches(pattern: Any, value: Any) -> bool:
@@ -143,7 +177,7 @@ def _decoded(value: Any) -> Any:
 def _checked(expected: dict[str, Any]) -> dict[str, Any]:
     for name, value in expected.items():
         if name not in _KEYS:
-            raise ValueError(f"the column {COLUMN} has the unknown key {name!r}; there are {', '.join(_KEYS)}")
+            raise ValueError(_unknown(name))
         if name in _LISTS and not (isinstance(value, list) and all(_is_call(item) for item in value)):
             raise ValueError(f"{COLUMN}.{name} must be a list of tools or of {{'tool': …, 'arguments': …}}")
         if name in _SWITCHES and not isinstance(value, bool):
@@ -153,11 +187,17 @@ def _checked(expected: dict[str, Any]) -> dict[str, Any]:
     return expected
 
 
+def _unknown(name: str) -> str:
+    close = difflib.get_close_matches(name, _KEYS, n=1)
+    rest = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(_KEYS)}"
+    return f"the column {COLUMN} has the unknown key {name!r}; {rest}"
+
+
 def _is_call(item: Any) -> bool:
     if isinstance(item, dict):
         return isinstance(item.get("tool"), str) and not item.keys() - {"tool", "arguments"}
     return isinstance(item, str)
 
 
-def _read(item: Any) -> _Call:
-    return _Call(item) if isinstance(item, str) else _Call(item["tool"], item.get("arguments"))
+def _read(item: Any) -> ExpectedCall:
+    return ExpectedCall(item) if isinstance(item, str) else ExpectedCall(item["tool"], item.get("arguments"))

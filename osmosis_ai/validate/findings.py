@@ -149,6 +149,9 @@ CODES: dict[str, Code] = {
     "OSM409": _warning("a column with values of several types"),
     "OSM410": _error("a solution doesn't earn the full reward"),
     "OSM411": _warning("a solution's tool call fails"),
+    "OSM412": _error("the column expect can't be used"),
+    "OSM413": _warning("the column expect names an unknown tool"),
+    "OSM414": _warning("the column expect asks for what no rollout can do"),
     # configs/
     "OSM501": _error("a config can't be read"),
     "OSM502": _error("a required field is missing"),

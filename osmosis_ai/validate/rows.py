@@ -15,7 +15,9 @@ from osmosis_ai.data.dataset import Dataset, RowProblem, open_dataset
 from osmosis_ai.discovery.source import UnreadableError, parse_file, python_files
 from osmosis_ai.errors import DatasetError
 from osmosis_ai.records import Row
+from osmosis_ai.reward_fn.expected import COLUMN, expects_tools
 from osmosis_ai.validate.check import Check, Subject
+from osmosis_ai.validate.expectations import KnownTools, Problem, known_tools, problems_with
 from osmosis_ai.validate.findings import Finding, Place, codes, finding
 
 __all__ = ["CHECKS", "check_dataset", "first_rows", "keys_read", "line_of_row"]
@@ -56,11 +58,11 @@ class _Noted:
         return f"row {shown}" if self.count == 1 else f"rows {shown}{more}"
 
 
-def check_dataset(path: Path, shown: str, read: Set[str]) -> Iterator[Finding]:
+def check_dataset(path: Path, shown: str, read: Set[str], tools: KnownTools | None = None) -> Iterator[Finding]:
     """Check a dataset's rows. A column counts as read if its name is in `read`; see `keys_read`."""
     try:
         dataset = open_dataset(path)
-        yield from _Rows(dataset, shown, read).check()
+        yield from _Rows(dataset, shown, read, tools or {}).check()
     except DatasetError as error:
         yield finding("OSM402", str(error).removeprefix(str(path)).lstrip(":, "), Place(shown))
 
@@ -85,10 +87,13 @@ def keys_read(root: Path) -> set[str]:
 class _Rows:
     """One pass over the rows, which keeps only hashes, lengths and counts."""
 
-    def __init__(self, dataset: Dataset, shown: str, read: Set[str]) -> None:
+    def __init__(self, dataset: Dataset, shown: str, read: Set[str], tools: KnownTools) -> None:
         self._dataset = dataset
         self._shown = shown
         self._read = read
+        self._tools = tools
+        self._expecting = False
+        self._misled: dict[Problem, _Noted] = {}
         self._rows = 0
         self._seen: set[int] = set()
         self._truths: dict[int, int] = {}
@@ -143,6 +148,11 @@ class _Rows:
                 kinds = self._types.setdefault(column, set())
                 if value is not None:
                     kinds.add(_KINDS[type(value)])
+        if COLUMN in row.extra:
+            self._expecting = self._expecting or expects_tools(row.extra)
+            for problem in problems_with(row, self._tools):
+                if len(self._misled) < SHOWN_PROBLEMS or problem in self._misled:
+                    self._misled.setdefault(problem, _Noted()).add(row.index)
         if row.ground_truth is None:
             self._without.add(row.index)
         elif not row.ground_truth.strip():
@@ -184,11 +194,15 @@ class _Rows:
             message = "the prompt contains the ground truth word for word"
             hint = "Remove it, unless the task is to find it there."
             yield self._about("OSM406", self._contained, message, truth, hint)
+        for problem, noted in self._misled.items():
+            yield self._about(problem.code, noted, problem.message, COLUMN, problem.hint)
         yield from self._check_columns()
         yield from self._check_lengths()
 
     def _check_columns(self) -> Iterator[Finding]:
         for column, kinds in self._types.items():
+            if column == COLUMN and self._expecting:
+                continue
             at = Place(self._shown, subject=column)
             if column not in self._read:
                 hint = "Remove it, unless people or other programs need it."
@@ -252,11 +266,15 @@ def _digest(*parts: str) -> int:
 def _check(subject: Subject) -> Iterator[Finding]:
     path, root = subject.dataset, subject.root
     if path.exists() or path.is_symlink():
-        yield from check_dataset(path, subject.shown(path), keys_read(root))
+        if subject.loaded is not None:
+            tools: KnownTools = known_tools(subject.loaded.tools)
+        else:
+            tools = {component.name: None for component in subject.components["tool"]}
+        yield from check_dataset(path, subject.shown(path), keys_read(root), tools)
     elif (root / "mcp").is_dir() or (root / "reward_fn").is_dir():
         hint = "Write one, or name another file with -d FILE."
         message = "there is no test_data.jsonl, so nothing can be run here"
         yield finding("OSM401", message, Place(subject.shown(path)), hint)
 
 
-CHECKS = (Check("dataset", codes(401, 409), _check),)
+CHECKS = (Check("dataset", f"{codes(401, 409)} {codes(412, 414)}", _check),)

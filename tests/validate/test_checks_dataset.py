@@ -37,6 +37,65 @@ def test_every_bad_row_has_its_line_and_column(tmp_path: Path) -> None:
     ]
 
 
+SCHEMA = {"item": {"type": "string"}, "amount": {"type": "integer"}, "strict": {"type": "boolean"}}
+TOOLS = {"price": SCHEMA, "stock": None}
+
+
+def expecting(tmp_path: Path, *expects: Any) -> list[Finding]:
+    file = tmp_path / "test_data.jsonl"
+    lines = [json.dumps(row(number, expect=expect)) for number, expect in enumerate(expects)]
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return [one for one in check_dataset(file, "test_data.jsonl", frozenset(), TOOLS) if one.code != "OSM409"]
+
+
+@pytest.mark.parametrize(
+    ("expect", "code", "message"),
+    [
+        ({"must": ["prise"]}, "OSM413", "expect.must: there is no tool 'prise'; did you mean 'price'?"),
+        ({"must_not": [{"tool": "rm"}]}, "OSM413", "expect.must_not: there is no tool 'rm'; there are price, stock"),
+        ({"must": "price"}, "OSM412", "expect.must must be a list of tools"),
+        ({"must": [], "maxcalls": 2}, "OSM412", "unknown key 'maxcalls'; did you mean 'max_calls'?"),
+        ({"must_no": ["price"]}, "OSM412", "unknown key 'must_no'; did you mean 'must_not'?"),
+        ('{"must": ["price"}', "OSM412", "the column expect isn't JSON"),
+        ({"must": ["price"], "must_not": ["price"]}, "OSM414", "price must be called and must not"),
+        ({"may": ["price"], "must_not": ["price"]}, "OSM414", "price may be called and must not"),
+        ({"must": ["price", "stock"], "max_calls": 1}, "OSM414", "2 calls must be made, but at most 1 may"),
+        (
+            {"must": [{"tool": "price", "arguments": {"itme": "bread"}}]},
+            "OSM414",
+            "expect.must: price has no parameter 'itme'; did you mean 'item'?",
+        ),
+        (
+            {"must": [{"tool": "price", "arguments": {"amount": "1*"}}]},
+            "OSM414",
+            "expect.must: price: amount is of type integer, which never matches '1*'",
+        ),
+        ({"must": [{"tool": "price", "arguments": {"item": 3}}]}, "OSM414", "item is of type string"),
+        ({"must": [{"tool": "price", "arguments": "bread"}]}, "OSM414", "no call has such arguments"),
+    ],
+)
+def test_expectations_that_can_not_be_met(tmp_path: Path, expect: Any, code: str, message: str) -> None:
+    (found,) = expecting(tmp_path, {"must": ["price"]}, expect)
+    assert (found.code, found.line, found.subject) == (code, 2, "expect")
+    assert found.message.startswith("row 1: ")
+    assert message in found.message
+
+
+def test_expectations_that_can_be_met(tmp_path: Path) -> None:
+    patterns = {"item": "bread*", "amount": "*", "strict": True}
+    good = [
+        {"must": ["price", {"tool": "price", "arguments": patterns}], "may": ["stock"], "max_calls": 2},
+        {"must": ["price"], "must_not": [{"tool": "price", "arguments": {"item": "gold"}}]},
+        {"must": [{"tool": "stock", "arguments": {"anything": 1}}], "in_order": True, "no_errors": True},
+        {"must": [{"tool": "price", "arguments": {"amount": 2.0}}]},
+        json.dumps({"must": ["price"]}),
+        None,
+    ]
+    assert expecting(tmp_path, *good) == []
+    # Another column of that name is a column like any other.
+    assert [one.code for one in expecting(tmp_path, "a smile", "a frown")] == ["OSM407"]
+
+
 def test_many_bad_rows_are_counted(tmp_path: Path) -> None:
     findings = check(tmp_path, ["{"] * 100)
     assert len(findings) == 21
