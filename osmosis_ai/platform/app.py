@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.api import Api
+from osmosis_ai.platform.cleaning import clean
 from osmosis_ai.platform.database import Database
 from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.errors import ApiError
@@ -72,7 +73,7 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        datasets.clean()
+        clean(database, home)
         queues.append(Queue(database, home, runs, datasets, logs, limits, changes.tell))
         async with anyio.create_task_group() as group:
             group.start_soon(queues[0].run)
