@@ -84,7 +84,10 @@ def build_app(
     async def missing(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
         what = "there is no such address" if status == 404 else "this address takes another method"
-        return error_response(ApiError(status, what, "NOT_FOUND"))
+        answer = error_response(ApiError(status, what, "NOT_FOUND"))
+        # Such as the methods that an address takes.
+        answer.headers.update(getattr(error, "headers", None) or {})
+        return answer
 
     guard = Guard(
         pages,
