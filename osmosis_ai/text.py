@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 from typing import Any, NewType
 
 import msgspec
@@ -51,6 +52,11 @@ def duration(milliseconds: float) -> str:
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def iso_time(seconds: float) -> str:
+    """Format seconds since the epoch in ISO 8601, in UTC."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def cost(dollars: float) -> str:

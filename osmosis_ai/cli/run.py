@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -27,6 +28,9 @@ from osmosis_ai.runtime.run.report import Report
 from osmosis_ai.runtime.run.session import RunSession
 from osmosis_ai.tasks import task_group
 from osmosis_ai.text import counted
+
+if TYPE_CHECKING:
+    from osmosis_ai.runtime.run.eval_files import Journal
 
 __all__ = ["begin_command", "introduce", "run_command", "save_results"]
 
@@ -89,6 +93,7 @@ class _Run:
         self._results = results
         self._run: RunSession | None = None
         self._viewer = viewer
+        self._journal: Journal | None = None
         self._progress: RunProgress | None = None
         self._started = False
         self._checking = DatasetCheckProgress(session.output)
@@ -99,12 +104,22 @@ class _Run:
             async with RunSession.open(self._config, self._session.cwd, listener=self._hear) as run:
                 await run.begin()
                 self._run = run
+                self._open_journal(run)
                 report = await self._with_progress(run)
             # Print only after the workers are closed: until then, stdout of this process may be redirected to stderr.
             self._print(report)
             return self._exit_code(report, interrupted=run.interrupted)
         self._output.warn("interrupted before the first rollout")
         return ExitCode.INTERRUPTED
+
+    def _open_journal(self, run: RunSession) -> None:
+        resume = self._config.resume
+        # Gradings that are replaced are no news of rollouts.
+        if self._files is not None and not resume.regrade:
+            from osmosis_ai.runtime.run.eval_files import Journal
+
+            planned, masker = run.plan.total_rows * self._config.scoring.n, self._session.masker
+            self._journal = Journal(self._files, run.id, run.store.path, masker, planned, again=resume.retry_failed)
 
     async def _with_progress(self, run: RunSession) -> Report:
         with RunProgress(
@@ -121,6 +136,13 @@ class _Run:
         return report
 
     def _hear(self, event: RunEvent) -> None:
+        if self._journal is not None:
+            try:
+                self._journal.add(event)
+            except OutputError as error:
+                # The run goes on; its files are written once more at its end.
+                self._output.warn(str(error))
+                self._journal = None
         if isinstance(event, events.RolloutDone):
             assert self._progress is not None
             self._progress.rollout_done(event.rollout)
@@ -162,6 +184,8 @@ class _Run:
         if self._files is not None:
             from osmosis_ai.runtime.run.eval_files import write_eval_files
 
+            if self._journal is not None:
+                self._journal.close()
             self._output.say(f"files written to {write_eval_files(self._files, report, self._session.masker)}")
         if self._options.junit is not None:
             self._save_junit(report, self._options.junit)

@@ -56,6 +56,11 @@ def hand_over_log(log: Path, run_id: str) -> None:
         log.rename(next(path for path in map(log.with_name, names) if not path.exists()))
 
 
+def run_logs(folder: Path, run_id: str) -> list[Path]:
+    """Return the logs in a repository's `.osmosis` folder of a run's parts, in their order."""
+    return sorted((folder / "logs").glob(f"{run_id}*.log"), key=_modified)
+
+
 def _modified(log: Path) -> float:
     # Another process may just have deleted it.
     return log.stat().st_mtime if log.exists() else 0.0

@@ -5,7 +5,6 @@ They always include every field, also in nested records; only pass@k and pass^k 
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -28,6 +27,7 @@ from osmosis_ai.store.alignment import AlignedStep
 from osmosis_ai.store.queries import FunctionTotals, RunInfo, ScoredRollout, SharedRows
 from osmosis_ai.store.tables import RunStatus
 from osmosis_ai.store.verdicts import Verdicts
+from osmosis_ai.text import iso_time
 
 ShownStatus: TypeAlias = Literal[RunStatus, "killed"]
 
@@ -345,8 +345,8 @@ def run_view(run: RunInfo) -> RunView:
         name=config.get("name"),
         command=run.command,
         status=shown_status(run),
-        created_at=_iso(run.created_at),
-        finished_at=None if run.finished_at is None else _iso(run.finished_at),
+        created_at=iso_time(run.created_at),
+        finished_at=None if run.finished_at is None else iso_time(run.finished_at),
         stand_in=bool(config.get("stand_in")),
         shard=run.identity.get("shard"),
         **{name: config.get(name) for name in ("model", "base_url", "baseline_model", "dataset", "n")},
@@ -397,16 +397,12 @@ def _rollout(kind: type[R], scored: ScoredRollout, **more: object) -> R:
         agent=rollout.agent,
         requests=stored.requests,
         attempt=stored.attempt,
-        started_at=_iso(stored.started_at),
-        finished_at=_iso(stored.finished_at),
+        started_at=iso_time(stored.started_at),
+        finished_at=iso_time(stored.finished_at),
         scores=scored.scores,
         verdict=scored.verdict,
         **more,
     )
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _complete(value: object) -> object:

@@ -1,7 +1,7 @@
 """Write a run as the files that the tools of rollout servers read: metrics, an index, a journal, trajectories.
 
-`docs/workflows.md` describes the files. They are written from the run store, into a folder aside that then takes the
-place of an earlier one of the same run.
+`docs/workflows.md` describes the files. The journal is written while the run goes on. At its end, all of them are
+written from the run store, into a folder aside that then takes the place of an earlier one of the same run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
@@ -25,19 +26,24 @@ from osmosis_ai.data.dataset import open_dataset
 from osmosis_ai.errors import DatasetError, OutputError, UsageError
 from osmosis_ai.folders import given_path
 from osmosis_ai.masking import MASK, Masker
-from osmosis_ai.records import Failure, JsonObject, Record, Score, TokenIds
+from osmosis_ai.records import Failure, JsonObject, Record, Rollout, Score, TokenIds
 from osmosis_ai.reward_fn.statistics import pass_at_k
 from osmosis_ai.row_numbers import RowNumbers
+from osmosis_ai.runtime.logs import run_logs
+from osmosis_ai.runtime.run import events
+from osmosis_ai.runtime.run.events import RunEvent
 from osmosis_ai.runtime.run.plan import POLICY
 from osmosis_ai.runtime.run.report import Report
 from osmosis_ai.runtime.worker.workflows.outcome import error_type
 from osmosis_ai.store.queries import Queries, RunInfo, ScoredRollout
+from osmosis_ai.text import iso_time
 
-__all__ = ["check_folder", "write_eval_files"]
+__all__ = ["Journal", "check_folder", "write_eval_files"]
 
 SCHEMA_VERSION = 1
 REDACTED = "[REDACTED]"
 MANIFEST = "manifest.json"
+JOURNAL = "events.jsonl"
 Status: TypeAlias = Literal["success", "failed", "skipped"]
 
 
@@ -103,23 +109,157 @@ def write_eval_files(folder: Path, report: Report, masker: Masker) -> Path:
     return target
 
 
+class Journal:
+    """The journal of a run in progress: `add` writes a line for each rollout, as it ends.
+
+    A run that is continued begins with the lines of its recorded rollouts, except those that run `again`. Raises
+    OutputError, like `add`, if the file can't be written.
+    """
+
+    def __init__(
+        self, folder: Path, run_id: str, store: Path, masker: Masker, planned: int, *, again: bool = False
+    ) -> None:
+        queries = Queries(store)
+        info = queries.find_run(run_id)
+        self._items = _Items(info)
+        self._masker = masker
+        self._waiting: dict[tuple[int, int], Rollout] = {}
+        target = folder / str(info.config.get("name") or info.id)
+        stored = (scored for scored in queries.scored(run_id) if scored.stored.rollout.policy == POLICY)
+        recorded = sorted(map(self._items.of, stored), key=lambda each: each.at)
+        try:
+            if target.exists() and _run_in(target) != run_id:
+                target.rename(_archived(target))
+            target.mkdir(exist_ok=True)
+            manifest = masker.encoded(msgspec.json.encode(_manifest(info, store)))
+            (target / MANIFEST).write_bytes(msgspec.json.format(manifest, indent=2) + b"\n")
+            # Unbuffered: what a killed run leaves behind is whole.
+            self._file = (target / JOURNAL).open("wb", buffering=0)
+        except OSError as error:
+            raise OutputError(f"{target} could not be written: {error.strerror or error}") from error
+        self._write(_started(info, planned))
+        for each in recorded:
+            if not (again and each.failure is not None):
+                self._write(_completed(each))
+
+    def add(self, event: RunEvent) -> None:
+        """Note what an event tells of a rollout."""
+        if isinstance(event, events.RolloutDone) and event.rollout.policy == POLICY:
+            rollout = event.rollout
+            own = rollout.agent.score if rollout.agent is not None else None
+            if own is None and rollout.failure is None and rollout.finish_reason != "removed":
+                # A function scores it.
+                self._waiting[rollout.row_index, rollout.run_index] = rollout
+            else:
+                self._complete(rollout, [] if own is None else [own])
+        elif isinstance(event, events.RolloutScored) and event.policy == POLICY:
+            waiting = self._waiting.pop((event.row_index, event.run_index), None)
+            if waiting is not None:
+                self._complete(waiting, event.scores)
+
+    def close(self) -> None:
+        """Note rollouts that nothing has scored, and close the file."""
+        for rollout in self._waiting.values():
+            self._complete(rollout, [])
+        self._file.close()
+
+    def _complete(self, rollout: Rollout, scores: Iterable[Score]) -> None:
+        by_function = {each.function: each for each in scores}
+        self._write(_completed(self._items.logged(rollout, len(rollout.turns), by_function, time.time())))
+
+    def _write(self, event: JsonObject) -> None:
+        try:
+            self._file.write(self._masker.encoded(msgspec.json.encode(event)) + b"\n")
+        except OSError as error:
+            raise OutputError(f"{self._file.name} could not be written: {error.strerror or error}") from error
+
+
 def _put(aside: Path, target: Path, run_id: str) -> None:
     """Rename the new folder to its name; what has that name moves away."""
     old = None
     if target.exists():
-        try:
-            written = msgspec.json.decode((target / MANIFEST).read_bytes(), type=dict[str, object])
-        except (OSError, msgspec.DecodeError):
-            written = {}
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")
-        old = target.with_name(f"{target.name}.archive-{stamp}")
-        target.rename(old)
-        if written.get("local_run_id") != run_id:
-            # Another run of this name: it stays.
-            old = None
+        same = _run_in(target) == run_id
+        moved = _archived(target)
+        target.rename(moved)
+        # Another run of this name stays.
+        old = moved if same else None
     aside.rename(target)
     if old is not None:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _run_in(folder: Path) -> object:
+    """Return the id of the run whose files are in a folder, None if that isn't known."""
+    try:
+        return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, object]).get("local_run_id")
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _archived(folder: Path) -> Path:
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")
+    return folder.with_name(f"{folder.name}.archive-{stamp}")
+
+
+class _Items:
+    """Makes the items of one run's rollouts."""
+
+    def __init__(self, info: RunInfo) -> None:
+        rows = info.identity.get("rows") or {}
+        self._offset = int(rows.get("offset") or 0)
+        self._only = RowNumbers(rows["rows"]) if rows.get("rows") else None
+
+    def of(self, scored: ScoredRollout) -> _Logged:
+        """Return a stored rollout's item, with what the log says of it."""
+        stored = scored.stored
+        return self.logged(stored.rollout, stored.turns, scored.scores, stored.finished_at)
+
+    def logged(self, rollout: Rollout, turns: int, scores: Mapping[str, Score], at: float) -> _Logged:
+        """Return the item of a rollout with `turns` turns, with what the log says of it."""
+        failure, score = _judged(rollout, scores)
+        removed = rollout.finish_reason == "removed"
+        item = Item(
+            row_index=rollout.row_index - self._offset if self._only is None else self._only.place(rollout.row_index),
+            run_index=rollout.run_index,
+            rollout_id=rollout.id,
+            status="skipped" if removed else "success" if failure is None else "failed",
+            source_row_index=rollout.row_index,
+            reward=None if score is None else score.value,
+            # Null if the model was never called.
+            tokens=rollout.usage.total_tokens if turns else None,
+            duration_ms=rollout.duration_ms,
+            error_type=None if failure is None else error_type(failure),
+        )
+        return _Logged(at, item, failure)
+
+
+def _started(info: RunInfo, planned: int) -> JsonObject:
+    return {"at": iso_time(info.created_at), "type": "run_started", **_named(info), "total_runs": planned}
+
+
+def _completed(logged: _Logged) -> JsonObject:
+    error = {} if logged.failure is None else {"err_message": logged.failure.message}
+    return {"at": iso_time(logged.at), "type": "item_completed", **msgspec.structs.asdict(logged.item), **error}
+
+
+def _named(info: RunInfo) -> JsonObject:
+    return {"run_id": info.id, "run_name": info.config.get("name")}
+
+
+def _manifest(info: RunInfo, store: Path) -> JsonObject:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "local_run_id": info.id,
+        "run_name": info.config.get("name"),
+        "created_at": iso_time(info.created_at),
+        "inputs": info.identity,
+        "provenance": {
+            "osmosis_ai": __version__,
+            "python": sys.version.split()[0],
+            "store": str(store),
+            "options": info.config.get("options", {}),
+        },
+    }
 
 
 class _Files:
@@ -132,9 +272,7 @@ class _Files:
         self._store = store
         self._masker = masker
         self._home = Path(report.store).parent
-        rows = info.identity.get("rows") or {}
-        self._offset = int(rows.get("offset") or 0)
-        self._only = RowNumbers(rows["rows"]) if rows.get("rows") else None
+        self._items = _Items(info)
         self._logged: list[_Logged] = []
 
     def write(self) -> None:
@@ -146,56 +284,27 @@ class _Files:
                     self._add(scored, index)
         shutil.copyfile(self._folder / "index.jsonl", self._folder / "summary.jsonl")
         self._logged.sort(key=lambda logged: logged.at)
-        self._write("manifest.json", self._manifest())
+        self._write(MANIFEST, _manifest(self._info, Path(self._report.store)))
         self._write("progress.json", self._progress())
         self._write("metrics.json", self._metrics())
-        self._write_lines("events.jsonl", map(self._masker.encoded, map(msgspec.json.encode, self._events())))
+        journal = (msgspec.json.encode(event) for event, _ in self._events())
+        self._write_lines(JOURNAL, map(self._masker.encoded, journal))
         self._write_lines("logs.txt", (self._redacted(line).encode() for line in self._log_lines()))
         self._write_lines("server.log", (self._redacted(line).encode() for line in self._server_lines()))
 
     def _add(self, scored: ScoredRollout, index: IO[bytes]) -> None:
         """Write a rollout's line, trajectory and artifacts."""
         rollout = scored.stored.rollout
-        place = rollout.row_index - self._offset if self._only is None else self._only.place(rollout.row_index)
-        name = f"row_{place}_run_{rollout.run_index}"
-        failure, score = _judged(scored)
-        removed = rollout.finish_reason == "removed"
-        status: Status = "skipped" if removed else "success" if failure is None else "failed"
-        item = Item(
-            row_index=place,
-            run_index=rollout.run_index,
-            rollout_id=rollout.id,
-            status=status,
-            source_row_index=rollout.row_index,
-            reward=None if score is None else score.value,
-            # Null if the model was never called.
-            tokens=rollout.usage.total_tokens if rollout.turns else None,
-            duration_ms=rollout.duration_ms,
-            error_type=None if failure is None else error_type(failure),
-        )
+        logged = self._items.of(scored)
+        item = logged.item
+        name = f"row_{item.row_index}_run_{item.run_index}"
         index.write(msgspec.json.encode(item) + b"\n")
-        self._logged.append(_Logged(scored.stored.finished_at, item, failure))
+        self._logged.append(logged)
         self._write(f"trajectories/{name}.json", _trajectory(scored, item, self._report.policy.model))
         # A second attempt's are the latest.
         written = sorted((self._home / "artifacts").glob(f"{rollout.id}*/artifacts"), key=os.path.getmtime)
         if written and any(written[-1].iterdir()):
             shutil.copytree(written[-1], self._folder / "artifacts" / name, symlinks=True)
-
-    def _manifest(self) -> JsonObject:
-        info = self._info
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "local_run_id": info.id,
-            "run_name": info.config.get("name"),
-            "created_at": _iso(info.created_at),
-            "inputs": info.identity,
-            "provenance": {
-                "osmosis_ai": __version__,
-                "python": sys.version.split()[0],
-                "store": self._report.store,
-                "options": info.config.get("options", {}),
-            },
-        }
 
     def _progress(self) -> JsonObject:
         try:
@@ -236,8 +345,8 @@ class _Files:
                 "model_name": report.policy.model,
                 "rollout_name": report.agent,
                 "duration_ms": round(((info.finished_at or info.created_at) - info.created_at) * 1000, 1),
-                "started_at": _iso(info.created_at),
-                "completed_at": _iso(info.finished_at) if info.finished_at and self._report.complete else None,
+                "started_at": iso_time(info.created_at),
+                "completed_at": iso_time(info.finished_at) if info.finished_at and self._report.complete else None,
             },
             "summary": summary,
         }
@@ -246,34 +355,30 @@ class _Files:
     def _status(self) -> str:
         return "finished" if self._report.complete else "incomplete"
 
-    def _events(self) -> Iterator[JsonObject]:
-        """Yield the run's events in the order of their times."""
+    def _events(self) -> Iterator[tuple[JsonObject, Failure | None]]:
+        """Yield the run's events in the order of their times, with the failures of failed items."""
         info = self._info
-        named = {"run_id": info.id, "run_name": info.config.get("name")}
-        yield {"at": _iso(info.created_at), "type": "run_started", **named, "total_runs": self._report.policy.planned}
-        for at, item, failure in map(msgspec.structs.astuple, self._logged):
-            error = {} if failure is None else {"err_message": failure.message}
-            yield {"at": _iso(at), "type": "item_completed", **msgspec.structs.asdict(item), **error}
+        yield _started(info, self._report.policy.planned), None
+        for logged in self._logged:
+            yield _completed(logged), logged.failure
         if info.finished_at is not None:
-            yield {"at": _iso(info.finished_at), "type": f"run_{self._status}", **named}
+            yield {"at": iso_time(info.finished_at), "type": f"run_{self._status}", **_named(info)}, None
 
     def _log_lines(self) -> Iterator[str]:
-        failures = iter([logged.failure for logged in self._logged])
-        for event in self._events():
+        for event, failure in self._events():
             level, step, said = "INFO", "run", event["type"].replace("_", " ")
             details = {name: value for name, value in event.items() if name not in ("at", "type") and value is not None}
             if event["type"] == "item_completed":
                 step, said = f"row {event['row_index']} run {event['run_index']}", event["status"]
-                failure = next(failures)
-                if failure is not None:
-                    level, said = "ERROR", failure.message.partition("\n")[0]
-                    found = {"file": failure.file, "line": failure.line, "traceback": failure.detail}
-                    details |= {name: value for name, value in found.items() if value is not None}
+            if failure is not None:
+                level, said = "ERROR", failure.message.partition("\n")[0]
+                found = {"file": failure.file, "line": failure.line, "traceback": failure.detail}
+                details |= {name: value for name, value in found.items() if value is not None}
             yield f"{event['at']} {level} [{step}] {said} {msgspec.json.encode(details).decode()}"
 
     def _server_lines(self) -> Iterator[str]:
         """Yield the output of the rollout server, of all parts of a run that was continued."""
-        for log in sorted((self._home / "logs").glob(f"{self._info.id}*.log"), key=os.path.getmtime):
+        for log in run_logs(self._home, self._info.id):
             with log.open(encoding="utf-8", errors="replace") as file:
                 yield from (line.rstrip("\n") for line in file)
 
@@ -290,9 +395,8 @@ class _Files:
                 file.write(line + b"\n")
 
 
-def _judged(scored: ScoredRollout) -> tuple[Failure | None, Score | None]:
+def _judged(rollout: Rollout, scores: Mapping[str, Score]) -> tuple[Failure | None, Score | None]:
     """Return why an item failed, if it did, and the grader's score; without a grader, that of the only function."""
-    rollout, scores = scored.stored.rollout, scored.scores
     own = None if rollout.agent is None else scores.get(rollout.agent.name)
     score = own or (next(iter(scores.values())) if len(scores) == 1 else None)
     if rollout.failure is not None or rollout.finish_reason == "removed":
@@ -365,7 +469,3 @@ def _pass_at_k(items: list[Item], n: int, threshold: float) -> list[JsonObject]:
         if estimates:
             found.append({"k": k, "value": statistics.fmean(estimates)})
     return found
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
