@@ -13,7 +13,7 @@ INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: abo
 	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
 	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
 
-.PHONY: demo environment test check fuzz test-lowest test-released test-browser test-pytest8 benchmark clean
+.PHONY: demo environment test check fuzz test-lowest test-released test-browser test-ray test-pytest8 benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
@@ -46,6 +46,12 @@ test-browser: $(VENV)/.browser  ## the viewer in Chromium, installed with apt-ge
 	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 || \
 		echo "Chromium isn't there, and apt-get can't install it" >&2
 	$(BIN)/python -m pytest -m browser -rs tests/viewer
+
+test-ray: $(VENV)/.dev  ## runs on a Ray cluster of this machine; skipped, with the reason, where Ray has no wheel
+	@$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable '.[dev,ray]' || \
+		echo "Ray can't be installed here" >&2
+	$(BIN)/python -m compileall -q osmosis_ai
+	$(BIN)/python -m pytest -m ray -rs tests/runtime/pool/test_ray.py
 
 # Its reports and fixtures differ between the two; recordings and the browser don't know of pytest.
 test-pytest8: $(VENV)/.dev  ## the pytest plugin on pytest 8, which the package index has, laid over the one that is installed

@@ -339,6 +339,22 @@ class WorkersConfig(Record, frozen=True):
             choices=get_args(Isolation),
         ),
     ] = "session"
+    cluster: Annotated[
+        str | None,
+        Option(
+            "Run on the nodes of a Ray cluster: auto (this machine's), ray://HOST:PORT, or local (one for this run "
+            "alone). Needs osmosis-ai[ray].",
+            metavar="auto|ray://HOST:PORT|local",
+        ),
+    ] = None
+    nodes: Annotated[
+        int | None,
+        Option("With --cluster: use at most N nodes.", metavar="N", default="all", minimum=1),
+    ] = None
+    workers_per_node: Annotated[
+        int | None,
+        Option("With --cluster: start N worker processes on each node.", metavar="N", default="its CPUs", minimum=1),
+    ] = None
     sandbox_network: Annotated[
         bool, Option("With --isolation sandbox: let tools and functions use the network of this machine.")
     ] = False

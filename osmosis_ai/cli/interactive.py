@@ -57,6 +57,7 @@ def check_interactive(config: RunConfig, output: OutputOptions) -> None:
         "--resume": (config.resume.resume or config.resume.resume_run, "an interactive run is always a new one"),
         "--name": (config.resume.name, "an interactive run is always a new one"),
         "--rows": (config.data.rows, "--row N chooses the row to start with"),
+        "--cluster": (config.workers.cluster, "the debugger pauses in a worker of this machine"),
         "--shard": (config.data.shard, "--row N chooses the row to start with"),
         "--retry-failed": (config.resume.retry_failed, "an interactive run is always a new one"),
         "--rollout": (config.workflow.rollout, "a rollout server calls the model when it wants to"),

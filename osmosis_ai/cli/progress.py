@@ -117,7 +117,10 @@ class LiveProgress:
 
 
 class RunProgress(LiveProgress):
-    """The progress of a run. With `debugger`, it leaves the terminal to user code, which may start a debugger there."""
+    """The progress of a run. With `debugger`, it leaves the terminal to user code, which may start a debugger there.
+
+    `where` names the nodes that rollouts run on, if not this machine.
+    """
 
     def __init__(
         self,
@@ -127,10 +130,12 @@ class RunProgress(LiveProgress):
         *,
         done: int = 0,
         debugger: bool = False,
+        where: Callable[[], str] = lambda: "",
     ) -> None:
         silent = debugger and output.messages.is_terminal
         super().__init__(output, total, "rollouts", self.status, done=done, silent=silent)
         self._oldest = oldest
+        self._where = where
         self._errors = self._scoring_errors = self._values = self._tokens = self._unscored = 0
         self._sum = 0.0
 
@@ -153,7 +158,9 @@ class RunProgress(LiveProgress):
         parts = []
         oldest = self._oldest()
         if oldest is not None and oldest.seconds >= SLOW_SECONDS:
-            parts.append(f"oldest: row {oldest.row_index} for {oldest.seconds:.0f} s, waiting for {oldest.waiting_on}")
+            node = f" on {oldest.node}" if oldest.node else ""
+            waiting = f"waiting for {oldest.waiting_on}"
+            parts.append(f"oldest: row {oldest.row_index} for {oldest.seconds:.0f} s{node}, {waiting}")
         if self._unscored > 0 and self.done == self._total:
             parts.append(f"{self._unscored:,} being scored")
         parts.append(f"{self._errors:,} failed")
@@ -162,6 +169,8 @@ class RunProgress(LiveProgress):
         if self._values:
             parts.append(f"mean score {self._sum / self._values:.3f}")
         parts.append(f"{self.rate:.1f}/s")
+        if where := self._where():
+            parts.append(where)
         parts.append(f"{self._tokens:,} tokens")
         return parts
 

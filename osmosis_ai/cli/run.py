@@ -128,6 +128,7 @@ class _Run:
             run.pool.oldest,
             done=run.done_before,
             debugger=self._config.workers.workers == 0,
+            where=lambda: run.pool.where,
         ) as self._progress:
             async with task_group() as ticker:
                 ticker.start_soon(self._progress.keep_showing)

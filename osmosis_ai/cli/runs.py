@@ -400,6 +400,14 @@ def rescore(
     workers: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Worker processes; 0 scores in this process. Default: CPUs.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="auto|ray://HOST:PORT|local", help="Score on the nodes of a Ray cluster."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="With --cluster: use at most N nodes.")] = None,
+    workers_per_node: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --cluster: N processes per node. Default: its CPUs.")
+    ] = None,
     keep_going: Annotated[
         bool,
         typer.Option("--keep-going", help="Leave out reward files that can't be loaded, instead of refusing to score."),
@@ -420,7 +428,7 @@ def rescore(
         from osmosis_ai.config import LimitsConfig, WorkersConfig
         from osmosis_ai.runtime.logs import new_log
         from osmosis_ai.runtime.pool.base import PoolOptions, default_workers
-        from osmosis_ai.runtime.run.prepare import choose_sandbox, scorer_spec
+        from osmosis_ai.runtime.run.prepare import check_cluster, choose_sandbox, scorer_spec
 
         info = session.store.find_run(run)
         if info.alive:
@@ -429,6 +437,12 @@ def rescore(
         limits = LimitsConfig(reward_timeout=reward_timeout)
         spec = scorer_spec(session.root, refs, limits, keep_going=keep_going)
         made_with = info.config.get("options", {})
+        isolation = made_with.get("isolation", "session")
+        check_cluster(
+            WorkersConfig(
+                workers=workers, cluster=cluster, nodes=nodes, workers_per_node=workers_per_node, isolation=isolation
+            )
+        )
         if made_with.get("isolation") == "sandbox":
             # What a model wrote for that run is scored in a sandbox too.
             config = WorkersConfig(workers=workers, sandbox_network=made_with.get("sandbox_network", False))
@@ -438,6 +452,11 @@ def rescore(
             workers=default_workers(spec.batch_size) if workers is None else workers,
             log=str(new_log(session.store.path.parent, f"{info.id}-rescore")),
             debug=debug,
+            cluster=cluster,
+            nodes=nodes,
+            workers_per_node=workers_per_node,
+            # Workers of this machine have it anyway.
+            environ=dict(os.environ) if cluster else {},
         )
         raise typer.Exit(asyncio.run(_rescore(session, info, spec, options, left_out)))
 
@@ -580,7 +599,7 @@ async def _rescore(
 ) -> int:
     from osmosis_ai.cli.runs_output import RescoreProgress, print_rescored
     from osmosis_ai.runtime.pool.backends import open_pool
-    from osmosis_ai.runtime.pool.group import CodeChangedError
+    from osmosis_ai.runtime.pool.group import HaltError
     from osmosis_ai.runtime.run.scoring import rescore as score_again
     from osmosis_ai.store.views import RescoredRun
 
@@ -595,7 +614,7 @@ async def _rescore(
         with RescoreProgress(output, info.rollouts - info.failed) as listener:
             try:
                 await score_again(info.id, pool, store, listener, spec.functions, session.root)
-            except CodeChangedError as error:
+            except HaltError as error:
                 interrupted = True
                 output.warn(f"stopped: {error}; run it again")
     totals = store.function_totals(info.id)

@@ -76,6 +76,8 @@ def _check(config: RunConfig, cwd: Path) -> None:
         raise UsageError("--watch always starts a new run; remove --resume, --resume-run, --retry-failed and --regrade")
     if config.workers.workers == 0:
         raise UsageError("--watch needs worker processes: this process can't reload code; remove --workers 0")
+    if config.workers.cluster is not None:
+        raise UsageError("--watch replaces workers of this machine at every save; remove --cluster")
     if config.model.record is not None or config.model.replay is not None:
         raise UsageError("--watch keeps replies in its cache; remove --record and --replay")
     try:

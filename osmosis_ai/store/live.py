@@ -20,12 +20,13 @@ MOST = 200
 
 
 class RunningRollout(Record, frozen=True):
-    """A rollout in flight. `started_at` is in seconds since the epoch."""
+    """A rollout in flight. `started_at` is in seconds since the epoch; `node` is empty on this machine."""
 
     row_index: int
     run_index: int
     started_at: float
     waiting_on: str
+    node: str = ""
 
 
 _decoder = msgspec.json.Decoder(list[RunningRollout])

@@ -47,6 +47,8 @@ class FakePool:
         scored: Each scored function and row index, in order.
     """
 
+    ahead = 0
+    where = ""
     mixed = False
     shortage = None
 
@@ -120,6 +122,9 @@ class FakePool:
             InFlight(builder.job.row.index, builder.job.run_index, builder.elapsed_ms / 1000, builder.waiting_on)
             for builder in self._running.values()
         ]
+
+    def news(self) -> list[str]:
+        return []
 
     def kill(self) -> None:
         """Do nothing: there are no workers."""

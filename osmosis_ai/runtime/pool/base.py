@@ -31,11 +31,17 @@ class PoolOptions(Record, frozen=True):
 
     With the `isolation` `session`, rollouts share workers, each with its own MCP session; with `rollout`, each rollout
     has its own process, forked from one that has loaded the repository.
+
+    With a `cluster`, workers run on its nodes: on at most so many `nodes`, `workers_per_node` on each; None for all
+    nodes, and for a worker per CPU.
     """
 
     workers: int = 1
     isolation: str = "session"
     worker_memory: int | None = None
+    cluster: str | None = None
+    nodes: int | None = None
+    workers_per_node: int | None = None
     load_seconds: float = LOAD_SECONDS
     log: str | None = None
     debug: bool = False
@@ -44,17 +50,21 @@ class PoolOptions(Record, frozen=True):
 
     @property
     def backend(self) -> str:
-        """Name of the backend that opens the pool."""
+        """Name of the backend that opens the pool; an address begins with that of its engine."""
+        if self.cluster is not None:
+            engine, address, _ = self.cluster.partition("://")
+            return engine if address else "ray"
         return "local" if self.workers else "inline"
 
 
 class InFlight(Record, frozen=True):
-    """A running rollout, its duration so far in seconds, and what it is waiting for."""
+    """A running rollout, its duration so far in seconds, what it is waiting for, and the node, if not this machine."""
 
     row_index: int
     run_index: int
     seconds: float
     waiting_on: str
+    node: str = ""
 
 
 class Pool(Protocol):
@@ -63,6 +73,20 @@ class Pool(Protocol):
     @property
     def loaded(self) -> Ready:
         """The tools, functions and sources that the workers loaded, with later imports."""
+        ...
+
+    @property
+    def ahead(self) -> int:
+        """Number of rollouts to ask for beyond those that may run, so that workers needn't wait for the next ones."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """The nodes of a cluster that the pool uses, in words; empty for this machine."""
+        ...
+
+    def news(self) -> list[str]:
+        """Return what happened since the last call that the user should know."""
         ...
 
     @property

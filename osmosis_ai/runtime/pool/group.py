@@ -26,7 +26,7 @@ from osmosis_ai.runtime.protocol import Done, Job, Progress
 from osmosis_ai.shortage import shortage_of
 from osmosis_ai.tasks import task_group
 
-__all__ = ["CodeChangedError", "JobFailedError", "WorkerGroup"]
+__all__ = ["CodeChangedError", "HaltError", "JobFailedError", "WorkerGroup"]
 
 LOOK_SECONDS = 0.25
 MAX_SHARED_LOSSES = 2
@@ -57,14 +57,24 @@ class JobFailedError(OsmosisError):
         self.failure = failure
 
 
-class CodeChangedError(JobFailedError):
+class HaltError(JobFailedError):
+    """The run must stop, and can be resumed. `notice` says why, and what to do."""
+
+    def __init__(self, message: str, notice: str) -> None:
+        super().__init__(Failure("worker", message, kind="start"))
+        self.notice = notice
+
+
+class CodeChangedError(HaltError):
     """A lost worker can't be replaced by one with the same code, because `files` changed after the start."""
 
     def __init__(self, files: Iterable[str]) -> None:
-        self.files = sorted(files)
-        names = ", ".join(self.files)
-        message = f"{names} changed after the start, so a worker that was lost can't be replaced by one of that code"
-        super().__init__(Failure("worker", message, kind="start"))
+        names = ", ".join(sorted(files))
+        super().__init__(
+            f"{names} changed after the start, so a worker that was lost can't be replaced by one of that code",
+            f"a worker was lost, and {names} changed since the start; to continue, put back what the run started with "
+            "and use --resume",
+        )
 
 
 class WorkerGroup:

@@ -53,7 +53,10 @@ class KeptPool:
     async def _keep(self, options: PoolOptions) -> None:
         with self._scope:
             try:
-                async with open_pool(self.spec, options) as self.pool:
+                async with open_pool(self.spec, options) as pool:
+                    # Its owner asks about single workers, and so keeps them on this machine.
+                    assert isinstance(pool, WorkerPool)
+                    self.pool = pool
                     self._opened.set()
                     await self._unused.wait()
             except StartError as error:

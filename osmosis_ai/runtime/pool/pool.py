@@ -70,6 +70,9 @@ class _Rollouts:
 class WorkerPool:
     """Two worker groups, which may be the same: for the repository's tools or agent loop, and for its functions."""
 
+    ahead = 0
+    where = ""
+
     def __init__(self, spec: protocol.WorkerSpec, agents: WorkerGroup | None, scorers: WorkerGroup | None) -> None:
         self.agents = agents
         self.scorers = scorers
@@ -213,6 +216,9 @@ class WorkerPool:
 
     def in_flight(self) -> list[InFlight]:
         return list(self._rollouts.in_flight())
+
+    def news(self) -> list[str]:
+        return []
 
     def kill(self) -> None:
         for group in (self.agents, self.scorers):

@@ -37,6 +37,7 @@ from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
 
 __all__ = [
     "Prepared",
+    "check_cluster",
     "check_judges",
     "check_output",
     "choose_sandbox",
@@ -76,6 +77,8 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str], cassette: 
     if isinstance(agent, WorkflowSource):
         entrypoint = Path(agent.entrypoint).relative_to(repository.root.resolve()).as_posix()
     _check_resume(config)
+    check_cluster(config.workers)
+    _check_replies(config)
     dataset = find_dataset(config.data.dataset, repository, cwd)
     rewards, unreadable = find_functions(config.scoring.eval_fn, repository, cwd)
     if not config.scoring.eval_fn and _expects_tools(dataset):
@@ -286,6 +289,27 @@ def _check_resume(config: RunConfig) -> None:
         raise UsageError("--regrade calls no model, and --retry-failed runs rollouts again; use one of them")
     if data.rows is not None and (data.offset or data.limit is not None):
         raise UsageError("--rows names the rows; leave out --limit and --offset")
+
+
+def check_cluster(workers: WorkersConfig) -> None:
+    """Raise UsageError for options of a cluster that is none, and for those that need workers on this machine."""
+    if workers.cluster is None:
+        for flag, given in (("--nodes", workers.nodes), ("--workers-per-node", workers.workers_per_node)):
+            if given is not None:
+                raise UsageError(f"{flag} is for the nodes of a cluster; name one with --cluster")
+        return
+    if workers.workers == 0:
+        raise UsageError("--cluster and --workers 0 don't go together: the second runs everything in this process")
+    if workers.isolation == "sandbox":
+        raise UsageError("--cluster and --isolation sandbox don't go together: sandboxes hide what is on this machine")
+
+
+def _check_replies(config: RunConfig) -> None:
+    """Raise UsageError if nodes would need stored replies, which are files of this machine."""
+    model = config.model
+    for flag, used in (("--cache", model.cache), ("--record", model.record), ("--replay", model.replay)):
+        if used and config.workers.cluster is not None:
+            raise UsageError(f"--cluster and {flag} don't go together: stored replies are files of this machine")
 
 
 def _check_sandboxed(agent: McpSource | AgentSource | WorkflowSource) -> None:

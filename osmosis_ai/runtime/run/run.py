@@ -12,7 +12,7 @@ import anyio
 
 from osmosis_ai.records import Outcome, Rollout, Row
 from osmosis_ai.runtime.pool.base import Pool
-from osmosis_ai.runtime.pool.group import CodeChangedError
+from osmosis_ai.runtime.pool.group import HaltError
 from osmosis_ai.runtime.protocol import Progress, RolloutJob
 from osmosis_ai.runtime.run.plan import RunPlan
 from osmosis_ai.runtime.run.scoring import MAX_BATCH, Scoring, ScoringListener, judges_usd
@@ -41,7 +41,7 @@ class Run:
 
     `completed` holds the existing records of a resumed run. `spent_usd` is the cost that already counts towards
     `--max-cost`; None stands for the cost of the run's records. `draws` has the draws of rollouts that the user wanted
-    sampled anew. `code_changed` is set if the run stopped because a lost worker could not be replaced.
+    sampled anew. `halted` is set if the run stopped because lost workers could not be replaced.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Run:
         self.plan = plan
         self._rows = rows
         self.stopping = False
-        self.code_changed: CodeChangedError | None = None
+        self.halted: HaltError | None = None
         self.out_of_budget = False
         self._pool = pool
         self.store = store
@@ -116,7 +116,9 @@ class Run:
                 group.start_soon(self._scoring.run, stored, plan.config.workers.batch_size)
                 try:
                     async with self._telling(), task_group() as slots:
-                        for _ in range(min(plan.config.workers.batch_size, plan.total_rollouts)):
+                        # With a budget, none may run ahead: its cost is known only at its end.
+                        ahead = 0 if plan.config.limits.max_cost is not None else self._pool.ahead
+                        for _ in range(min(plan.config.workers.batch_size + ahead, plan.total_rollouts)):
                             slots.start_soon(self._rollout_slot, jobs)
                 finally:
                     # Otherwise scoring would wait for more rollouts forever.
@@ -132,7 +134,7 @@ class Run:
                 now = time.time()
                 file.show(
                     [
-                        RunningRollout(each.row_index, each.run_index, now - each.seconds, each.waiting_on)
+                        RunningRollout(each.row_index, each.run_index, now - each.seconds, each.waiting_on, each.node)
                         for each in self._pool.in_flight()
                     ]
                 )
@@ -158,7 +160,7 @@ class Run:
         for job in jobs:
             try:
                 rollout = await self._pool.rollout(job, self.listener.rollout_started(job))
-            except CodeChangedError as error:
+            except HaltError as error:
                 self._halt(error)
                 return
             await self.record(job, rollout)
@@ -170,9 +172,9 @@ class Run:
         self.listener.rollout_done(rollout)
         await self._scoring.add(key, rollout)
 
-    def _halt(self, error: CodeChangedError) -> None:
+    def _halt(self, error: HaltError) -> None:
         """Start no more rollouts, because a lost worker can't be replaced."""
-        self.code_changed = error
+        self.halted = error
         self.stop()
 
     def jobs(self) -> Iterator[RolloutJob]:

@@ -17,7 +17,7 @@ from osmosis_ai.code_hashes import function_code
 from osmosis_ai.masking import Masker
 from osmosis_ai.records import Failure, FunctionRef, Message, Rollout, Row, Score, StoredInput
 from osmosis_ai.runtime.pool.base import Pool
-from osmosis_ai.runtime.pool.group import CodeChangedError
+from osmosis_ai.runtime.pool.group import HaltError
 from osmosis_ai.runtime.protocol import MAX_FRAME, ScoreJob
 from osmosis_ai.store.codec import Encoder
 from osmosis_ai.store.queries import RolloutKey, Unscored
@@ -77,7 +77,7 @@ class Scoring:
         listener: ScoringListener,
         functions: list[FunctionRef],
         root: Path,
-        halt: Callable[[CodeChangedError], None],
+        halt: Callable[[HaltError], None],
         *,
         partial: bool = False,
         room: int = 0,
@@ -185,7 +185,7 @@ class Scoring:
     async def _score_inputs(self, functions: list[str], rollouts: list[Unscored], inputs: list[StoredInput]) -> None:
         try:
             scores = await self._pool.score(ScoreJob(uuid4().hex, inputs, functions))
-        except CodeChangedError as error:
+        except HaltError as error:
             self._halt(error)
             return
         self.spent_usd += sum(map(judges_usd, scores))
@@ -202,10 +202,10 @@ async def rescore(
 ) -> None:
     """Score a stored run's trajectories with the pool's functions, without any model call.
 
-    Skips rollouts already scored by the functions' current code. Raises CodeChangedError, after storing the other
+    Skips rollouts already scored by the functions' current code. Raises HaltError, after storing the other
     scores, if a lost worker can't be replaced.
     """
-    errors: list[CodeChangedError] = []
+    errors: list[HaltError] = []
     scoring = Scoring(run_id, pool, store, listener, functions, root, errors.append)
     scoring.complete()
     await scoring.run(scoring.stored(), RESCORING_SLOTS)

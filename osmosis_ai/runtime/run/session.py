@@ -55,6 +55,7 @@ __all__ = ["Listener", "RunSession", "open_run", "open_store", "pool_options", "
 
 Listener = Callable[[RunEvent], None]
 
+NEWS_SECONDS = 0.5
 COUNTING_SECONDS = 0.2
 """How long to wait for the number of rows, which limits the workers; the fork server's imports take longer anyway."""
 
@@ -458,21 +459,18 @@ class RunSession:
         if self.interrupted:
             self._run.stop()
         self._began = monotonic()
-        await self._run.execute()
+        async with task_group() as group:
+            group.start_soon(self._keep_telling)
+            await self._run.execute()
+            group.cancel_scope.cancel()
         wall_ms = (monotonic() - self._began) * 1000
         if self._run.out_of_budget:
             limit = self.plan.config.limits.max_cost
             self._tell(events.LimitReached("max_cost", f"stopped: the budget of ${limit:g} (--max-cost) is spent"))
-        if self._run.code_changed is not None:
+        self._tell_news()
+        if self._run.halted is not None:
             self.interrupted = True
-            files = ", ".join(self._run.code_changed.files)
-            self._tell(
-                events.Notice(
-                    f"stopped: a worker was lost, and {files} changed since the start; to continue, put back what the "
-                    "run started with and use --resume",
-                    "warning",
-                )
-            )
+            self._tell(events.Notice(f"stopped: {self._run.halted.notice}", "warning"))
         # Grading again adds no rollout that is missing.
         missing = self._recorded is not None and len(self._recorded.keys) < self.plan.total_rollouts
         unfinished = self.interrupted or self._run.out_of_budget or (resume.regrade and missing)
@@ -492,7 +490,7 @@ class RunSession:
         changed = list(self.pool.changed)
         if await anyio.to_thread.run_sync(self._kept.outdated):
             changed.append(relative_to_root(Path(self.plan.dataset), Path(self.plan.root)))
-        if changed and not (self._run and self._run.code_changed):
+        if changed and not (self._run and self._run.halted):
             results = "the results are those of the version loaded at the start"
             self._tell(events.Notice(f"changed during the run: {', '.join(changed)}; {results}", "warning"))
         if self._recordings is not None and not unfinished and not self.plan.config.resume.wanted:
@@ -556,18 +554,24 @@ class RunSession:
 
     def rollout_done(self, rollout: Rollout) -> None:
         """Report a recorded rollout."""
-        self._tell_shortage()
         self._tell(events.RolloutDone(rollout))
 
     def scores_done(self, scored: list[Scored]) -> None:
         """Report recorded scores."""
-        self._tell_shortage()
         for stored, scores in scored:
             key = stored.rollout
             self._tell(events.RolloutScored(stored.row_index, key.run_index, key.policy, scores))
 
-    def _tell_shortage(self) -> None:
-        """Say once that the system lacks something for further workers."""
+    async def _keep_telling(self) -> None:
+        """Say soon what happened to workers, even while no rollout ends."""
+        while True:
+            await anyio.sleep(NEWS_SECONDS)
+            self._tell_news()
+
+    def _tell_news(self) -> None:
+        """Say what happened to nodes, and once that the system lacks something for further workers."""
+        for news in self.pool.news():
+            self._tell(events.Notice(news, "warning"))
         if self.pool.shortage is not None and not self._said_shortage:
             self._said_shortage = True
             self._tell(events.Notice(f"some workers start later: {self.pool.shortage}", "warning"))
@@ -600,6 +604,9 @@ def pool_options(config: RunConfig, store: RunStore, environ: Mapping[str, str],
         workers=default_workers(workers.batch_size) if workers.workers is None else workers.workers,
         worker_memory=workers.worker_memory,
         isolation=workers.isolation,
+        cluster=workers.cluster,
+        nodes=workers.nodes,
+        workers_per_node=workers.workers_per_node,
         log=str(new_log(store.path.parent, run_id)),
         debug=workers.debug,
         keys=secret_values(config),

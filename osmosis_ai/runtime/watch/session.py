@@ -273,7 +273,7 @@ class WatchSession:
         try:
             await run.execute()
         finally:
-            self._mixed = pool.mixed or run.code_changed is not None
+            self._mixed = pool.mixed or run.halted is not None
             self._spent_usd = run.spent_usd
         if self._mixed:
             # Workers loaded different versions of the code, so reload all of it and run again.

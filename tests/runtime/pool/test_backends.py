@@ -96,7 +96,7 @@ asyncio.run(main())
 ROW = Row(0, "row", "Be good.", "6 * 7?", "42")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", sorted(BACKENDS.keys() - {"ray"}))  # which has `make test-ray`
 def test_a_backend_runs_rollouts(backend: str, tmp_path: Path) -> None:
     workers = {"inline": 0, "local": 1}[backend]
     assert PoolOptions(workers=workers).backend == backend

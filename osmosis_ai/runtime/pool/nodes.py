@@ -1,0 +1,533 @@
+"""A pool over the nodes of a cluster, whatever engine reaches them: it assigns jobs to nodes and takes their reports.
+
+Each node hosts a pool of its own (`node.NodeHost`), which isolates user code and finds who is to blame for a lost
+worker. Here only nodes are lost, which is nobody's fault: their jobs go back to the queue. A job that has lost several
+nodes runs alone on one; if that is lost too, the job fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Protocol
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from osmosis_ai.code_hashes import file_hash
+from osmosis_ai.errors import ModelStartError, OsmosisError, StartError, StoreError, start_error
+from osmosis_ai.records import Failure, JsonObject, Rollout, Score
+from osmosis_ai.runtime.pool.base import InFlight, PoolOptions
+from osmosis_ai.runtime.pool.group import HaltError
+from osmosis_ai.runtime.pool.node import Ended, NodeBoot, Opened, Orders, Report, Versions, portable, this_version
+from osmosis_ai.runtime.pool.trajectory import TrajectoryBuilder
+from osmosis_ai.runtime.protocol import (
+    Cancel,
+    Inspected,
+    ProbeJob,
+    Progress,
+    Ready,
+    Resume,
+    RolloutJob,
+    ScoreJob,
+    ToolsDone,
+    WorkerSpec,
+    detach,
+)
+from osmosis_ai.tasks import task_group
+from osmosis_ai.text import counted
+
+__all__ = ["Cluster", "Node", "NodeLostError", "NodesPool", "open_nodes"]
+
+SILENCE_SECONDS = 15.0
+"""A node that reports nothing for so long is lost, even if its connection isn't."""
+EMPTY_SECONDS = 60.0
+"""How long to wait for another node once all are lost."""
+MAX_LOSSES = 3
+"""A job that has lost so many nodes runs alone."""
+BRAKE_SECONDS = 2.0
+"""The brake is applied at most once in so many seconds; what is in flight then still shows the overload."""
+JOBS_AT_ONCE = 50
+
+
+class NodeLostError(OsmosisError):
+    """A node can't be reached any more. The message says why."""
+
+
+class Node(Protocol):
+    """A connection to one node, which has an empty `node.NodeHost` of its own. Its methods raise NodeLostError."""
+
+    name: str
+
+    async def versions(self) -> Versions:
+        """Return the versions on the node."""
+        ...
+
+    async def open(self, boot: bytes) -> bytes:
+        """Load the repository with an encoded NodeBoot; return an encoded Opened."""
+        ...
+
+    async def submit(self, orders: bytes) -> None:
+        """Hand over encoded Orders."""
+
+    async def collect(self) -> bytes:
+        """Return the next encoded Report."""
+        ...
+
+    def kill(self) -> None:
+        """End everything that runs on the node for this pool, if it can be reached."""
+
+
+class Cluster(Protocol):
+    """An engine's machines."""
+
+    async def next(self) -> Node:
+        """Wait for the next node that may be used: first those there are, later those that join."""
+        ...
+
+
+class _Job:
+    """A job and what is known about it. `nodes` are those that were lost with it."""
+
+    def __init__(self, order: RolloutJob | ScoreJob | ProbeJob) -> None:
+        self.order = order
+        self.done: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self.is_rollout = isinstance(order, RolloutJob)
+        self.nodes: list[str] = []
+
+    @property
+    def suspect(self) -> bool:
+        return len(self.nodes) >= MAX_LOSSES
+
+    def end(self, error: str, kind: str = "") -> None:
+        """Fail without a record of a node."""
+        if not self.done.done():
+            self.done.set_result(Ended(self.order.id, error=error, kind=kind))
+
+
+class _Member:
+    """A node in use, with its jobs."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.jobs: dict[str, _Job] = {}
+        self.orders: list[_Job] = []
+        self.cancel: list[Cancel] = []
+        self.rollouts = 0
+        self.share = 1
+        self.told_share = 0
+        self.alone = False
+        self.give_back = self.asked_back = 0
+        self.news = asyncio.Event()
+        self.heard = monotonic()
+        self.in_flight: list[InFlight] = []
+
+    def take(self, job: _Job) -> None:
+        self.jobs[job.order.id] = job
+        self.rollouts += job.is_rollout
+        self.orders.append(job)
+        self.news.set()
+
+    def give_up(self, id: str) -> _Job | None:
+        job = self.jobs.pop(id, None)
+        if job is not None:
+            self.rollouts -= job.is_rollout
+            if job in self.orders:
+                self.orders.remove(job)
+            self.alone = self.alone and bool(self.jobs)
+        return job
+
+
+@asynccontextmanager
+async def open_nodes(cluster: Cluster, spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[NodesPool]:
+    """Load the repository on a cluster's nodes and yield them as a pool, once one has loaded it; raise StartError."""
+    named, _ = detach(spec)
+    named = msgspec.structs.replace(named, cache=None, cassette=None, debug_dir=None)
+    outside = [path for path in _paths(named) if path.startswith("..")]
+    if outside:
+        raise StartError(
+            f"--cluster sends the repository {spec.root} to the nodes, and {outside[0]} is outside of it; move it there"
+        )
+    async with task_group() as group:
+        pool = NodesPool(cluster, spec, NodeBoot(named, _for_nodes(options)), options, group)
+        try:
+            await pool.opened()
+            yield pool
+        finally:
+            pool.kill()
+            group.cancel_scope.cancel()
+
+
+def _paths(spec: WorkerSpec) -> Iterable[str]:
+    if spec.mcp is not None and spec.mcp.path is not None:
+        yield spec.mcp.path
+    if spec.agent is not None:
+        yield spec.agent.root
+    if spec.workflow is not None:
+        yield spec.workflow.folder
+    yield from (ref.root for ref in spec.functions)
+
+
+def _for_nodes(options: PoolOptions) -> PoolOptions:
+    return msgspec.structs.replace(options, environ=portable(options.environ), log=None)
+
+
+class NodesPool:
+    """A `Pool` whose workers are on nodes. Made by `open_nodes`."""
+
+    def __init__(
+        self, cluster: Cluster, spec: WorkerSpec, boot: NodeBoot, options: PoolOptions, group: TaskGroup
+    ) -> None:
+        self.loaded = Ready()
+        self.mixed = False
+        self.ahead = spec.batch_size
+        self._cluster = cluster
+        self._spec = spec
+        self._boot = boot
+        self._log = None if options.log is None else Path(options.log)
+        self._group = group
+        self._members: list[_Member] = []
+        self._rollouts: deque[_Job] = deque()
+        self._others: deque[_Job] = deque()
+        self._suspects: list[_Job] = []
+        self._jobs: dict[str, _Job] = {}
+        self._limit = float(spec.batch_size)
+        self._braked = 0.0
+        self._spent: dict[int, float] = {}
+        self._shortages: dict[str, str] = {}
+        self._told: list[str] = []
+        self._settled = asyncio.Event()
+        self._start_error: StartError | None = None
+        self._loading = 0
+        self._empty_since = monotonic()
+        self._closing = False
+        group.start_soon(self._gather)
+        group.start_soon(self._watch)
+
+    async def opened(self) -> None:
+        """Wait until a node has loaded the repository; raise StartError if it can't be loaded, or none joins."""
+        await self._settled.wait()
+        if self._start_error is not None:
+            raise self._start_error
+
+    # What the run asks for.
+
+    @property
+    def shortage(self) -> str | None:
+        return next((f"{name}: {what}" for name, what in self._shortages.items()), None)
+
+    @property
+    def spent_usd(self) -> float:
+        return sum(self._spent.values())
+
+    @property
+    def changed(self) -> list[str]:
+        sources = {**self.loaded.tool_sources, **self.loaded.function_sources}
+        return sorted(path for path, known in sources.items() if file_hash(Path(self._spec.root, path)) != known)
+
+    @property
+    def where(self) -> str:
+        """The nodes in use, in words."""
+        return counted(len(self._members), "node")
+
+    def news(self) -> list[str]:
+        """Return what happened to nodes since the last call."""
+        told, self._told = self._told, []
+        return told
+
+    async def probe(self, policy: str, *, price: bool) -> None:
+        ended = await self._run(ProbeJob(f"probe-{policy}", policy, price))
+        if ended.error is not None:
+            raise ModelStartError(ended.error)
+
+    async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
+        """Run one rollout; `listen` hears nothing, because events of single turns stay on the node."""
+        ended = await self._run(job)
+        if ended.rollout is not None:
+            return ended.rollout
+        return TrajectoryBuilder(job).abandon(Failure("worker", ended.error or "no record", kind="died"))
+
+    async def score(self, job: ScoreJob) -> list[list[Score]]:
+        ended = await self._run(job)
+        if ended.kind == "store":
+            raise StoreError(ended.error or "")
+        if ended.error is not None:
+            failure = Failure("worker", ended.error, kind="died")
+            return [[Score(name, failure=failure) for name in job.functions] for _ in job.inputs]
+        return ended.scores
+
+    def in_flight(self) -> list[InFlight]:
+        now = monotonic()
+        found = [
+            msgspec.structs.replace(one, seconds=one.seconds + now - member.heard, node=member.node.name)
+            for member in self._members
+            for one in member.in_flight
+        ]
+        return sorted(found, key=lambda one: -one.seconds)
+
+    def oldest(self) -> InFlight | None:
+        return next(iter(self.in_flight()), None)
+
+    def kill(self) -> None:
+        self._closing = True
+        for member in self._members:
+            member.node.kill()
+
+    def resume(self, order: Resume) -> None:
+        raise NotImplementedError("stepping is for workers of this machine")
+
+    async def serve(self, request: JsonObject) -> JsonObject:
+        raise NotImplementedError("serving is for workers of this machine")
+
+    async def tools(self, request: JsonObject) -> ToolsDone:
+        raise NotImplementedError("serving is for workers of this machine")
+
+    async def inspect(self) -> Inspected:
+        raise NotImplementedError("validation is for workers of this machine")
+
+    # Jobs
+
+    async def _run(self, order: RolloutJob | ScoreJob | ProbeJob) -> Ended:
+        job = self._jobs[order.id] = _Job(order)
+        (self._rollouts if job.is_rollout else self._others).append(job)
+        self._assign()
+        try:
+            ended = await job.done
+        except asyncio.CancelledError:
+            self._cancel(job)
+            raise
+        finally:
+            del self._jobs[order.id]
+        if ended.kind == "halt":
+            raise HaltError(ended.error or "", f"{ended.error}")
+        return ended
+
+    def _cancel(self, job: _Job) -> None:
+        for queue in (self._rollouts, self._others, self._suspects):
+            if job in queue:
+                queue.remove(job)
+        for member in self._members:
+            if member.give_up(job.order.id) is not None:
+                member.cancel.append(Cancel(job.order.id))
+                member.news.set()
+
+    def _assign(self) -> None:
+        """Give waiting jobs to the nodes with most room; a suspect gets a node for itself."""
+        self._set_shares()
+        for job in list(self._suspects):
+            idle = next((member for member in self._members if not member.jobs), None)
+            if idle is not None:
+                self._suspects.remove(job)
+                idle.alone = True
+                idle.take(job)
+        open_ = [member for member in self._members if not member.alone]
+        if self._suspects:
+            # One node takes nothing new, and so will be idle.
+            open_ = open_[1:] or open_
+        while self._others and open_:
+            min(open_, key=lambda member: len(member.jobs)).take(self._others.popleft())
+        while self._rollouts and open_:
+            least = min(open_, key=lambda member: member.rollouts - 2 * member.share)
+            # As many as may run wait on the node, so that it needn't wait for the head.
+            if least.rollouts >= 2 * least.share:
+                break
+            least.take(self._rollouts.popleft())
+        self._even_out(open_)
+
+    def _even_out(self, members: Sequence[_Member]) -> None:
+        """Have nodes return rollouts that wait there while another node has room, because it joined late or is fast."""
+        room = sum(max(0, member.share - member.rollouts) for member in members)
+        for member in members:
+            back = min(room - len(self._rollouts), member.rollouts - member.share - member.asked_back)
+            if back > 0:
+                room -= back
+                member.give_back += back
+                member.asked_back += back
+                member.news.set()
+
+    def _set_shares(self) -> None:
+        """Divide what may run at a time among the nodes."""
+        total = max(int(self._limit), len(self._members))
+        for number, member in enumerate(self._members):
+            member.share = total // len(self._members) + (number < total % len(self._members))
+            if member.share != member.told_share:
+                member.news.set()
+
+    def _brake(self, rollout: Rollout) -> None:
+        """Halve what runs at a time if a model call needed retries; otherwise allow slowly more again."""
+        if any(turn.attempts > 1 for turn in rollout.turns):
+            if monotonic() - self._braked > BRAKE_SECONDS:
+                self._braked = monotonic()
+                self._limit = max(1.0, self._limit / 2)
+        else:
+            self._limit = min(float(self._spec.batch_size), self._limit + 1 / max(self._limit, 1.0))
+
+    # Nodes
+
+    async def _gather(self) -> None:
+        """Take every node that joins into use."""
+        try:
+            while True:
+                node = await self._cluster.next()
+                self._loading += 1
+                self._group.start_soon(self._use, node)
+        except StartError as error:
+            self._fail(error)
+
+    async def _use(self, node: Node) -> None:
+        """Load the repository on a node, and give it jobs until it is lost."""
+        try:
+            try:
+                theirs, ours = await node.versions(), this_version()
+                if theirs != ours:
+                    raise StartError(_mismatch(node.name, theirs, ours))
+                opened = msgspec.json.decode(await node.open(msgspec.json.encode(self._boot)), type=Opened)
+                if opened.refused is not None:
+                    raise start_error(opened.refused.error, opened.refused.message)
+                assert opened.ready is not None
+                self._check_code(node.name, opened.ready)
+            finally:
+                self._loading -= 1
+        except (StartError, NodeLostError) as error:
+            node.kill()
+            if self._members or self._settled.is_set():
+                self._told.append(f"node {node.name} isn't used: {error}")
+            elif isinstance(error, StartError):
+                self._fail(error)
+            return
+        member = _Member(node)
+        self._members.append(member)
+        self._settled.set()
+        self._assign()
+        why = ""
+        try:
+            async with task_group() as group:
+                group.start_soon(self._send, member)
+                try:
+                    while True:
+                        with anyio.fail_after(SILENCE_SECONDS):
+                            data = await node.collect()
+                        self._take(member, msgspec.json.decode(data, type=Report))
+                except TimeoutError:
+                    why = f"it has been silent for {SILENCE_SECONDS:.0f} s"
+                except NodeLostError as error:
+                    why = str(error)
+                finally:
+                    group.cancel_scope.cancel()
+        finally:
+            self._lose(member, why)
+
+    def _check_code(self, name: str, ready: Ready) -> None:
+        """Take what the first node has loaded; raise StartError if it isn't this machine's code, or another node's."""
+        sources = {**ready.tool_sources, **ready.function_sources, **ready.rubric_files}
+        differing = sorted(path for path, code in sources.items() if file_hash(Path(self._spec.root, path)) != code)
+        if differing:
+            raise StartError(
+                f"node {name} has loaded other code than this machine's: {', '.join(differing)}; run again, and save "
+                "no file while nodes load it"
+            )
+        if not self._settled.is_set():
+            self.loaded = ready
+
+    async def _send(self, member: _Member) -> None:
+        try:
+            while True:
+                await member.news.wait()
+                member.news.clear()
+                while member.orders or member.cancel or member.give_back or member.share != member.told_share:
+                    jobs, member.orders = member.orders[:JOBS_AT_ONCE], member.orders[JOBS_AT_ONCE:]
+                    cancel, member.cancel = member.cancel, []
+                    member.told_share = member.share
+                    back, member.give_back = member.give_back, 0
+                    orders = Orders(member.share, [job.order for job in jobs], cancel, back)
+                    await member.node.submit(msgspec.json.encode(orders))
+        except NodeLostError:
+            # Its reports end too, and say why.
+            return
+
+    def _take(self, member: _Member, report: Report) -> None:
+        member.heard = monotonic()
+        member.in_flight = report.in_flight
+        self._spent[id(member)] = report.spent_usd
+        self.mixed |= report.mixed
+        if report.loaded is not None:
+            self.loaded = msgspec.structs.replace(
+                self.loaded,
+                tool_sources=report.loaded.tool_sources | self.loaded.tool_sources,
+                function_sources=report.loaded.function_sources | self.loaded.function_sources,
+            )
+        if report.shortage is not None:
+            self._shortages[member.node.name] = report.shortage
+        if report.log and self._log is not None:
+            with self._log.open("ab") as file:
+                file.write(report.log)
+        member.asked_back = 0
+        for ended in report.ended:
+            job = member.give_up(ended.job)
+            if job is None or job.done.done():
+                continue
+            if ended.kind == "returned":
+                self._rollouts.appendleft(job)
+                continue
+            if ended.rollout is not None:
+                self._brake(ended.rollout)
+            job.done.set_result(ended)
+        self._assign()
+
+    def _lose(self, member: _Member, why: str) -> None:
+        """Give a lost node's jobs to others. The node's last cost counts on."""
+        self._members.remove(member)
+        member.node.kill()
+        if self._closing:
+            return
+        self._told.append(
+            f"node {member.node.name} was lost ({why}); {counted(len(member.jobs), 'job')} of it run again elsewhere"
+        )
+        self._empty_since = monotonic()
+        for job in reversed(member.jobs.values()):
+            if job.done.done():
+                continue
+            was_suspect = job.suspect
+            job.nodes.append(member.node.name)
+            if was_suspect:
+                job.end(f"every node that ran it was lost: {', '.join(dict.fromkeys(job.nodes))}")
+            elif job.suspect:
+                self._suspects.append(job)
+            else:
+                (self._rollouts if job.is_rollout else self._others).appendleft(job)
+        self._assign()
+
+    async def _watch(self) -> None:
+        """Give up once there has been no node for too long."""
+        while True:
+            await anyio.sleep(0.5)
+            if self._members or self._loading or monotonic() - self._empty_since < EMPTY_SECONDS:
+                continue
+            if not self._settled.is_set():
+                self._fail(StartError(f"no node with a CPU has joined the cluster for {EMPTY_SECONDS:.0f} s"))
+                return
+            lost = f"every node was lost, and none has joined for {EMPTY_SECONDS:.0f} s; use --resume to continue"
+            for job in list(self._jobs.values()):
+                job.end(lost, "halt")
+            for queue in (self._rollouts, self._others, self._suspects):
+                queue.clear()
+
+    def _fail(self, error: StartError) -> None:
+        self._start_error = self._start_error or error
+        self._settled.set()
+
+
+def _mismatch(name: str, theirs: Versions, ours: Versions) -> str:
+    for what, here, there in (
+        ("osmosis-ai", ours.osmosis, theirs.osmosis),
+        ("Python", ours.python, theirs.python),
+        ("the source of osmosis-ai", ours.source[:12], theirs.source[:12]),
+    ):
+        if here != there:
+            return f"node {name} has another version of {what}: {there}, and this machine has {here}; install the same"
+    raise AssertionError
