@@ -3,8 +3,8 @@
     python benchmarks/own_platform.py --times 20 --runs 10000
 
 Measures the time from a submission to its first rollout with a warm environment, requests of lists with many runs, and
-`/health` while runs work. Then a hundred submissions arrive at once, and the server is killed at random moments: each
-submission must have become exactly one run.
+`/health` while runs work, and the memory that a large dataset takes while it is uploaded and checked. Then a hundred
+submissions arrive at once, and the server is killed at random moments: each must have become exactly one run.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
@@ -29,6 +31,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import psutil
 from measuring import OSMOSIS, clean_environment
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
@@ -72,7 +75,15 @@ class Server:
         with urlopen("http://127.0.0.1:8641/health", timeout=10) as answer:
             answer.read()
 
-    def ask(self, method: str, path: str, body: object = None, **headers: str) -> dict[str, Any]:
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def ask(
+        self, method: str, path: str, body: object = None, *, seconds: float = 60, **headers: str
+    ) -> dict[str, Any]:
         """Send a request; return the answer's object."""
         token = (self._data / "token").read_text(encoding="ascii")
         known = {
@@ -82,7 +93,7 @@ class Server:
         }
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         url = path if path.startswith("http") else f"http://127.0.0.1:8641/api/cli/{path}"
-        with urlopen(Request(url, data, {**known, **headers}, method=method), timeout=60) as answer:
+        with urlopen(Request(url, data, {**known, **headers}, method=method), timeout=seconds) as answer:
             return json.loads(answer.read() or b"{}")
 
     def wait(self, name: str) -> dict[str, Any]:
@@ -130,6 +141,42 @@ def health(server: Server, runs: int) -> list[float]:
             found.append((perf_counter() - began) * 1000)
             sleep(0.01)
     return found
+
+
+def large_dataset(server: Server, folder: Path, megabytes: int) -> tuple[float, float, float]:
+    """Upload a dataset; return MB that the server needed more, MB that the check needed, and the seconds of both."""
+    file = folder / "large.jsonl"
+    block = rows(1000, "{n} + 0 " + "x" * 900)
+    with file.open("wb") as target:
+        while target.tell() < megabytes * 1_000_000:
+            target.write(block)
+    size = file.stat().st_size
+    created = server.ask("POST", "datasets", {"file_name": "large", "file_size": size, "extension": "jsonl"})
+    process = psutil.Process(server.pid)
+    before, most, checks = process.memory_info().rss, [0.0], [0.0]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            most[0] = max(most[0], process.memory_info().rss - before)
+            for child in process.children():
+                with suppress(psutil.Error):
+                    if any("dataset_check" in word for word in child.cmdline()):
+                        checks[0] = max(checks[0], child.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    began = perf_counter()
+    with file.open("rb") as stream:
+        headers = {"Content-Length": str(size)}
+        with urlopen(Request(created["upload"]["presigned_url"], stream, headers, method="PUT"), timeout=3600):
+            pass
+    server.ask("POST", f"datasets/{created['id']}/complete", {}, seconds=3600)
+    seconds = perf_counter() - began
+    done.set()
+    watcher.join()
+    file.unlink()
+    return most[0] / 1e6, checks[0] / 1e6, seconds
 
 
 def many(server: Server, database: Path, runs: int) -> dict[str, float]:
@@ -199,6 +246,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000, help="runs in the list")
     parser.add_argument("--first", type=int, default=5, help="runs whose start is measured")
     parser.add_argument("--at-work", type=int, default=8, help="runs that work while /health is asked for")
+    parser.add_argument("--megabytes", type=int, default=1000, help="size of the large dataset")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder, "platform")
@@ -211,6 +259,11 @@ def main() -> None:
             times = health(server, options.at_work)
             worst = sorted(times)[int(len(times) * 0.99)]
             print(f"/health while {options.at_work} runs work: 99 % within {worst:.1f} ms, at most {max(times):.1f} ms")
+            more, check, seconds = large_dataset(server, Path(folder), options.megabytes)
+            print(
+                f"a dataset of {options.megabytes:,} MB: {seconds:.0f} s, {more:.0f} MB more in the server, "
+                f"{check:.0f} MB in its check"
+            )
             for title, most in many(server, data / "platform.db", options.runs).items():
                 print(f"{title}, {options.runs:,} runs: at most {most:.1f} ms")
             wrong = 0

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.platform_session import Plain, PlatformUrl, Session, Yes, platform_session
+
+if TYPE_CHECKING:
+    from osmosis_ai.platform.client import Client
 
 __all__ = ["auth_app", "doctor", "login", "logout", "whoami"]
 
@@ -21,24 +25,27 @@ auth_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Log in to a pl
 def login(
     context: typer.Context,
     token: Annotated[
-        str | None, typer.Option("--token", metavar="TOKEN", help="The token; - is stdin. Default: asked for.")
+        str | None, typer.Option("--token", metavar="TOKEN", help="A token; - is stdin. Default: wait for an approval.")
     ] = None,
     json: Json = False,
     plain: Plain = False,
     platform: PlatformUrl = None,
 ) -> None:
-    """Store a token for a platform of another machine. That of this machine needs none."""
+    """Log in to a platform of another machine. That of this machine needs no login.
+
+    Without a token, a code is shown, which someone on the platform's machine approves.
+    """
     with platform_session(context, json=json, plain=plain, platform=platform, scoped=False) as session:
         from osmosis_ai.platform.client import Client, ClientError, Server
 
         server = session.server
-        from_stdin = "-"
-        if token == from_stdin or (token is None and not sys.stdin.isatty()):
+        from_stdin, source = "-", "token"
+        if token == from_stdin:
             token = sys.stdin.readline().strip()
         elif token is None:
-            token = typer.prompt("Token", hide_input=True, err=True).strip()
+            token, source = _approved(session, Client(server, {})), "device"
         if not token:
-            raise ClientError("no token was given: add --token, or write it to stdin", "INTERACTIVE_REQUIRED")
+            raise ClientError("the token is empty: write it to stdin, or leave out --token", "INTERACTIVE_REQUIRED")
         session.session.use(session.cwd, keys=[token])
         found = Client(Server(server.url, token, "token"), {}).get("/api/cli/verify")
         session.credentials.set(server.url, token)
@@ -49,11 +56,33 @@ def login(
             "expires_at": found["expires_at"],
             "platform_url": server.url,
             "workspace": None,
-            "source": "token",
+            "source": source,
             "verified": True,
             "saved": True,
         }
         session.operation("auth.login", f"logged in to {server.url} as {user['name']}", resource=data)
+
+
+def _approved(session: Session, client: Client) -> str:
+    """Show a code, and return the token of whoever it is approved for; raise ClientError."""
+    import platform as machine
+
+    from osmosis_ai.platform.client import ClientError
+
+    login = client.post("/api/cli/device/authorize", {"deviceName": machine.node()}, anonymous=True)
+    command = f"osmosis platform token approve {login['user_code']} USER"
+    session.warn(f"the login waits until someone runs `{command}` on the platform's machine", "LOGIN")
+    deadline = time.monotonic() + login["expires_in"]
+    while time.monotonic() < deadline:
+        try:
+            done = client.post("/api/cli/device/token", {"device_code": login["device_code"]}, anonymous=True)
+        except ClientError as error:
+            if str(error) != "authorization_pending":
+                raise
+            time.sleep(login["interval"])
+        else:
+            return str(done["token"])
+    raise ClientError("nobody has approved the login; begin again", "AUTH_REQUIRED")
 
 
 @auth_app.command(cls=HelpCommand)

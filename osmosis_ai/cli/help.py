@@ -403,6 +403,14 @@ PAGES = {
         ],
         _REFUSED,
     ),
+    "platform token approve": Page(
+        "docs/platform.md",
+        [
+            ("Let Ada's `osmosis auth login` have a token", "osmosis platform token approve BCDF-GHJK ada"),
+            ("In a script", "osmosis platform token approve BCDF-GHJK ada --json"),
+        ],
+        _REFUSED,
+    ),
     "platform token list": Page(
         "docs/platform.md",
         [
@@ -590,7 +598,7 @@ PAGES = {
     "auth login": Page(
         "docs/platform.md",
         [
-            ("Log in, with a token that is asked for", "osmosis auth login --platform https://osmosis.example"),
+            ("Log in with someone's approval there", "osmosis auth login --platform https://osmosis.example"),
             ("Read the token from a file", "osmosis auth login --token - --platform https://osmosis.example"),
         ],
         _REFUSED,

@@ -219,6 +219,22 @@ def create(
         session.operation("token.create", message, resource={"id": token_id, "user": user, "token": token})
 
 
+@token_app.command(cls=HelpCommand)
+def approve(
+    context: typer.Context,
+    code: Annotated[str, typer.Argument(metavar="CODE", help="The code that `osmosis auth login` shows.")],
+    user: Annotated[str, typer.Argument(metavar="USER", help="Whose token it gets; a new user is created.")],
+    data: Data = None,
+    json: Json = False,
+    plain: Plain = False,
+) -> None:
+    """Let a login that waits on another machine have a token of a user."""
+    with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        device = _accounts(session, data).approve_login(code, user)
+        done = {"user": user, "device": device}
+        session.operation("token.approve", f"{device} is logged in as {user}", resource=done)
+
+
 @token_app.command("list", cls=HelpCommand)
 def list_(context: typer.Context, data: Data = None, json: Json = False, plain: Plain = False) -> None:
     """List tokens by their ids."""

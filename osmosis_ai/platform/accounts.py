@@ -22,6 +22,10 @@ __all__ = ["Accounts", "Holder", "Workspace"]
 IDENTITY = re.compile(r"[a-z0-9._-]{1,100}/[a-z0-9._-]{1,100}")
 USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PREFIX = "osm_"
+LOGIN_SECONDS = 900
+MAX_LOGINS = 100
+CODE_LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
+"""Without vowels, no word comes about."""
 
 
 class Holder(NamedTuple):
@@ -52,8 +56,7 @@ class Accounts:
 
     def create_token(self, user: str, label: str, *, days: float | None = None) -> tuple[str, str]:
         """Make a token for a user, who is created if new; return its id and the token. Raises UsageError."""
-        if not USER_NAME.fullmatch(user):
-            raise UsageError(f"{user[:70]!r} can't be a user's name: use letters, digits, dots, dashes and underscores")
+        _check_user(user)
         token, token_id, at = PREFIX + secrets.token_urlsafe(32), str(uuid.uuid4()), now()
         expires_at = None if days is None else at + days * 86400
         with self._database.write("creating a token") as db:
@@ -67,6 +70,46 @@ class Accounts:
                 (token_id, owner, label, _hash(token), at, expires_at),
             )
         return token_id, token
+
+    def begin_login(self, name: str) -> JsonObject:
+        """Begin the login of a device that has no token; raise ApiError if too many have begun."""
+        code, user_code, at = secrets.token_urlsafe(32), _user_code(), now()
+        with self._database.write("beginning a login") as db:
+            db.execute("DELETE FROM devices WHERE expires_at < ?", (at,))
+            (waiting,) = db.execute("SELECT count(*) FROM devices").fetchone()
+            if waiting >= MAX_LOGINS:
+                raise ApiError(429, "too many logins wait for approval; try again in a few minutes", "RATE_LIMITED")
+            expires = at + LOGIN_SECONDS
+            db.execute("INSERT INTO devices VALUES (?, ?, ?, NULL, ?)", (_hash(code), user_code, name[:100], expires))
+        return {"device_code": code, "user_code": user_code, "expires_in": LOGIN_SECONDS, "interval": 2}
+
+    def approve_login(self, user_code: str, user: str) -> str:
+        """Let the device of this code have a token of a user, who is created if new; return its name.
+
+        Raises UsageError.
+        """
+        _check_user(user)
+        with self._database.write("approving a login") as db:
+            found = db.execute(
+                "UPDATE devices SET user = ? WHERE user_code = ? AND expires_at > ? RETURNING name",
+                (user, user_code.upper(), now()),
+            ).fetchone()
+        if found is None:
+            raise UsageError(f"no login waits with the code {user_code[:20]}; codes are valid for 15 minutes")
+        return str(found[0])
+
+    def finish_login(self, code: str) -> tuple[str, Holder]:
+        """Return the token of a device that was approved, once; raise ApiError until then."""
+        row = self._database.one("SELECT * FROM devices WHERE code = ?", _hash(code))
+        if row is None or row["expires_at"] <= now():
+            raise ApiError(400, "expired_token", "EXPIRED_TOKEN")
+        if row["user"] is None:
+            raise ApiError(400, "authorization_pending", "AUTHORIZATION_PENDING")
+        with self._database.write("finishing a login") as db:
+            if not db.execute("DELETE FROM devices WHERE code = ?", (_hash(code),)).rowcount:
+                raise ApiError(400, "expired_token", "EXPIRED_TOKEN")
+        _, token = self.create_token(row["user"], f"login of {row['name']}")
+        return token, self.holder(f"Bearer {token}")
 
     def tokens(self) -> list[JsonObject]:
         """List all tokens, without the tokens themselves."""
@@ -163,6 +206,16 @@ class Accounts:
 
 
 _WORKSPACES = "SELECT id, identity, remote, path FROM workspaces"
+
+
+def _check_user(user: str) -> None:
+    if not USER_NAME.fullmatch(user):
+        raise UsageError(f"{user[:70]!r} can't be a user's name: use letters, digits, dots, dashes and underscores")
+
+
+def _user_code() -> str:
+    letters = "".join(secrets.choice(CODE_LETTERS) for _ in range(8))
+    return f"{letters[:4]}-{letters[4:]}"
 
 
 def _is_remote(text: str) -> bool:

@@ -31,7 +31,7 @@ from osmosis_ai.platform.pages import PagesAccess, page_path
 from osmosis_ai.platform.paging import iso, page, window
 from osmosis_ai.platform.queue import job_variables
 from osmosis_ai.platform.repositories import Revision, has_file, resolve
-from osmosis_ai.platform.requests import MAX_BODY, Call, Handler, answer, error_response, json_response
+from osmosis_ai.platform.requests import MAX_BODY, Call, Handler, answer, answer_stranger, error_response, json_response
 from osmosis_ai.platform.runs import TERMINAL, Kind, Runs, Submission
 from osmosis_ai.platform.vault import Cipher, Vault
 from osmosis_ai.records import JsonObject, Record
@@ -46,6 +46,18 @@ MAX_IMPORT_BODY = 16 << 20
 EVENT_SECONDS = 15.0
 RESOLVE_SECONDS = 25.0
 """Clients wait 30 s for an answer."""
+
+
+class Device(Record, frozen=True):
+    """A client that wants a token."""
+
+    name: str = msgspec.field(default="a device", name="deviceName")
+
+
+class DeviceCode(Record, frozen=True):
+    """The code of a login that was begun."""
+
+    device_code: str
 
 
 class NewDataset(Record, frozen=True):
@@ -175,6 +187,9 @@ class Api:
         ]
         return [
             Route("/health", self._health, methods=["GET"]),
+            # Of clients that have no token yet.
+            Route("/api/cli/device/authorize", self._begin_login, methods=["POST"]),
+            Route("/api/cli/device/token", self._finish_login, methods=["POST"]),
             Route("/api/openapi.json", self._describe, methods=["GET"]),
             *found,
             Route("/api/cli/eval-runs/{name}/events", self._events, methods=["GET"]),
@@ -202,6 +217,22 @@ class Api:
             Operation("GET", "/api/cli/workspaces", self._workspaces, "List the workspaces.", scoped=False),
             Operation("POST", "/api/cli/pages", self._open_pages, "Get a URL that lets a browser see the runs."),
         ]
+
+    async def _begin_login(self, request: Request) -> Response:
+        origin = str(request.base_url).rstrip("/")
+
+        def begin(asked: Device) -> JsonObject:
+            return {**self._accounts.begin_login(asked.name), "verification_uri": f"{origin}/"}
+
+        return await answer_stranger(request, Device, begin)
+
+    async def _finish_login(self, request: Request) -> Response:
+        def finish(asked: DeviceCode) -> JsonObject:
+            token, holder = self._accounts.finish_login(asked.device_code)
+            user = {"id": holder.user_id, "email": holder.email, "name": holder.name}
+            return {"token": token, "token_id": holder.token_id, "expires_at": iso(holder.expires_at), "user": user}
+
+        return await answer_stranger(request, DeviceCode, finish)
 
     def _verify(self, call: Call) -> JsonObject:
         holder = call.holder

@@ -153,9 +153,12 @@ class Client:
         given = {name: str(value) for name, value in query.items() if value is not None}
         return self._send("GET", f"{path}?{urlencode(given)}" if given else path, None)
 
-    def post(self, path: str, body: object, *, seconds: float = SECONDS, key: str | None = None) -> JsonObject:
-        """Send an object; return the answer's; raise ClientError."""
-        return self._send("POST", path, body, seconds=seconds, more={} if key is None else {"Idempotency-Key": key})
+    def post(
+        self, path: str, body: object, *, seconds: float = SECONDS, key: str | None = None, anonymous: bool = False
+    ) -> JsonObject:
+        """Send an object, `anonymous` without a token; return the answer's; raise ClientError."""
+        more = {} if key is None else {"Idempotency-Key": key}
+        return self._send("POST", path, body, seconds=seconds, more=more, anonymous=anonymous)
 
     def delete(self, path: str, body: object = None) -> JsonObject:
         """Delete what a path names."""
@@ -198,9 +201,17 @@ class Client:
             shutil.copyfileobj(answer, file, 1 << 20)
 
     def _send(
-        self, method: str, path: str, body: object, *, seconds: float = SECONDS, more: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: object,
+        *,
+        seconds: float = SECONDS,
+        more: Mapping[str, str] | None = None,
+        anonymous: bool = False,
     ) -> JsonObject:
-        with self._open(self._request(method, path, body, more or {}), seconds) as answer:
+        request = self._request(method, path, body, more or {}, anonymous=anonymous)
+        with self._open(request, seconds) as answer:
             try:
                 text = answer.read()
             except (OSError, http.client.HTTPException) as error:
@@ -210,11 +221,14 @@ class Client:
         except msgspec.DecodeError:
             raise ClientError(f"{self.server.url} doesn't answer as a platform does", "PLATFORM_ERROR") from None
 
-    def _request(self, method: str, path: str, body: object, more: Mapping[str, str]) -> Request:
+    def _request(
+        self, method: str, path: str, body: object, more: Mapping[str, str], *, anonymous: bool = False
+    ) -> Request:
         headers = {**self._headers, **more}
-        if self.server.token is None:
-            raise ClientError(f"no token for {self.server.url}: run `osmosis auth login --token`", "AUTH_REQUIRED")
-        headers["Authorization"] = f"Bearer {self.server.token}"
+        if not anonymous:
+            if self.server.token is None:
+                raise ClientError(f"no token for {self.server.url}: run `osmosis auth login`", "AUTH_REQUIRED")
+            headers["Authorization"] = f"Bearer {self.server.token}"
         data = None
         if body is not None:
             data, headers["Content-Type"] = msgspec.json.encode(body), "application/json"
@@ -242,9 +256,7 @@ class Client:
             key, said = str(issue.get("key", "")), str(issue.get("message", ""))
             message += f"\n  - {key}: {said}" if key else f"\n  - {said}"
         if status == 401:
-            message += (
-                ": set OSMOSIS_TOKEN, or run `osmosis auth login --token`" if "OSMOSIS_TOKEN" not in message else ""
-            )
+            message += ": set OSMOSIS_TOKEN, or run `osmosis auth login`" if "OSMOSIS_TOKEN" not in message else ""
         details = {**found, "platform_code": found.get("code"), "field": found.get("field"), "status_code": status}
         return ClientError(message, code, details)
 

@@ -38,6 +38,15 @@ _VERSION_1 = (
     )
     """,
     """
+    CREATE TABLE devices (
+        code BLOB PRIMARY KEY,          -- the hash of what the device holds
+        user_code TEXT NOT NULL UNIQUE, -- what its user reads out
+        name TEXT NOT NULL,
+        user TEXT,                      -- whose token it gets, once that is approved
+        expires_at REAL NOT NULL
+    )
+    """,
+    """
     CREATE TABLE workspaces (
         id TEXT PRIMARY KEY,
         identity TEXT NOT NULL UNIQUE,  -- owner/repo, or local/folder-hash

@@ -19,9 +19,10 @@ from osmosis_ai.platform.accounts import Accounts, Holder, Workspace
 from osmosis_ai.platform.errors import ApiError, invalid
 from osmosis_ai.records import JsonObject
 
-__all__ = ["MAX_BODY", "Call", "answer", "error_response", "json_response", "read_body", "same"]
+__all__ = ["MAX_BODY", "Call", "answer", "answer_stranger", "error_response", "json_response", "read_body", "same"]
 
 MAX_BODY = 1 << 20
+MAX_STRANGER_BODY = 4096
 IDENTITY, REMOTE, PATH = "X-Osmosis-Git", "X-Osmosis-Remote", "X-Osmosis-Path"
 
 T = TypeVar("T")
@@ -90,6 +91,17 @@ async def answer(
         body = await read_body(request, max_body)
         found = await anyio.to_thread.run_sync(handler, Call(holder, accounts, request, body))
         return found if isinstance(found, Response) else json_response(found, status)
+    except ClientDisconnect:
+        return Response(status_code=400)
+    except Exception as error:  # noqa: BLE001 - every request has an answer
+        return error_response(error)
+
+
+async def answer_stranger(request: Request, kind: type[T], handler: Callable[[T], JsonObject]) -> Response:
+    """Answer a request without authorization, by its body."""
+    try:
+        asked = decoded(await read_body(request, MAX_STRANGER_BODY), kind)
+        return json_response(await anyio.to_thread.run_sync(handler, asked))
     except ClientDisconnect:
         return Response(status_code=400)
     except Exception as error:  # noqa: BLE001 - every request has an answer

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from commands import Finished, run_osmosis
 from platforms import Platform, commit, make_workspace, rows, serving
+from waiting import eventually
 
 CONFIG = """\
 [experiment]
@@ -202,7 +204,7 @@ def test_who_commands_speak_for(osmosis: Run, platform: Platform) -> None:
     shown = osmosis("whoami", "--json").json["data"]
     assert (shown["platform_url"], shown["source"]) == (platform.url, "local")
     _, token = platform.accounts.create_token("ada", "test")
-    done = osmosis("auth", "login", "--json", typed=f"{token}\n")
+    done = osmosis("auth", "login", "--token", "-", "--json", typed=f"{token}\n")
     assert done.code == 0, done.stderr
     assert osmosis("auth", "whoami", "--json").json["data"]["name"] == "ada"
     assert osmosis("logout", "--yes", "--json").json["status"] == "success"
@@ -241,6 +243,22 @@ def test_training_is_refused_until_there_is_a_trainer(osmosis: Run, uploaded: di
     assert "no trainer is configured" in failed["message"]
     assert "`osmosis platform up --trainer COMMAND`" in failed["message"]
     assert osmosis("train", "list", "--json").json["items"] == []
+
+
+def test_a_login_waits_until_it_is_approved_on_the_platform_s_machine(osmosis: Run, platform: Platform) -> None:
+    def approve() -> None:
+        code = eventually(lambda: platform.database.one("SELECT user_code FROM devices"))[0]
+        assert platform.accounts.approve_login(code, "grace")
+
+    with ThreadPoolExecutor(1) as pool:
+        approved = pool.submit(approve)
+        done = osmosis("auth", "login", "--json")
+        approved.result()
+    assert done.code == 0, done.stderr
+    assert (done.json["resource"]["name"], done.json["resource"]["source"]) == ("grace", "device")
+    assert "osmosis platform token approve" in done.stderr
+    assert osmosis("auth", "whoami", "--json").json["data"]["name"] == "grace"
+    assert osmosis("auth", "logout", "--yes").code == 0
 
 
 def test_without_a_platform_each_command_says_how_to_start_one(osmosis: Run, tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from urllib.request import urlopen
 
 import pytest
 
+from osmosis_ai.errors import UsageError
 from osmosis_ai.platform.vault import Cipher
-from platforms import Platform, rows, serving, submission
+from platforms import Platform, Reply, rows, serving, submission
 
+NOBODY = {"Authorization": ""}
 EVALS, DATASETS, SECRETS = "/api/cli/eval-runs", "/api/cli/datasets", "/api/cli/environment-secrets"
 
 
@@ -44,6 +46,31 @@ def test_every_route_needs_a_token(platform: Platform) -> None:
             reply = platform.ask(method, path.replace("{", "").replace("}", ""), headers=headers)
             # A signed URL is its own authorization.
             assert reply.status == (403 if path.startswith("/api/files/") else 401), (method, path, reply)
+
+
+def test_a_login_is_approved_once_and_by_its_own_code(platform: Platform) -> None:
+    def begin() -> dict[str, str]:
+        return platform.ask("POST", "/api/cli/device/authorize", {"deviceName": "laptop"}, headers=NOBODY).body
+
+    def finish(login: dict[str, str]) -> Reply:
+        return platform.ask("POST", "/api/cli/device/token", {"device_code": login["device_code"]}, headers=NOBODY)
+
+    mine, other = begin(), begin()
+    assert finish(mine).body["error"] == "authorization_pending"
+    with pytest.raises(UsageError, match="no login waits"):
+        platform.accounts.approve_login("BBBB-BBBB", "grace")
+    assert platform.accounts.approve_login(mine["user_code"].lower(), "grace") == "laptop"
+    done = finish(mine)
+    assert (done.status, done.body["user"]["name"]) == (200, "grace")
+    assert platform.ask("GET", "/api/cli/verify", token=done.body["token"]).body["user"]["name"] == "grace"
+    assert finish(mine).body["error"] == "expired_token"
+    assert finish(other).body["error"] == "authorization_pending"
+    with platform.database.write("letting a login expire") as db:
+        db.execute("UPDATE devices SET expires_at = 0")
+    assert finish(other).body["error"] == "expired_token"
+    for body in (b"{", b"[]", b'{"device_code": 1}', b" " * 5000):
+        assert platform.ask("POST", "/api/cli/device/token", body, headers=NOBODY).status in (400, 413)
+    assert [begin() for _ in range(101)][-1]["code"] == "RATE_LIMITED"
 
 
 def test_tokens_are_revoked_and_expire_at_once(platform: Platform) -> None:
