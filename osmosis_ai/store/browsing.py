@@ -171,7 +171,8 @@ _CONDITIONS = {
     "high": f"{_WITH_SCORE} value <= :high AND (:low IS NULL OR value >= :low))",
     "kind": f"(failure_kind = :kind OR {_WITH_SCORE} json_extract(failure, '$.kind') = :kind))",
     "message": f"(failure_message = :message OR {_WITH_SCORE} json_extract(failure, '$.message') = :message))",
-    "tool": "EXISTS (SELECT 1 FROM json_each(calls) AS call WHERE json_extract(call.value, '$[0]') = :tool)",
+    "tool": "instr(calls, :tool_text) "
+    "AND EXISTS (SELECT 1 FROM json_each(calls) AS call WHERE json_extract(call.value, '$[0]') = :tool)",
     "text": "(SELECT conversation_has(data) FROM trajectories WHERE rollout = pk)",
 }
 _MEAN = f"(SELECT total(value) / max(count(*), 1) FROM scores WHERE rollout = pk AND {_FUNCTION})"
@@ -226,6 +227,7 @@ _TOTALS = """
     FROM rollouts WHERE run = ?
 """
 _BINS = 20
+_row_numbers = msgspec.json.Decoder(list[int])
 
 
 class Browser(Queries):
@@ -273,9 +275,13 @@ class Browser(Queries):
             values = {"run": self._pk(db, run_id), "threshold": threshold, **msgspec.structs.asdict(wanted)}
             if wanted.text:
                 db.create_function("conversation_has", 1, _finder(wanted.text), deterministic=True)
+            if wanted.tool:
+                values["tool_text"] = msgspec.json.encode(wanted.tool).decode()
             # The plain list is read from an index alone.
-            found = db.execute(query if conditions or not ordered else _ROW_INDEXES, values)
-            return Selection(array("q", (row for (row,) in found)), ordered=ordered)
+            listed = query if conditions or not ordered else _ROW_INDEXES
+            # One text of 100,000 numbers arrives in half the time that as many results take.
+            (text,) = db.execute(f"SELECT json_group_array(row_index) FROM ({listed})", values).fetchone()
+            return Selection(array("q", _row_numbers.decode(text)), ordered=ordered)
 
     def page(self, run_id: str, rows: Sequence[int]) -> list[ListedRow]:
         """Read these rows, by index and in this order, with their rollouts but without trajectories."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,6 +30,7 @@ from osmosis_ai.viewer.pages.compare import compare_page, compared_row_page
 from osmosis_ai.viewer.pages.run import figures_part, run_page, table_part
 from osmosis_ai.viewer.pages.runs import runs_page
 from osmosis_ai.viewer.pages.trajectory import give_verdict, stored_rollout, trajectory_page
+from osmosis_ai.viewer.rendering import prepare
 from osmosis_ai.viewer.site import Site
 from osmosis_ai.viewer.stores import Stores
 
@@ -50,6 +52,8 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, mask
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # While the browser starts.
+        threading.Thread(target=prepare, daemon=True).start()
         yield
         stores.close()
 

@@ -13,7 +13,7 @@ from osmosis_ai.store.alignment import word_changes
 from osmosis_ai.text import content_text, cost, counted, duration, excerpt, failure_line, score_number, visible
 from osmosis_ai.viewer.trees import TEXT_CHARACTERS, tree
 
-__all__ = ["environment", "images_of", "is_markup", "shown"]
+__all__ = ["environment", "images_of", "is_markup", "prepare", "shown"]
 
 IMAGE_CHARACTERS = 8 << 20
 _IMAGES = tuple(f"data:image/{kind};base64," for kind in ("png", "jpeg", "gif", "webp"))
@@ -49,6 +49,12 @@ def environment() -> Environment:
     found.globals["agreement_words"] = agreement_words
     found.globals["TEXT_CHARACTERS"] = TEXT_CHARACTERS
     return found
+
+
+def prepare() -> None:
+    """Compile the templates, which takes longer than any page does after that."""
+    for name in environment().list_templates():
+        environment().get_template(name)
 
 
 def images_of(content: Any) -> list[tuple[str, str]]:
