@@ -149,18 +149,22 @@ def watched(rollouts: int, runs: int) -> None:
         repo = write_repo(Path(folder) / "repo", sums(rollouts))
         command = [OSMOSIS, "test", "--model", "m", "--base-url", endpoint.url, "--quiet"]
         run([*command, "--limit", "10"], cwd=repo)
-        alone, seen, shares = [], [], []
+        alone, seen, shares, used_each = [], [], [], []
         for _ in range(runs):
-            alone.append(run(command, cwd=repo).wall)
+            alone.append(run(command, cwd=repo))
             with viewer(repo) as (url, process), following(url) as answers:
                 before = sum(process.cpu_times()[:2])
-                seen.append(run(command, cwd=repo, spare=[process.pid]).wall)
-                used = sum(process.cpu_times()[:2]) - before
-                shares.append(used / seen[-1] / len(psutil.Process().cpu_affinity() or [0]))
+                seen.append(run(command, cwd=repo, spare=[process.pid]))
+                used_each.append(sum(process.cpu_times()[:2]) - before)
+                shares.append(used_each[-1] / seen[-1].wall / len(psutil.Process().cpu_affinity() or [0]))
             assert answers
         print(f"{rollouts:,} rollouts, median of {runs} alternating runs")
-        print(f"  alone {median(alone):.2f} s, watched {median(seen):.2f} s: {median(seen) / median(alone) - 1:+.1%}")
-        print(f"  the viewer used {median(shares):.1%} of the machine's CPU time")
+        for name in ("wall", "cpu"):
+            one, two = (median(getattr(each, name) for each in found) for found in (alone, seen))
+            print(f"  {name} time alone {one:.2f} s, watched {two:.2f} s: {two / one - 1:+.1%}")
+        share = median(used / each.cpu for used, each in zip(used_each, seen, strict=True))
+        print(f"  the viewer used {median(used_each):.2f} s of CPU time, {share:.1%} of the run's")
+        print(f"  and {median(shares):.1%} of the machine's")
         print(f"  the page read itself {len(answers)} times in the last run")
 
 

@@ -286,7 +286,8 @@ def _transcript(result: RolloutResult) -> str:
 
 def fail(error: OsmosisError) -> NoReturn:
     """Fail the test with an error's own message, without our traceback."""
-    pytest.fail(str(error), pytrace=False)
+    # Not as a second error while the first was handled: both say the same.
+    raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def _cassette_path(item: pytest.Item, given: str | None) -> Path:

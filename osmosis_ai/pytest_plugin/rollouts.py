@@ -10,6 +10,7 @@ import msgspec
 from osmosis_ai.conversation import last_answer
 from osmosis_ai.records import Failure, FinishReason, JsonObject, Message, Score, Usage
 from osmosis_ai.store.queries import ScoredRollout
+from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
     from osmosis_ai.pytest_plugin.harness import ItemRuns
@@ -60,8 +61,32 @@ class Calls(list[Call]):
     def __getitem__(self, key: str) -> list[Call]: ...
     def __getitem__(self, key: SupportsIndex | slice | str) -> Call | list[Call]:
         if isinstance(key, str):
-            return [call for call in self if call.name == key]
+            return _CallsOf(self, key)
         return super().__getitem__(key)
+
+
+class _CallsOf(list[Call]):
+    """The calls of one tool; says what was called instead where there is none."""
+
+    def __init__(self, calls: Calls, tool: str) -> None:
+        super().__init__(call for call in calls if call.name == tool)
+        self._others = sorted(calls.names - {tool})
+        self._tool = tool
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> Call: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Call]: ...
+    def __getitem__(self, key: SupportsIndex | slice) -> Call | list[Call]:
+        try:
+            return super().__getitem__(key)
+        except IndexError:
+            times = (
+                f"called {counted(len(self), 'time')}"
+                if self
+                else f"not called; called: {', '.join(self._others) or 'none'}"
+            )
+            raise IndexError(f"{self._tool} was {times}") from None
 
 
 class RolloutResult:

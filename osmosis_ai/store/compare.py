@@ -80,6 +80,8 @@ def _rollout(store: Queries, run: RunInfo, wanted: RolloutFilter, row_id: str | 
     for scored in store.scored(run.id, wanted, with_trajectory=True):
         if scored.stored.rollout.policy == "policy" and scored.row.id == (row_id or scored.row.id):
             return scored
+    if wanted.row is not None and row_id is None and not store.count_rollouts(run.id, RolloutFilter(row=wanted.row)):
+        raise StoreError(f"run {run.id} has no row {wanted.row}")
     raise StoreError(f"run {run.id} has no attempt {wanted.run_index} of row {wanted.row}")
 
 

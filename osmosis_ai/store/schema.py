@@ -250,11 +250,23 @@ def database_errors(path: Path, doing: str) -> Iterator[None]:
 def store_error(path: Path, error: Exception, doing: str) -> StoreError:
     """Make a StoreError from SQLite's error; `doing` completes the sentence "… while"."""
     text = str(error)
+    if "unable to open" in text and _is_missing(path):
+        return StoreError(f"there are no runs: {path} doesn't exist; `osmosis test` and `osmosis eval` create it")
     # Matched by text, because Python 3.10 doesn't give the error's code.
     for words, advice in _ADVICE.items():
         if words in text:
             return StoreError(f"run store {path}: {text} while {doing}; {advice.format(path=path, folder=path.parent)}")
     return StoreError(f"run store {path}: {text} while {doing}")
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 _ADVICE = {

@@ -296,6 +296,7 @@ def test_diff_shows_flips_and_where_two_conversations_part(
     assert (
         "has no attempt 1 of row 0" in osmosis("runs", "diff", a, b, "--row", "0", "--run-index", "1", cwd=repo).stderr
     )
+    assert f"run {a} has no row 99" in osmosis("runs", "diff", a, b, "--row", "99", cwd=repo).stderr
 
 
 def test_compare_warns_of_what_makes_it_less_than_it_seems(
@@ -531,3 +532,10 @@ def test_a_run_that_another_process_writes_is_left_alone(osmosis: Osmosis, repo:
             assert done.code == 2
             assert alive in done.stderr
         assert len(store.list_runs()) == 2
+
+
+def test_a_repository_without_runs_says_so(osmosis: Osmosis, repo: Path) -> None:
+    for command in (["view", "nosuch", "--no-open"], ["view", "latest", "--html", "run.html"]):
+        done = osmosis(*command, cwd=repo)
+        assert (done.code, "there are no runs: " in done.stderr) == (2, True), done.stderr
+    assert not (repo / "run.html").exists()

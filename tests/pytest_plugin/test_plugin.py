@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from commands import clean_environment
+from osmosis_ai.pytest_plugin.rollouts import Call, Calls
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 from repos import write_repo
 from waiting import PATIENCE, eventually
@@ -249,6 +250,16 @@ def test_rollouts_are_shown_in_the_browser_until_ctrl_c(project: Path) -> None:
             process.kill()
     assert "1 passed" in log.read_text(encoding="utf-8")
     assert "Traceback" not in log.read_text(encoding="utf-8")
+
+
+def test_calls_of_a_tool_that_was_not_called_say_what_was() -> None:
+    calls = Calls([Call("add", {"a": 1}, "1", None)])
+    assert calls["add"][0].result == "1"
+    assert not calls["price"]
+    with pytest.raises(IndexError, match="price was not called; called: add"):
+        calls["price"][0]
+    with pytest.raises(IndexError, match="add was called 1 time"):
+        calls["add"][1]
 
 
 def test_a_repository_that_cannot_be_loaded_fails_in_a_line(project: Path) -> None:
