@@ -310,12 +310,14 @@ class AgentReport(Record, frozen=True):
 
     `name` is the loop's name. `finish_reason` is the loop's own; `Rollout.finish_reason` is the nearest standard one.
     `score` is the reward that the loop gave itself, under its name; None if it gave none. `metrics` are the loop's own.
+    `conversations` are those that a workflow held before the rollout's last one, which is `Rollout.messages`.
     """
 
     name: str
     finish_reason: str = "stop"
     score: Score | None = None
     metrics: dict[str, Any] = {}
+    conversations: list[list[Message]] = []
 
 
 class CallSummary(Record, frozen=True):

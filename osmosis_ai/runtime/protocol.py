@@ -186,7 +186,7 @@ class RolloutJob(Record, frozen=True, tag=True):
     policy: str
     stepping: bool = False
     draw: str = ""
-    repeat: list[Message] | None = None
+    repeat: list[list[Message]] | None = None
 
 
 class ScoreJob(Record, frozen=True, tag=True):

@@ -242,6 +242,24 @@ def test_a_run_that_is_not_complete_ends_with_1(workspace: Path) -> None:
     assert shown["status"] == "interrupted", "it can be continued"
 
 
+def test_a_rollout_of_several_conversations_is_graded_again(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+    config = OLDER.replace("{url}", endpoint.url)
+    key = {"MY_KEY": "sesame"}
+    edit(workspace, 'messages.append({"role": "user", "content": "Are you sure?"})', "del messages[2:]")
+    # Both conversations begin with the same request, and each has its own reply.
+    edit(workspace, 'reward = float(messages[-1]["content"] == body["label"])', "reward = 0.5")
+    first = run(workspace, config, "--name", "mine", env=key)
+    calls = len(endpoint.requests)
+    edit(workspace, "reward = 0.5", "reward = 0.25")
+    again = run(workspace, config, "--name", "mine", "--regrade", env=key)
+    assert (values(first), values(again)) == ([0.5, 0.5], [0.25, 0.25])
+    assert len(endpoint.requests) == calls
+    (rollout, _) = run_osmosis("runs", "show", "mine", "--row", "1", "--json", cwd=workspace).json["rollouts"]
+    assert (len(rollout["turns"]), len(rollout["agent"]["conversations"])) == (2, 1)
+    # It can be graded any number of times.
+    assert values(run(workspace, config, "--name", "mine", "--regrade", env=key)) == [0.25, 0.25]
+
+
 def test_grading_again_calls_no_model(workspace: Path, endpoint: ScriptedEndpoint) -> None:
     config = OLDER.replace("{url}", endpoint.url)
     key = {"MY_KEY": "sesame"}

@@ -125,8 +125,9 @@ class Journal:
         self._masker = masker
         self._waiting: dict[tuple[int, int], Rollout] = {}
         target = folder / str(info.config.get("name") or info.id)
-        stored = (scored for scored in queries.scored(run_id) if scored.stored.rollout.policy == POLICY)
-        recorded = sorted(map(self._items.of, stored), key=lambda each: each.at)
+        stored = queries.scored(run_id, with_trajectory=True)
+        items = (self._items.of(each) for each in stored if each.stored.rollout.policy == POLICY)
+        recorded = sorted(items, key=lambda each: each.at)
         try:
             if target.exists() and _run_in(target) != run_id:
                 target.rename(_archived(target))

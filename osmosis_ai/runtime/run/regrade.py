@@ -28,7 +28,9 @@ class Regrading(Run):
                 return
             rollout = stored.rollout
             if rollout.failure is None:
-                job = RolloutJob(uuid4().hex, row, rollout.run_index, rollout.policy, repeat=rollout.messages)
+                earlier = [] if rollout.agent is None else rollout.agent.conversations
+                repeat = [*earlier, rollout.messages]
+                job = RolloutJob(uuid4().hex, row, rollout.run_index, rollout.policy, repeat=repeat)
                 self._stored[job.id] = rollout
                 yield job
 
@@ -44,10 +46,12 @@ class Regrading(Run):
 
 def _report(stored: Rollout, again: Rollout) -> AgentReport | None:
     failed = again.failure
+    earlier = [] if stored.agent is None else stored.agent.conversations
     if failed is None or stored.agent is None:
-        return again.agent
+        return None if again.agent is None else msgspec.structs.replace(again.agent, conversations=earlier)
     name = stored.agent.name
     if failed.kind != "unrecorded":
         message = f"graded again, the rollout failed: {failed.message}"
         failed = Failure("reward", message, "exception", failed.file, failed.line, failed.detail)
-    return AgentReport(name, score=Score(name, failure=msgspec.structs.replace(failed, origin="reward")))
+    score = Score(name, failure=msgspec.structs.replace(failed, origin="reward"))
+    return AgentReport(name, score=score, conversations=earlier)

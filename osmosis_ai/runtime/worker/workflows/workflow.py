@@ -47,6 +47,8 @@ from osmosis_ai.tasks import task_group
 __all__ = ["WorkflowServer"]
 
 END_SECONDS = 1.0
+MAX_CONVERSATIONS = 64
+"""Above it, only the last one is kept: a workflow that shortens its history begins a new one with each call."""
 OUTPUT_LOOKS = 5
 OUTPUT_PAUSE = 0.02
 LATE = ("callback_timeout", "missing_grader_callback")
@@ -207,6 +209,7 @@ class _Rollout:
         # What serves the server's requests belongs to no job of its own.
         self._context = copy_context()
         self._latest: ChatCall | None = None
+        self._conversations: list[list[Message]] = []
         self._model_failure: Failure | None = None
 
     def taken(self) -> None:
@@ -237,6 +240,7 @@ class _Rollout:
         finally:
             observed.acting()
         self._model_failure = None
+        self._converse([*call.messages, completion.message])
         self.figures.add(call.sample, completion)
         if call.sample is not None:
             self.samples.add(call.sample)
@@ -252,12 +256,21 @@ class _Rollout:
         self._latest = call
         self._observed.asking(call.messages, lambda messages, position: messages)
 
+    def _converse(self, messages: list[Message]) -> None:
+        """Keep a conversation, which is a new one unless it continues another. The latest is the last one."""
+        continued = next((each for each in self._conversations if _continues(messages, each)), None)
+        if continued is not None:
+            self._conversations.remove(continued)
+        self._conversations.append(messages)
+
     def judge(
         self, ending: Ending, name: str, raised: Raised | None
     ) -> tuple[FinishReason, Failure | None, AgentReport | None]:
         """Return the rollout's finish reason, failure and report."""
         limit = self._observed.limit
         failure, report = judged(ending, name, raised)
+        if report is not None and 1 < len(self._conversations) <= MAX_CONVERSATIONS:
+            report = msgspec.structs.replace(report, conversations=self._conversations[:-1])
         if self._edges.lost is not None:
             lost = self._edges.lost
             return ("timeout" if lost.origin == "timeout" else "error"), lost, report
@@ -274,6 +287,18 @@ class _Rollout:
             if self._model_failure is not None:
                 return "error", self._model_failure, report
         return "error", failure, report
+
+
+def _continues(messages: list[Message], earlier: list[Message]) -> bool:
+    """Return True if messages go on from an earlier conversation, whose reply may have been sent in another form."""
+    count = len(earlier) - 1
+    if len(messages) <= len(earlier) or messages[:count] != earlier[:count]:
+        return False
+    return _said(messages[count]) == _said(earlier[count])
+
+
+def _said(message: Message) -> tuple[object, list[object]]:
+    return message.get("content") or "", [call.get("id") for call in message.get("tool_calls") or ()]
 
 
 def _asked(name: str, row: Row, url: str, key: str, limits: LimitsConfig, tools: list[Tool]) -> Asked:
