@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from osmosis_ai.exports import EXPORT_FORMATS, format_of
+from osmosis_ai.exports.base import ExportOptions
 from osmosis_ai.exports.rollouts import ExportedRollout, Selection, exported_rollouts
 from osmosis_ai.folders import replaced_file
 from osmosis_ai.records import (
@@ -88,7 +89,7 @@ def objects(store: RunStore, run: RunInfo, **selection: Any) -> list[ExportedRol
 
 def parquet(items: list[ExportedRollout], functions: list[str]) -> Any:
     sink = io.BytesIO()
-    assert write_parquet(iter(items), functions, sink, unmasked) == len(items)
+    assert write_parquet(iter(items), sink, ExportOptions(functions, unmasked)).records == len(items)
     return pq.read_table(io.BytesIO(sink.getvalue()))
 
 
@@ -107,7 +108,8 @@ def test_json_lines_keep_everything(store: RunStore) -> None:
     )
     asyncio.run(store.save_verdict(run.id, "policy4", Verdict(1, "clear")))
     sink = io.BytesIO()
-    assert write_jsonl(exported_rollouts(store, run, Selection(), RolloutFilter()), [], sink, unmasked) == 1
+    exported = exported_rollouts(store, run, Selection(), RolloutFilter())
+    assert write_jsonl(exported, sink, ExportOptions([], unmasked)) == (1, {})
     assert json.loads(sink.getvalue()) == {
         "id": "policy4",
         "run_id": run.id,
@@ -181,7 +183,7 @@ def test_parquet_is_written_in_groups(store: RunStore) -> None:
     run = save(store, [entry(0)])
     (item,) = objects(store, run)
     sink = io.BytesIO()
-    write_parquet((item for _ in range(2500)), [], sink, unmasked)
+    write_parquet((item for _ in range(2500)), sink, ExportOptions([], unmasked))
     metadata = pq.ParquetFile(io.BytesIO(sink.getvalue())).metadata
     assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [1000, 1000, 500]
 
@@ -237,7 +239,7 @@ def test_a_broken_export_leaves_what_was_there(store: RunStore, tmp_path: Path) 
 
     def export() -> None:
         with replaced_file(target) as sink:
-            write_jsonl(broken(), [], sink, unmasked)
+            write_jsonl(broken(), sink, ExportOptions([], unmasked))
 
     with pytest.raises(RuntimeError, match="halfway"):
         export()

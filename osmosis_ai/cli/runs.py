@@ -21,6 +21,7 @@ from osmosis_ai.cli.status import STATUS
 from osmosis_ai.cli.view import view
 from osmosis_ai.errors import FunctionError, StoreError, UsageError
 from osmosis_ai.exports import EXPORT_FORMATS, ExportFormat, format_of
+from osmosis_ai.exports.base import Arguments, ExportOptions
 from osmosis_ai.folders import given_path, replaced_file
 from osmosis_ai.text import counted
 
@@ -73,6 +74,11 @@ class _Policy(str, Enum):
     policy = "policy"
     baseline = "baseline"
     all = "all"
+
+
+class _Arguments(str, Enum):
+    text = "text"
+    object = "object"
 
 
 class _CompareFormat(str, Enum):
@@ -325,6 +331,14 @@ def export(
     file: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help=f"Default: stdout, for {_TEXT_FORMATS}.")
     ] = None,
+    arguments: Annotated[
+        _Arguments,
+        typer.Option(
+            metavar="|".join(each.value for each in _Arguments),
+            help="In TRL's formats, write a tool call's arguments as the model's text, or as the object that some "
+            "chat templates expect.",
+        ),
+    ] = _Arguments.text,
     only_passed: Annotated[
         bool, typer.Option("--only-passed", help="Only rollouts with every score at or above the run's pass threshold.")
     ] = False,
@@ -364,25 +378,33 @@ def export(
         threshold = info.pass_threshold if only_passed else None
         wanted = _filter(info, failed=failed, tool_errors=tool_errors, not_passed=not_passed, below=below)
         rollouts = exported_rollouts(store, info, Selection(policy.value, threshold, min_reward), wanted)
-        functions = store.functions(info.id)
+        form: Arguments = "object" if arguments is _Arguments.object else "text"
+        options = ExportOptions(store.functions(info.id), session.masker.encoded, info.pass_threshold, form)
         if path is None:
             with output.writing():
-                written = chosen.write(rollouts, functions, sys.stdout.buffer, session.masker.encoded)
+                written = chosen.write(rollouts, sys.stdout.buffer, options)
                 sys.stdout.buffer.flush()
         else:
             try:
                 with replaced_file(path) as sink:
-                    written = chosen.write(rollouts, functions, sink, session.masker.encoded)
+                    written = chosen.write(rollouts, sink, options)
             except OSError as error:
                 output.fail(f"{file} could not be written: {error.strerror or error}")
                 raise typer.Exit(ExitCode.FAILED) from error
         if session.json:
-            session.show(WrittenExport(info.id, chosen.name, str(path), written, info.rollouts))
+            export = WrittenExport(
+                info.id, chosen.name, str(path), written.records, info.rollouts, dict(written.left_out)
+            )
+            session.show(export)
         else:
             where = f" to {file}" if file else ""
             whose = {_Policy.policy: "the model's", _Policy.baseline: "the baseline's", _Policy.all: "both models'"}
             chosen_only = f", {whose[policy]} (--policy)" if info.config.get("baseline_model") else ""
-            output.say(f"{written} of {info.rollouts} rollouts of run {info.id} written{where}{chosen_only}")
+            is_rollout = chosen.record == "rollout"
+            of = f"{written.records} of" if is_rollout else f"{counted(written.records, chosen.record)} from"
+            output.say(f"{of} {info.rollouts} rollouts of run {info.id} written{where}{chosen_only}")
+            for reason, number in written.left_out.items():
+                output.warn(f"{number} left out: {reason}")
 
 
 @app.command(cls=HelpCommand)

@@ -9,19 +9,33 @@ from __future__ import annotations
 from pathlib import Path
 
 from osmosis_ai.errors import UsageError
-from osmosis_ai.exports import jsonl, parquet
+from osmosis_ai.exports import atif, jsonl, parquet, tokens, trl, verifiers
 from osmosis_ai.exports.base import ExportFormat
 
 __all__ = ["EXPORT_FORMATS", "ExportFormat", "format_of"]
 
-EXPORT_FORMATS = {each.name: each for each in (jsonl.FORMAT, parquet.FORMAT)}
+EXPORT_FORMATS = {
+    each.name: each
+    for each in (
+        jsonl.FORMAT,
+        parquet.FORMAT,
+        trl.SFT,
+        trl.PREFERENCE,
+        trl.PROMPTS,
+        tokens.FORMAT,
+        atif.FORMAT,
+        verifiers.FORMAT,
+    )
+}
 """Every format by name; the first is the default."""
 
 
 def format_of(file: str | None) -> ExportFormat:
     """Return the format of a file's suffix; the default without a file or a suffix. Raises UsageError."""
     suffix = Path(file).suffix if file is not None else ""
-    known = {each.suffix: each for each in EXPORT_FORMATS.values()}
+    known: dict[str, ExportFormat] = {}
+    for each in EXPORT_FORMATS.values():
+        known.setdefault(each.suffix, each)
     if not suffix:
         return next(iter(known.values()))
     if suffix not in known:

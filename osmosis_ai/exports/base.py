@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import msgspec
 
 if TYPE_CHECKING:
     from osmosis_ai.exports.rollouts import ExportedRollout
 
-__all__ = ["ExportFormat", "Write"]
+__all__ = ["Arguments", "ExportFormat", "ExportOptions", "LeftOut", "Write", "Written", "write_lines"]
+
+Arguments: TypeAlias = Literal["text", "object"]
 
 
-Write: TypeAlias = "Callable[[Iterable[ExportedRollout], Sequence[str], IO[bytes], Callable[[bytes], bytes]], int]"
-"""Write rollouts scored by these functions, and return how many; the last argument masks keys in encoded JSON."""
+class ExportOptions(NamedTuple):
+    """What a format has to know besides the rollouts.
+
+    Attributes:
+        functions: The functions that scored them.
+        mask: Masks keys in encoded JSON.
+        pass_threshold: The lowest score of a pass.
+        arguments: How tool calls have their arguments: as the model's text, or as an object.
+    """
+
+    functions: Sequence[str]
+    mask: Callable[[bytes], bytes]
+    pass_threshold: float = 1.0
+    arguments: Arguments = "text"
+
+
+class Written(NamedTuple):
+    """How many records were written, and how many rollouts or rows were left out, by reason."""
+
+    records: int
+    left_out: Mapping[str, int] = {}
+
+
+class LeftOut(Exception):  # noqa: N818 - no error: a record that a format has no place for
+    """Why a rollout or a row has no record."""
+
+
+Write: TypeAlias = "Callable[[Iterable[ExportedRollout], IO[bytes], ExportOptions], Written]"
+"""Writes rollouts, which come in the order of the dataset's rows."""
 
 
 class ExportFormat(NamedTuple):
     """An export format.
 
-    `suffix` includes the dot. `text` is True if the format may go to a terminal or a pipe. `description` says what it
-    keeps and how. `read_with` lists calls that read such a file.
+    `suffix` includes the dot; the first format of a suffix is its default. `text` is True if the format may go to a
+    terminal or a pipe. `description` says what it keeps and how. `read_with` lists calls that read such a file.
+    `record` names what a line or row of it is.
     """
 
     name: str
@@ -28,3 +61,24 @@ class ExportFormat(NamedTuple):
     description: str
     read_with: tuple[str, ...]
     write: Write
+    record: str = "rollout"
+
+
+def write_lines(
+    rollouts: Iterable[ExportedRollout],
+    sink: IO[bytes],
+    options: ExportOptions,
+    records: Callable[[ExportedRollout], Iterable[object]],
+) -> Written:
+    """Write the records of each rollout as JSON lines; one that raises `LeftOut` has none."""
+    encoder = msgspec.json.Encoder()
+    written = 0
+    left_out: Counter[str] = Counter()
+    for rollout in rollouts:
+        try:
+            for record in records(rollout):
+                sink.write(options.mask(encoder.encode(record)) + b"\n")
+                written += 1
+        except LeftOut as reason:
+            left_out[str(reason)] += 1
+    return Written(written, left_out)

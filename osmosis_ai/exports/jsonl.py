@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import IO, TYPE_CHECKING
 
-import msgspec
-
-from osmosis_ai.exports.base import ExportFormat
+from osmosis_ai.exports.base import ExportFormat, ExportOptions, Written, write_lines
 
 if TYPE_CHECKING:
     from osmosis_ai.exports.rollouts import ExportedRollout
@@ -15,15 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT"]
 
 
-def _write(
-    rollouts: Iterable[ExportedRollout], functions: Sequence[str], sink: IO[bytes], mask: Callable[[bytes], bytes]
-) -> int:
-    encoder = msgspec.json.Encoder()
-    written = 0
-    for rollout in rollouts:
-        sink.write(mask(encoder.encode(rollout)) + b"\n")
-        written += 1
-    return written
+def _write(rollouts: Iterable[ExportedRollout], sink: IO[bytes], options: ExportOptions) -> Written:
+    return write_lines(rollouts, sink, options, lambda rollout: [rollout])
 
 
 FORMAT = ExportFormat(

@@ -6,12 +6,12 @@ probabilities, request parameters, and message fields outside the schema.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from osmosis_ai.exports.base import ExportFormat
+from osmosis_ai.exports.base import ExportFormat, ExportOptions, Written
 from osmosis_ai.records import JsonObject, JsonValue, Message
 from osmosis_ai.text import json_text
 
@@ -27,14 +27,12 @@ BATCH_ROLLOUTS = 1000
 """A row group holds at most this many rollouts, or about this many bytes."""
 
 
-def _write(
-    rollouts: Iterable[ExportedRollout], functions: Sequence[str], sink: IO[bytes], mask: Callable[[bytes], bytes]
-) -> int:
+def _write(rollouts: Iterable[ExportedRollout], sink: IO[bytes], options: ExportOptions) -> Written:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     encoder, decoder = msgspec.json.Encoder(), msgspec.json.Decoder(JsonObject)
-    schema = _schema(functions)
+    schema = _schema(options.functions)
     written = size = 0
     batch: list[JsonObject] = []
     with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
@@ -45,8 +43,8 @@ def _write(
 
         for rollout in rollouts:
             # Masked as JSON and decoded again, because the masker works on encoded strings.
-            data = mask(encoder.encode(rollout))
-            batch.append(_row(decoder.decode(data), functions))
+            data = options.mask(encoder.encode(rollout))
+            batch.append(_row(decoder.decode(data), options.functions))
             written += 1
             size += len(data)
             if size >= BATCH_BYTES or len(batch) >= BATCH_ROLLOUTS:
@@ -54,7 +52,7 @@ def _write(
                 size = 0
         if batch:
             flush()
-    return written
+    return Written(written)
 
 
 _MESSAGE_TEXTS = ("role", "content", "name", "tool_call_id", "reasoning_content")

@@ -315,9 +315,11 @@ class WrittenExport(Record, frozen=True):
     file: str
     """Path of the file."""
     written: int
-    """Rollouts written."""
+    """Records written: rollouts, or the format's pairs, prompts or sequences."""
     rollouts: int
     """Rollouts of the run."""
+    left_out: dict[str, int] = {}
+    """How many rollouts or rows have no record, by reason."""
 
 
 class RemovedRuns(Record, frozen=True):
