@@ -40,7 +40,7 @@ __all__ = ["app"]
 ALL = 2**31
 
 _DEFAULT_FORMAT = format_of(None).name
-_TEXT_FORMATS = ", ".join(each.name for each in EXPORT_FORMATS.values() if each.text)
+_FILES_ONLY = ", ".join(each.name for each in EXPORT_FORMATS.values() if not each.text)
 
 app = typer.Typer(cls=HelpGroup, invoke_without_command=True)
 
@@ -324,12 +324,12 @@ def export(
         typer.Option(
             "--format",
             parser=_export_format,
-            metavar="|".join(EXPORT_FORMATS),
-            help=f"Default: by the file's suffix, {_DEFAULT_FORMAT} without one.",
+            metavar="FORMAT",
+            help=f"{', '.join(EXPORT_FORMATS)}. Default: by the file's suffix, {_DEFAULT_FORMAT} without one.",
         ),
     ] = None,
     file: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help=f"Default: stdout, for {_TEXT_FORMATS}.")
+        str | None, typer.Option("-o", "--output", metavar="FILE", help=f"Default: stdout, but for {_FILES_ONLY}.")
     ] = None,
     arguments: Annotated[
         _Arguments,

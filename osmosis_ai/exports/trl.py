@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PREFERENCE", "PROMPTS", "SFT"]
 
-LOADED = 'rows = datasets.load_dataset("json", data_files="run.jsonl", split="train")'
-
 FAILED = "the rollout failed"
 NO_REPLY = "the model never answered"
 NO_OBJECT = "a tool call's arguments are no JSON object; --arguments text keeps them"
@@ -146,7 +144,7 @@ SFT = ExportFormat(
     suffix=".jsonl",
     text=True,
     description="TRL's SFT: messages and tools of every rollout that didn't fail.",
-    read_with=(LOADED, "trl.SFTTrainer(…, train_dataset=rows)"),
+    read_with=("trl.SFTTrainer(…, train_dataset=…)",),
     write=_write_sft,
 )
 PREFERENCE = ExportFormat(
@@ -154,7 +152,7 @@ PREFERENCE = ExportFormat(
     suffix=".jsonl",
     text=True,
     description="TRL's DPO: prompt, chosen and rejected, from a pass and a fail of the same row.",
-    read_with=(LOADED, "trl.DPOTrainer(…, train_dataset=rows)"),
+    read_with=("trl.DPOTrainer(…, train_dataset=…)",),
     write=_write_preference,
     record="pair",
 )
@@ -163,7 +161,7 @@ PROMPTS = ExportFormat(
     suffix=".jsonl",
     text=True,
     description="TRL's GRPO: each row's prompt, ground truth and other columns, these as JSON text.",
-    read_with=(LOADED, "trl.GRPOTrainer(…, train_dataset=rows)"),
+    read_with=("trl.GRPOTrainer(…, train_dataset=…)",),
     write=_write_prompts,
     record="prompt",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -198,6 +199,7 @@ def run_here(
         _descriptor(2, stderr),
         _pipe(typed) as stdin,
         _environment(cwd, environ, stdin),
+        _logging(),
         redirect_stdout(stdout),
         redirect_stderr(stderr),
     ):
@@ -236,6 +238,18 @@ def _environment(cwd: Path, environ: dict[str, str], stdin: TextIO) -> Iterator[
         yield
     finally:
         _be_in(*before)
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    """Remove what a command has set up to log to its streams, which are closed when it has ended."""
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:], level = before
+        root.setLevel(level)
 
 
 def _be_in(stdin: TextIO, cwd: Path, environ: dict[str, str]) -> None:

@@ -165,9 +165,17 @@ def changed_environment() -> dict[str, str | None]:
 
 
 def stop() -> None:
-    """Close this process's ends of the fork servers, which ends them; the next use of a worker starts a new one."""
-    # At exit, and in a fork of this process, which must not keep the servers alive. The lock is new, because another
-    # thread may have held the old one during the fork.
+    """End the fork servers and their children; the next use of a worker starts a new one."""
+    ended = [server.pid for server in (_server, _bare_server) if server is not None]
+    _let_go()
+    for pid in ended:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+def _let_go() -> None:
+    """Close this process's ends at exit, and in a fork of this process, which must not keep the servers alive."""
+    # A new lock, because another thread may have held the old one during the fork.
     global _bare_server, _lock, _server
     _lock = threading.Lock()
     for server in (_server, _bare_server):
@@ -176,8 +184,8 @@ def stop() -> None:
     _server = _bare_server = None
 
 
-os.register_at_fork(after_in_child=stop)
-atexit.register(stop)
+os.register_at_fork(after_in_child=_let_go)
+atexit.register(_let_go)
 
 
 def _is_text(value: str) -> bool:
