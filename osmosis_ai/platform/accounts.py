@@ -90,10 +90,9 @@ class Accounts:
         """
         _check_user(user)
         with self._database.write("approving a login") as db:
-            found = db.execute(
-                "UPDATE devices SET user = ? WHERE user_code = ? AND expires_at > ? RETURNING name",
-                (user, user_code.upper(), now()),
-            ).fetchone()
+            waiting = (user_code.upper(), now())
+            found = db.execute("SELECT name FROM devices WHERE user_code = ? AND expires_at > ?", waiting).fetchone()
+            db.execute("UPDATE devices SET user = ? WHERE user_code = ? AND expires_at > ?", (user, *waiting))
         if found is None:
             raise UsageError(f"no login waits with the code {user_code[:20]}; codes are valid for 15 minutes")
         return str(found[0])

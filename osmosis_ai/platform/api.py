@@ -197,8 +197,14 @@ class Api:
         ]
 
     def _endpoint(self, operation: Operation) -> Callable[..., object]:
+        def handler(call: Call) -> JsonObject | Response:
+            if operation.scoped:
+                # Also where what is asked for is the same in all of them.
+                _ = call.workspace
+            return operation.handler(call)
+
         async def endpoint(request: Request) -> Response:
-            return await answer(request, self._accounts, operation.handler, operation.status, operation.max_body)
+            return await answer(request, self._accounts, handler, operation.status, operation.max_body)
 
         return endpoint
 

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.api import Api
+from osmosis_ai.platform.cleaning import clean
 from osmosis_ai.platform.database import Database
 from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.errors import ApiError
@@ -72,7 +73,7 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        datasets.clean()
+        clean(database, home)
         queues.append(Queue(database, home, runs, datasets, logs, limits, changes.tell))
         async with anyio.create_task_group() as group:
             group.start_soon(queues[0].run)
@@ -83,7 +84,10 @@ def build_app(
     async def missing(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
         what = "there is no such address" if status == 404 else "this address takes another method"
-        return error_response(ApiError(status, what, "NOT_FOUND"))
+        answer = error_response(ApiError(status, what, "NOT_FOUND"))
+        # Such as the methods that an address takes.
+        answer.headers.update(getattr(error, "headers", None) or {})
+        return answer
 
     guard = Guard(
         pages,

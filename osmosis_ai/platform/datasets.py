@@ -14,6 +14,7 @@ import msgspec
 
 from osmosis_ai.data.formats import FORMATS, suffixes
 from osmosis_ai.platform.accounts import Holder, Workspace
+from osmosis_ai.platform.cleaning import drop_unused_file
 from osmosis_ai.platform.database import Database, Row
 from osmosis_ai.platform.dataset_check import check_file
 from osmosis_ai.platform.errors import ApiError, conflict, invalid, not_found
@@ -110,6 +111,8 @@ class Datasets:
                 self._set(row["id"], "cancelled")
                 raise conflict(f"there is a dataset {row['name']} already") from None
             raise
+        if row["replaces"] is not None:
+            drop_unused_file(self._database, self._home, self._file(self._by_id(row["replaces"])).name)
         return self._by_id(row["id"])
 
     def abort(self, workspace: Workspace, dataset_id: str) -> None:
@@ -124,10 +127,8 @@ class Datasets:
         """Delete a dataset. Runs that have begun with it keep its file."""
         row = self.find(workspace, name)
         self._set(row["id"], "cancelled")
-        users = "SELECT (SELECT count(*) FROM datasets WHERE sha256 = ?1 AND status = 'uploaded') + "
-        runs = "(SELECT count(*) FROM runs WHERE dataset_sha256 = ?1)"
-        if row["sha256"] is not None and not self._database.count(users + runs, row["sha256"]):
-            self._file(row).unlink(missing_ok=True)
+        if row["sha256"] is not None:
+            drop_unused_file(self._database, self._home, self._file(row).name)
 
     def listed(self, workspace: Workspace, window: Window) -> JsonObject:
         """List datasets, newest first."""
@@ -177,11 +178,6 @@ class Datasets:
         """Return the file of a dataset and the name to download it as."""
         row = self._by_id(dataset_id)
         return self._file(row), f"{row['name']}.{row['format']}"
-
-    def clean(self) -> None:
-        """Remove what interrupted uploads left behind."""
-        for part in self._home.datasets.glob("*.part"):
-            part.unlink(missing_ok=True)
 
     def _received(self, dataset_id: str, digest: str) -> None:
         with self._database.write("storing an upload") as db:

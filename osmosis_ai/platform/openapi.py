@@ -22,7 +22,7 @@ _SCOPE = {
     "in": "header",
     "required": True,
     "description": "The workspace: owner/repo of its repository.",
-    "schema": {"type": "string"},
+    "schema": {"type": "string", "pattern": "^[a-z0-9._-]{1,100}/[a-z0-9._-]{1,100}$"},
 }
 
 

@@ -17,7 +17,8 @@ import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup
 
-from osmosis_ai.errors import OsmosisError, StoreError
+from osmosis_ai.errors import DatasetError, OsmosisError, StoreError
+from osmosis_ai.platform.cleaning import drop_code
 from osmosis_ai.platform.database import Database, Row
 from osmosis_ai.platform.datasets import Datasets
 from osmosis_ai.platform.home import Home
@@ -158,6 +159,7 @@ class Queue:
             ended = await self._process(run_id, job, order)
             if not ended:
                 await self._lost(run_id)
+            await anyio.to_thread.run_sync(self._drop_code, run_id)
         except StoreError as error:
             # A full disk, for example. The run goes on from its records once they can be written again.
             _logger.error("%s", error)
@@ -169,6 +171,10 @@ class Queue:
         finally:
             del self._jobs[run_id]
             self._news.set()
+
+    def _drop_code(self, run_id: str) -> None:
+        if self._runs.by_id(run_id)["completed_at"] is not None:
+            drop_code(self._home, run_id)
 
     async def _process(self, run_id: str, job: _Job, order: JobOrder) -> bool:
         """Return True if the job has told its run's end."""
@@ -230,12 +236,15 @@ class Queue:
     def _order(self, row: Row) -> JobOrder:
         values, scopes = self._runs.secrets_for(row)
         folder = self._home.run(row["id"])
-        folder.mkdir(parents=True, exist_ok=True)
         file, name = self._datasets.file(row["dataset"])
-        # Under its name, which results and pages show.
-        dataset = folder / name
+        # Under its name, which results and pages show, and in a folder where nothing else can have that name.
+        dataset = folder / "dataset" / name
+        dataset.parent.mkdir(parents=True, exist_ok=True)
         if not dataset.exists():
-            dataset.hardlink_to(file)
+            try:
+                dataset.hardlink_to(file)
+            except FileNotFoundError:
+                raise DatasetError(f"the dataset {name} was deleted before the run began; submit a new run") from None
         rows = self._database.count("SELECT row_count FROM datasets WHERE id = ?", row["dataset"])
         return JobOrder(
             run_id=row["id"],

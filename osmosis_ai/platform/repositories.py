@@ -10,8 +10,8 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ def check_out(
     """
     commit, source = resolve(revision, sources, repository, environ)
     git = _Git(repository, {**environ, **_UNTRUSTED})
-    left_out = _check_tree(git, commit)
+    left_out, links = _check_tree(git, commit)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     index = folder.with_name(f"{folder.name}.index")
@@ -81,7 +81,7 @@ def check_out(
         git.run(f"--work-tree={folder}", "checkout-index", "--all", "--force", more=plain, seconds=FETCH_SECONDS)
     finally:
         index.unlink(missing_ok=True)
-    _check_links(folder, git.lines("ls-tree", "-r", "-z", commit))
+    _check_links(folder, links)
     return Checkout(commit, source, left_out)
 
 
@@ -120,11 +120,10 @@ class _Git:
 
     def run(self, *arguments: str, more: dict[str, str] | None = None, seconds: float = GIT_SECONDS) -> str:
         """Run a command and return its output; raise RepositoryError."""
-        command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", f"--git-dir={self._repository}"]
         try:
             with _limited_files():
                 done = subprocess.run(  # noqa: S603 - git, with arguments that can't be options
-                    [*command, *arguments],
+                    self._command(*arguments),
                     env={**self._environ, **(more or {})},
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
@@ -141,9 +140,28 @@ class _Git:
             raise RepositoryError(reason.partition(": ")[2] or reason)
         return done.stdout.decode("utf-8", "surrogateescape")
 
-    def lines(self, *arguments: str) -> list[str]:
-        """Run a command whose output has NULs at its lines' ends."""
-        return [line for line in self.run(*arguments).split("\0") if line]
+    def lines(self, *arguments: str) -> Generator[str, None, None]:
+        """Run a command whose output has NULs at its lines' ends. It ends when no more of them are taken."""
+        with subprocess.Popen(  # noqa: S603 - as above
+            self._command(*arguments),
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        ) as process:
+            assert process.stdout is not None
+            rest = b""
+            try:
+                while chunk := process.stdout.read(1 << 16):
+                    *complete, rest = (rest + chunk).split(b"\0")
+                    for line in complete:
+                        yield line.decode("utf-8", "surrogateescape")
+            finally:
+                process.kill()
+
+    def _command(self, *arguments: str) -> list[str]:
+        safe = ("-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0")
+        return ["git", *safe, f"--git-dir={self._repository}", *arguments]
 
     def find(self, name: str) -> str | None:
         """Return the commit of a name, None if it isn't here, or ambiguous."""
@@ -187,31 +205,36 @@ def _fetch(git: _Git, revision: Revision, sources: Sequence[str], seconds: float
     raise RepositoryError("; ".join(reasons) or "the workspace has no repository: submit from its folder")
 
 
-def _check_tree(git: _Git, commit: str) -> list[str]:
-    """Check that a commit's files aren't too many or too large; return its submodules."""
-    submodules, size, files = [], 0, 0
-    for line in git.lines("ls-tree", "-r", "-l", "-z", commit):
-        described, _, name = line.partition("\t")
-        mode, _, _, length = described.split()
-        if mode == SUBMODULE:
-            submodules.append(name)
-            continue
-        files += 1
-        size += int(length)
-    if size > MAX_CODE_BYTES or files > MAX_FILES:
-        raise RepositoryError(
-            f"the repository has {files:,} files of {size >> 20:,} MiB; a run takes at most {MAX_FILES:,} files of "
-            f"{MAX_CODE_BYTES >> 20:,} MiB"
-        )
-    return submodules
+def _check_tree(git: _Git, commit: str) -> tuple[list[str], list[str]]:
+    """Check that a commit's files aren't too many or too large; return its submodules and its links.
+
+    A few objects can describe billions of files, so the list is read only as far as it is acceptable.
+    """
+    submodules, links, files, size = [], [], 0, 0
+    with closing(git.lines("ls-tree", "-r", "-z", commit)) as lines:
+        for line in lines:
+            described, _, name = line.partition("\t")
+            if described.startswith(SUBMODULE):
+                submodules.append(name)
+            elif described.startswith(LINK):
+                links.append(name)
+            files += 1
+            if files > MAX_FILES:
+                raise RepositoryError(f"the repository has more than {MAX_FILES:,} files, the most that a run takes")
+    # Sizes take git much longer than names.
+    with closing(git.lines("ls-tree", "-r", "-l", "-z", commit)) as lines:
+        for line in lines:
+            length = line.partition("\t")[0].split()[3]
+            size += int(length) if length != "-" else 0
+            if size > MAX_CODE_BYTES:
+                most = f"{MAX_CODE_BYTES >> 20:,} MiB"
+                raise RepositoryError(f"the repository has more than {most} of files, the most that a run takes")
+    return submodules, links
 
 
-def _check_links(folder: Path, tree: Sequence[str]) -> None:
+def _check_links(folder: Path, links: Sequence[str]) -> None:
     root = folder.resolve()
-    for line in tree:
-        name = line.partition("\t")[2]
-        if not line.startswith(LINK):
-            continue
+    for name in links:
         try:
             inside = (folder / name).resolve().is_relative_to(root)
         except (OSError, RuntimeError):

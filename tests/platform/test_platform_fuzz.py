@@ -36,7 +36,7 @@ def encoded(value: object) -> bytes:
     return json.dumps(value).encode("ascii")
 
 
-@QUIET
+@settings(QUIET, max_examples=8)
 @given(data=st.data())
 def test_no_request_makes_the_server_fail(platform: Platform, described: dict[str, Any], data: st.DataObject) -> None:
     for path, methods in described["paths"].items():

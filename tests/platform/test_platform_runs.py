@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from osmosis_ai.platform.job import sampled_rows
+from osmosis_ai.platform.queue import Limits, choose
 from osmosis_ai.platform.workspace import LocalWorkspace, snapshot
 from osmosis_ai.testing import Gate, ScriptedEndpoint, by_turn, status, text
 from platforms import Platform, commit, git, make_workspace, rows, serving, submission
@@ -252,3 +253,61 @@ def test_nothing_of_a_repository_runs_or_leads_out_when_it_is_cloned(platform: P
     logs = platform.ask("GET", f"/api/cli/eval-runs/{run['name']}/logs", headers=here).body["logs"]
     assert logs[-1]["message"] == "data/link is a link that leads out of the repository"
     assert not (tmp_path / "ran").exists()
+
+
+def test_each_user_in_turn_and_each_model_within_its_limit() -> None:
+    def waiting(*runs: str) -> list[Any]:
+        return [{"id": name, "creator": name[0], "model": name[1]} for name in runs]
+
+    def chosen(limits: Limits, *runs: str) -> list[str]:
+        return [row["id"] for row in choose(waiting(*runs), {}, limits)]
+
+    assert chosen(Limits(3), "am1", "am2", "am3", "bm1") == ["am1", "bm1", "am2"]
+    assert chosen(Limits(4, 2), "am1", "am2", "am3", "an1", "bm1") == ["am1", "bm1", "an1"]
+    assert chosen(Limits(2, 1), "am1", "bm1") == ["am1"]
+
+
+def test_a_model_s_limit_holds_back_its_runs_alone(tmp_path: Path, workspace: Path) -> None:
+    gate = Gate()
+    with (
+        serving(tmp_path, Limits(2, 1)) as platform,
+        ScriptedEndpoint(lambda request: text("1").after(gate)).run_in_thread() as endpoint,
+    ):
+        assert platform.upload("sums", rows(4)).status == 200
+        platform.ask("GET", "/api/cli/eval-runs", headers={"X-Osmosis-Path": str(workspace)})
+        body = {**submission(model_path="scripted"), "advanced_config": {"base_url": endpoint.url}}
+        first, second = submit(platform, body)["name"], submit(platform, body)["name"]
+        platform.wait(first, "running")
+        other = submit(platform, submission())["name"]
+        assert platform.wait(other)["eval_run"]["status"] == "finished"
+        assert platform.log(second) == [f"submit: {second} is queued"]
+        gate.open()
+        assert {platform.wait(name)["eval_run"]["status"] for name in (first, second)} == {"finished"}
+
+
+def test_a_clock_that_is_set_back_loses_no_run_and_makes_no_negative_time(tmp_path: Path, workspace: Path) -> None:
+    day = 86400
+    with serving(tmp_path) as platform:
+        assert platform.upload("sums", rows(4)).status == 200
+        platform.ask("GET", "/api/cli/eval-runs", headers={"X-Osmosis-Path": str(workspace)})
+        name = submit(platform, submission(commit_sha="0" * 40))["name"]
+        platform.wait(name)
+        # As if everything until now had been written before the clock was set back by a day.
+        with platform.database.write("setting the clock") as db:
+            db.execute(f"UPDATE runs SET created_at = created_at + {day}")
+            db.execute(f"UPDATE logs SET at = at + {day}")
+            db.execute(f"UPDATE datasets SET updated_at = updated_at + {day}")
+        assert platform.ask("POST", f"/api/cli/eval-runs/{name}/retry", {}).status == 200
+        platform.wait(name)
+        later = submit(platform, submission())["name"]
+        assert platform.wait(later)["eval_run"]["status"] == "finished"
+        listed = platform.ask("GET", "/api/cli/eval-runs").body["eval_runs"]
+        assert [run["name"] for run in listed] == [later, name]
+        assert platform.log(name)[-1].startswith("clone: ")
+        with platform.database.write("setting the clock") as db:
+            db.execute(f"UPDATE runs SET started_at = started_at + {day}")
+        metrics = platform.ask("GET", f"/api/cli/eval-runs/{later}/metrics").body
+        assert metrics["overview"]["duration_ms"] == 0
+    # Nothing of it is taken for given up, or for expired.
+    with serving(tmp_path) as platform:
+        assert platform.ask("GET", "/api/cli/datasets/sums").body["status"] == "uploaded"

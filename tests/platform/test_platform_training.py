@@ -119,6 +119,15 @@ def test_a_trainer_that_fails_fails_the_run(platform: Platform) -> None:
     assert log(platform, run)[-1] == "train: the trainer ended with status 3"
 
 
+def test_a_dataset_s_name_is_no_file_of_the_run(platform: Platform) -> None:
+    table = b'[{"user_prompt": "x", "ground_truth": "y"}]'
+    assert platform.upload("training", table, "json").status == 200
+    reply = platform.ask("POST", TRAININGS, submission(dataset="training"))
+    assert wait(platform, reply.body["id"])["training_run"]["status"] == "finished"
+    order = json.loads((platform.home.run(reply.body["id"]) / "training.json").read_text("utf-8"))
+    assert Path(order["dataset"]).read_bytes() == table
+
+
 @pytest.mark.parametrize(
     ("experiment", "said"),
     [

@@ -143,7 +143,8 @@ def run_pytest(repo: Path, *arguments: str, **env: str) -> subprocess.CompletedP
     """Run pytest in a repository, as its users do: with the plugins that are installed."""
     # Another run of pytest would remove the folder that it chooses itself, sooner or later.
     folder = f"--basetemp={repo.parent / 'base'}"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", "--tb=short", folder, *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
+    command += ["-rA", "--tb=short", folder, *arguments]
     environ = {**clean_environment(), "CI": "", "PYTEST_ADDOPTS": "", "OSMOSIS_WORKERS": "1", **env}
     return subprocess.run(command, cwd=repo, env=environ, capture_output=True, encoding="utf-8", timeout=180)
 
