@@ -3,7 +3,7 @@
     python benchmarks/cluster.py
 
 - cost: milliseconds of CPU per rollout, scores and store included, on one node of a cluster of this machine, beside the
-  same run without a cluster; the cost of starting, measured by runs of few rollouts, is taken off both;
+  same run without a cluster, both without start and end;
 - nodes: rollouts per second on two nodes with one worker each beside one, when each tool call is bound by the CPU.
 
 Both need the extra `ray`.
@@ -14,30 +14,71 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from time import sleep
 
-from measuring import OSMOSIS, Measured, adopt_orphans, run
+import psutil
+from measuring import OSMOSIS, adopt_orphans, clean_environment
 from repository import sums, write_repo
 from scaling import WORKING, tasks, working
 
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
-FEW = 50
+WARM = 0.2
+SAMPLE_SECONDS = 0.1
 
 
-def adding(request: Request) -> Reply:
-    return tool_call("add", a=1, b=2) if request.turn == 0 else text("3")
+class Adding:
+    """A model that calls the tool once; it counts the rollouts that have begun."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __call__(self, request: Request) -> Reply:
+        if request.turn:
+            return text("3")
+        self.begun += 1
+        return tool_call("add", a=1, b=2)
 
 
-def once(root: Path, url: str, rollouts: int, *options: str, **env: str) -> Measured:
-    command = [OSMOSIS, "test", "--base-url", url, "--model", "scripted", "--json", "--quiet"]
-    return run([*command, "--limit", str(rollouts), *options], cwd=root, **env)
+def command(url: str, rollouts: int, *options: str) -> list[str]:
+    asked = [OSMOSIS, "test", "--base-url", url, "--model", "scripted", "--json", "--quiet"]
+    return [*asked, "--limit", str(rollouts), *options]
+
+
+def cpu_each(command: list[str], root: Path, model: Adding, rollouts: int) -> float:
+    """Run a command and return the CPU seconds per rollout of all processes below it, without its start and its end.
+
+    They are looked at while they run: Ray doesn't wait for processes that it ends, so nobody gets their time.
+    """
+    model.begun = 0
+    seen: dict[tuple[int, float], float] = {}
+    samples: list[tuple[int, float]] = []
+    process = subprocess.Popen(
+        command, cwd=root, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while process.poll() is None:
+        begun = model.begun
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                times = child.cpu_times()
+                seen[child.pid, child.create_time()] = times.user + times.system
+        if rollouts * WARM <= begun < rollouts:
+            samples.append((begun, sum(seen.values())))
+        sleep(SAMPLE_SECONDS)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+    (first, before), (last, after) = samples[0], samples[-1]
+    return (after - before) / (last - first)
 
 
 def cost(folder: Path, rollouts: int, runs: int) -> None:
-    with ScriptedEndpoint(adding, record=False).run_in_thread() as endpoint:
+    model = Adding()
+    with ScriptedEndpoint(model, record=False).run_in_thread() as endpoint:
         root = write_repo(folder / "sums", sums(rollouts))
         sides = {
             "local": ("--workers", "1", "--batch-size", "50"),
@@ -46,15 +87,17 @@ def cost(folder: Path, rollouts: int, runs: int) -> None:
         found: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(runs):
             for side, options in sides.items():
-                many, few = (once(root, endpoint.url, count, *options) for count in (rollouts, FEW))
-                found[side].append((many.cpu - few.cpu) / (rollouts - FEW) * 1000)
+                asked = command(endpoint.url, rollouts, *options)
+                found[side].append(cpu_each(asked, root, model, rollouts) * 1000)
     middle = {side: median(each) for side, each in found.items()}
     for side, each in middle.items():
         print(f"{side:8} {each:.2f} ms of CPU per rollout")
-    print(f"cluster / local: {middle['cluster'] / middle['local']:.2f}")
+    print(f"cluster / local: {middle['cluster'] / middle['local']:.2f}; load {os.getloadavg()[0]:.1f}")
 
 
 def nodes(folder: Path, rollouts: int, runs: int) -> None:
+    # Read when Ray is imported.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
@@ -67,7 +110,10 @@ def nodes(folder: Path, rollouts: int, runs: int) -> None:
             for _ in range(runs):
                 for count, found in rates.items():
                     options = ("--cluster", "auto", "--nodes", str(count), "--batch-size", "8")
-                    done = once(root, endpoint.url, rollouts, *options, RAY_ADDRESS=cluster.address)
+                    asked = command(endpoint.url, rollouts, *options)
+                    # Not `measuring.run`, which waits for all children, and the cluster is one.
+                    env = clean_environment(RAY_ADDRESS=cluster.address)
+                    done = subprocess.run(asked, cwd=root, env=env, capture_output=True, check=True)
                     found.append(rollouts / json.loads(done.stdout)["summary"]["wall_ms"] * 1000)
     finally:
         cluster.shutdown()
@@ -78,7 +124,7 @@ def nodes(folder: Path, rollouts: int, runs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["cost", "nodes"])
-    parser.add_argument("--rollouts", type=int, default=1000)
+    parser.add_argument("--rollouts", type=int, default=3000)
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
     adopt_orphans()
@@ -86,4 +132,4 @@ if __name__ == "__main__":
         if "cost" in given.what:
             cost(Path(made), given.rollouts, given.runs)
         if "nodes" in given.what:
-            nodes(Path(made), given.rollouts // 5, given.runs)
+            nodes(Path(made), given.rollouts // 15, given.runs)
