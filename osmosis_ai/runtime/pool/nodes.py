@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -464,7 +464,8 @@ class NodesPool:
         if report.shortage is not None:
             self._shortages[member.node.name] = report.shortage
         if report.log and self._log is not None:
-            with self._log.open("ab") as file:
+            # A log without its folder or space on its disk must not fail the code that prints.
+            with suppress(OSError), self._log.open("ab") as file:
                 file.write(report.log)
         member.asked_back = 0
         for ended in report.ended:
