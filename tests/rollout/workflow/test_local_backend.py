@@ -146,6 +146,13 @@ async def test_a_method_that_isnt_async_fails() -> None:
         "validation_error",
         "run() must be async: write `async def run(self, ctx)`",
     )
+
+    class Yielding(AgentWorkflow[AgentWorkflowConfig]):
+        async def run(self, ctx: Any) -> Any:
+            yield ANSWER
+
+    yielded = (await result_of(Yielding)).err_message
+    assert yielded == "run() is a generator, because it has a `yield`: return the result instead"
     graded = await result_of(Answering, PlainGrader)
     assert (graded.status, graded.err_message) == (
         "failure",

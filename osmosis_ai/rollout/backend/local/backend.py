@@ -203,6 +203,8 @@ def _resolved(reference: Any) -> Any:
 
 
 async def _awaited(value: object, method: str) -> object:
+    if inspect.isasyncgen(value):
+        raise TypeError(f"{method}() is a generator, because it has a `yield`: return the result instead")
     if not inspect.isawaitable(value):
         raise TypeError(f"{method}() must be async: write `async def {method}(self, ctx)`")
     result: object = await value

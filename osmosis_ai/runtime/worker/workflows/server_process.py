@@ -181,7 +181,9 @@ class ServerProcess:
             if self.ended is not None:
                 await self._settle()
                 self._lost_port = "address already in use" in self.tail().lower()
-                return f"the rollout server ended with code {self.ended} before it was healthy"
+                # A script that does its work and ends has no error to show.
+                advice = f"; it must serve until it is stopped, on port ${PORT_VARIABLE}" if self.ended == 0 else ""
+                return f"the rollout server ended with code {self.ended} before it was healthy{advice}"
             try:
                 health = await self.server.health(max(0.1, min(5.0, deadline - monotonic())))
             except RolloutServerError as error:

@@ -86,6 +86,11 @@ async def test_an_early_end_is_told_with_the_end_of_the_output(write: Write) -> 
         async with ServerProcess.open(command, lambda line: None):
             pass
     assert "RuntimeError: no such setting" in str(raised.value)
+    with pytest.raises(
+        RepositoryError, match=r"ended with code 0 .* it must serve until it is stopped, on port \$_OSM"
+    ):
+        async with ServerProcess.open(write("print('done')"), lambda line: None):
+            pass
 
 
 async def test_a_server_that_never_gets_healthy_is_ended(write: Write) -> None:
