@@ -36,6 +36,7 @@ TAIL_LINES = 15
 KEPT_LINES = 2000
 MAX_LINE = 64 * 1024
 STARTS = 2
+ADVICE = f"it must serve on port ${PORT_VARIABLE} until it is stopped"
 
 
 class ServerCommand(Record, frozen=True):
@@ -182,7 +183,7 @@ class ServerProcess:
                 await self._settle()
                 self._lost_port = "address already in use" in self.tail().lower()
                 # A script that does its work and ends has no error to show.
-                advice = f"; it must serve until it is stopped, on port ${PORT_VARIABLE}" if self.ended == 0 else ""
+                advice = f": {ADVICE}" if self.ended == 0 else ""
                 return f"the rollout server ended with code {self.ended} before it was healthy{advice}"
             try:
                 health = await self.server.health(max(0.1, min(5.0, deadline - monotonic())))
@@ -196,7 +197,7 @@ class ServerProcess:
                 problem = f"another process answers on port {self.port}"
                 self._lost_port = True
             await anyio.sleep(POLL_SECONDS)
-        return f"the rollout server was not healthy within {seconds:g} s: {problem}"
+        return f"the rollout server was not healthy within {seconds:g} s: {problem}; {ADVICE}"
 
     async def _owns_port(self) -> bool:
         """Return True if a process of the server listens on the port, as far as the system tells."""

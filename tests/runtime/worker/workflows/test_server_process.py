@@ -86,17 +86,19 @@ async def test_an_early_end_is_told_with_the_end_of_the_output(write: Write) -> 
         async with ServerProcess.open(command, lambda line: None):
             pass
     assert "RuntimeError: no such setting" in str(raised.value)
-    with pytest.raises(
-        RepositoryError, match=r"ended with code 0 .* it must serve until it is stopped, on port \$_OSM"
-    ):
-        async with ServerProcess.open(write("print('done')"), lambda line: None):
+
+
+async def test_a_script_that_serves_nothing_is_told_to(write: Write) -> None:
+    command = write("raise SystemExit")
+    with pytest.raises(RepositoryError, match=r"ended with code 0 .*: it must serve on port \$_OSMOSIS_ROLLOUT_PORT"):
+        async with ServerProcess.open(command, lambda line: None):
             pass
 
 
 async def test_a_server_that_never_gets_healthy_is_ended(write: Write) -> None:
     lines: list[str] = []
     command = write("print(os.getpid(), flush=True)\nimport time; time.sleep(3600)")
-    with pytest.raises(RepositoryError, match=r"not healthy within 1 s: nothing answers at"):
+    with pytest.raises(RepositoryError, match=r"not healthy within 1 s: nothing answers at .*; it must serve on port"):
         async with ServerProcess.open(command, lines.append, seconds=1.0):
             pass
     assert ended(int(lines[1]))
