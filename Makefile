@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 LOWEST ?= .venv-lowest
 PROCESSES ?= 4
+# Tests of installed commands, servers and whole runs of pytest: an eighth of the tests, and a third of the time.
+WHOLE = tests/e2e tests/platform tests/pytest_plugin
 BIN = $(VENV)/bin
 
 # uv needs a third of pip's time; where it is neither there nor in the package index, pip does the same.
@@ -13,7 +15,7 @@ INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: abo
 	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
 	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
 
-.PHONY: demo environment test check fuzz test-lowest test-released test-train test-browser test-ray test-pytest8 benchmark clean
+.PHONY: demo environment test test-whole check fuzz test-lowest test-released test-train test-browser test-ray test-pytest8 benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
@@ -23,9 +25,13 @@ environment: $(VENV)/.dev  ## what the targets below need, installed
 # Four processes on two cores: much of what the tests do is waiting; a part of the suite isn't worth starting them. Tests
 # that share something expensive are a group.
 # Workers and commands of the tests import the package; one that has to compile it each time takes a third longer.
-test: $(VENV)/.dev  ## the test suite; one test: make test TESTS=tests/test_dataset.py
+test: $(VENV)/.dev  ## the test suite without make test-whole; one test: make test TESTS=tests/test_dataset.py
 	$(BIN)/python -m compileall -q osmosis_ai
-	$(BIN)/python -m pytest -n $(if $(TESTS),0,$(PROCESSES)) --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n $(if $(TESTS),0,$(PROCESSES)) --dist loadgroup $(or $(TESTS),$(addprefix --ignore=,$(WHOLE)))
+
+test-whole: $(VENV)/.dev  ## installed commands, the platform and the pytest plugin, each as whole processes
+	$(BIN)/python -m compileall -q osmosis_ai
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup $(WHOLE)
 
 # On a machine that is too busy for them, mypy's worker processes don't start in time, which ends it with 2.
 check: $(VENV)/.dev  ## lint, format and types
