@@ -59,7 +59,7 @@ def end(a: int) -> int:
 '''
 
 
-def rows(count: int, tool: str = "add") -> list[dict[str, Any]]:
+def rows(count: int) -> list[dict[str, Any]]:
     return [
         {
             "system_prompt": "Use the tools.",
@@ -109,11 +109,14 @@ def run(repo: Path, listener: Any = None, **options: object) -> Report:
 
 
 def actors() -> list[psutil.Process]:
-    """List the actors' processes."""
+    """List the actors' processes, which are below the cluster's, and it below this one."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any("RayHost" in part for part in process.info["cmdline"] or ()):
-            found.append(process)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            # What an actor has just forked has its name for a moment.
+            named = "RayHost" in " ".join(process.cmdline())
+            if named and "raylet" in Path(psutil.Process(process.ppid()).exe()).name:
+                found.append(process)
     return found
 
 
@@ -151,6 +154,8 @@ class Holding:
         eventually(lambda: sum("was lost" in said for said in self.said) == nodes, lambda: str(self.said))
 
     def wait(self) -> None:
+        # One after the other, because a busy machine takes its time.
+        eventually(lambda: len(actors()) >= 2, lambda: str(self.said))
         eventually(lambda: len([*self.folder.glob("waits-*")]) >= 2, lambda: str(self.said))
 
     def run(self, repo: Path, action: Callable[[], None]) -> Report:
@@ -226,6 +231,7 @@ def test_the_head_is_killed_and_its_run_resumed(cluster: Any, repo: Path) -> Non
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
     )
+    eventually(actors)
     eventually(lambda: [*(repo.parent / "hold").glob("waits-*")])
     command.send_signal(signal.SIGKILL)
     command.wait()
