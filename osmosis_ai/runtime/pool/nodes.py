@@ -395,10 +395,9 @@ class NodesPool:
                 self._loading -= 1
         except (StartError, NodeLostError) as error:
             node.kill()
-            if self._members or self._settled.is_set():
-                self._told.append(f"node {node.name} isn't used: {error}")
-            elif isinstance(error, StartError):
+            if isinstance(error, StartError) and not self._settled.is_set():
                 self._fail(error)
+            self._told.append(f"node {node.name} isn't used: {error}")
             return
         member = _Member(node)
         self._members.append(member)
@@ -510,7 +509,8 @@ class NodesPool:
             if self._members or self._loading or monotonic() - self._empty_since < EMPTY_SECONDS:
                 continue
             if not self._settled.is_set():
-                self._fail(StartError(f"no node with a CPU has joined the cluster for {EMPTY_SECONDS:.0f} s"))
+                none = f"no node with a CPU has joined the cluster for {EMPTY_SECONDS:.0f} s"
+                self._fail(StartError("\n".join([none, *self._told])))
                 return
             lost = f"every node was lost, and none has joined for {EMPTY_SECONDS:.0f} s; use --resume to continue"
             for job in list(self._jobs.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 import threading
 from collections import Counter
@@ -38,7 +39,7 @@ async def open_ray(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Node
     ray = _import_ray()
     assert options.cluster is not None
     try:
-        await anyio.to_thread.run_sync(_connect, ray, options.cluster, spec.root)
+        await anyio.to_thread.run_sync(_connect, ray, options, spec.root)
     except Exception as error:
         raise StartError(f"--cluster {options.cluster}: {str(error).strip() or type(error).__name__}") from error
     try:
@@ -62,11 +63,16 @@ def _import_ray() -> Any:
     return ray
 
 
-def _connect(ray: Any, address: str, root: str) -> None:
+def _connect(ray: Any, options: PoolOptions, root: str) -> None:
+    address, excluded = options.cluster, list(NOT_SHIPPED)
+    store = None if options.log is None else Path(options.log).parents[1].resolve()
+    # It may have any name.
+    if store is not None and store.is_relative_to(Path(root).resolve()):
+        excluded.append(store.relative_to(Path(root).resolve()).as_posix())
     started: dict[str, Any] = {"include_dashboard": False} if address == "local" else {"address": address}
     ray.init(
         **started,
-        runtime_env={"working_dir": root, "excludes": NOT_SHIPPED},
+        runtime_env={"working_dir": root, "excludes": excluded},
         logging_level="error",
         log_to_driver=False,
     )
@@ -165,7 +171,14 @@ class _RayNode:
         except self._ray.exceptions.RayTaskError as error:
             raise NodeLostError(f"its host failed: {error.cause!r}") from error
         except (self._ray.exceptions.RayError, ConnectionError) as error:
-            raise NodeLostError(str(error).strip().splitlines()[0]) from error
+            raise NodeLostError(_in_short(str(error))) from error
+
+
+def _in_short(message: str) -> str:
+    """Return the error that ended an actor, if it is named, else the first line."""
+    lines = message.strip().splitlines() or [""]
+    named = [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]
+    return (named or lines[:1])[-1]
 
 
 class RayHost:
@@ -198,6 +211,11 @@ class RayHost:
                     await anyio.sleep_forever()
             except StartError as error:
                 opened.set_result(Opened(refused=NotReady(type(error).__name__, str(error))))
+            except Exception as error:
+                # The head waits for an answer; later on, its reports end.
+                if opened.done():
+                    raise
+                opened.set_exception(error)
 
         self._task = asyncio.get_running_loop().create_task(host())
         return msgspec.json.encode(await opened)
