@@ -142,7 +142,7 @@ def test_a_bomb_is_refused_in_bounded_time(name: str, file: Path) -> None:
     with pytest.raises(UsageError, match=message):
         load_rubrics(file)
     # Hundreds of times what it takes; unbounded expansion would take days.
-    assert perf_counter() - started < 10
+    assert perf_counter() - started < 60
 
 
 def test_a_bomb_takes_no_memory(file: Path) -> None:

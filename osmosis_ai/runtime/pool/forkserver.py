@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +36,7 @@ main(int(line), int(lifeline), preload)
 """
 # Python 3.13 imports modules between putting the working directory on the path and running the program.
 SAFE_PATH = ["-P"] if sys.version_info >= (3, 11) else []
+STOP_SECONDS = 10.0
 PACKAGE = str(Path(__file__).parents[3])
 TOOLS = "osmosis_ai.runtime.worker.preload"
 """What workers with tools need, and all that share their fork server."""
@@ -168,9 +171,13 @@ def stop() -> None:
     """End the fork servers and their children; the next use of a worker starts a new one."""
     ended = [server.pid for server in (_server, _bare_server) if server is not None]
     _let_go()
+    deadline = time.monotonic() + STOP_SECONDS
     for pid in ended:
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+        with suppress(ChildProcessError, ProcessLookupError):
+            while os.waitpid(pid, os.WNOHANG) == (0, 0):
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.01)
 
 
 def _let_go() -> None:

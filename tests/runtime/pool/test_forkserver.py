@@ -24,6 +24,7 @@ from osmosis_ai.runtime.code import LoadedCode
 from osmosis_ai.runtime.forks import ForkLine
 from osmosis_ai.runtime.pool.forkserver import open_line
 from osmosis_ai.runtime.pool.local import ForkServerSpawner, LocalChannel, TemplateSpawner
+from waiting import eventually
 
 PATIENCE = 60.0
 AGENT = """
@@ -243,8 +244,10 @@ if os.fork() == 0:
         spawner = ForkServerSpawner(boot, LoadedCode(Path()))
         async with worker(spawner) as heard:
             await heard.next(protocol.Ready)
+            noted = tmp_path / "left"
+            await anyio.to_thread.run_sync(eventually, lambda: noted.is_file() and noted.read_text(encoding="utf-8"))
             heard.list_tools(exit=True)
-        left = psutil.Process(int((tmp_path / "left").read_text(encoding="utf-8")))
+        left = psutil.Process(int(noted.read_text(encoding="utf-8")))
         await spawner.aclose()
         await anyio.to_thread.run_sync(left.wait, PATIENCE)
 
