@@ -98,8 +98,7 @@ def logout(
         if token is None:
             session.operation("auth.logout", f"there is no login for {url}", status="noop")
             return
-        if not session.confirm(f"Log out of {url}?", [], yes=yes):
-            session.cancelled("auth.logout")
+        if not session.confirm("auth.logout", f"Log out of {url}?", yes=yes):
             return
         client = Client(Server(url, token, "login"), {})
         try:
@@ -156,10 +155,8 @@ def doctor(
         elif not fix:
             folders = ", ".join(f"{name}/" for name in missing)
             raise ClientError(f"{root} has no {folders}: `osmosis doctor --fix` creates them", "VALIDATION", place)
-        elif session.confirm(f"Create {len(missing)} folders in {root}?", [], yes=yes):
+        elif session.confirm("doctor", f"Create {len(missing)} folders in {root}?", yes=yes):
             _create(session, root, missing)
-        else:
-            session.cancelled("doctor")
 
 
 def _create(session: Session, root: Path, missing: list[str]) -> None:

@@ -191,8 +191,8 @@ def delete(
     """Delete a dataset; runs that were submitted with it keep its file."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         found = _dataset(session, name)
-        if not session.confirm(f"Delete {found['file_name']}?", [("Rows", str(found["row_count"]))], yes=yes):
-            session.cancelled("dataset.delete")
+        question, about = f"Delete {found['file_name']}?", [("Rows", str(found["row_count"]))]
+        if not session.confirm("dataset.delete", question, about, yes=yes):
             return
         from osmosis_ai.platform.client import quoted
 
@@ -281,8 +281,7 @@ def delete_secret(
     """Delete a secret."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         wire = _wire(scope)
-        if not session.confirm(f"Delete the {scope} secret {name}?", [], yes=yes):
-            session.cancelled("secret.delete")
+        if not session.confirm("secret.delete", f"Delete the {scope} secret {name}?", yes=yes):
             return
         session.client.delete("/api/cli/environment-secrets", {"name": name, "scope": wire})
         session.operation("secret.delete", f"{name} is deleted ({scope})", resource={"name": name, "scope": scope})

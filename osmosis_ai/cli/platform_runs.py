@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,13 +111,9 @@ def retry_eval(
 ) -> None:
     """Run an evaluation's failed rollouts again, and what is left of it; graded ones are kept."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
-        from osmosis_ai.platform.configs import provided_secrets
-
         client = session.client
         shown = client.get(_path("eval", name))
-        stdin: Any = sys.stdin
-        provided = provided_secrets(shown["config"]["required_secrets"], secrets_file, session.cwd, stdin)
-        session.session.use(session.workspace.root, keys=[*provided.values(), client.server.token or ""])
+        provided = _provided_secrets(session, shown["config"]["required_secrets"], secrets_file)
         run = client.post(_path("eval", name, "retry"), {"secrets": provided})
         done = {"name": run["name"], "retryable_samples": run["retryable_samples"]}
         session.operation("eval.retry", f"{run['name']} is queued again", resource=done)
@@ -154,8 +150,7 @@ def download_eval(
         size = sum(file["size"] for file in wanted)
         if size > MAX_UNASKED_BYTES:
             question = f"Download {size / 1e6:,.0f} MB into {folder}?"
-            if not session.confirm(question, [("Files", str(len(wanted)))], yes=yes):
-                session.cancelled("eval.download")
+            if not session.confirm("eval.download", question, [("Files", str(len(wanted)))], yes=yes):
                 return
         for start in range(0, len(wanted), BATCH):
             body = {"items": [{"path": file["path"]} for file in wanted[start : start + BATCH]]}
@@ -279,8 +274,7 @@ def _stop(kind: Kind) -> Callable[..., None]:
         with platform_session(context, json=json, plain=plain, platform=platform) as session:
             operation = f"{_command(kind)}.stop"
             client = session.client
-            if not session.confirm(f"Stop {name}?", [("Run", name)], yes=yes):
-                session.cancelled(operation)
+            if not session.confirm(operation, f"Stop {name}?", [("Run", name)], yes=yes):
                 return
             client.post(_path(kind, name, "stop"), {})
             session.operation(operation, f"{name} is stopping", resource={"name": name})
@@ -321,7 +315,7 @@ def _submit(
     """Submit a config and print what was submitted; return the run, None if the user declined."""
     from osmosis_ai.platform import workspace as workspaces
     from osmosis_ai.platform.client import ClientError
-    from osmosis_ai.platform.configs import provided_secrets, read_config
+    from osmosis_ai.platform.configs import read_config
 
     workspace, command = session.workspace, _command(kind)
     config = read_config(text, kind, workspace.root)
@@ -329,14 +323,12 @@ def _submit(
         client = session.client
     except ClientError as error:
         raise _with_hint(error, kind, text) from None
-    stdin: Any = sys.stdin
-    provided = provided_secrets(config.secrets, secrets_file, session.cwd, stdin)
-    session.session.use(workspace.root, keys=[*provided.values(), client.server.token or ""])
+    provided = _provided_secrets(session, config.secrets, secrets_file)
     if not snapshot:
         for note in workspaces.git_notes(workspace, pinned=config.pinned):
             session.warn(note, "GIT")
-    if not session.confirm(f"Submit this to {client.server.url}?", _summary(config, provided), yes=yes):
-        session.cancelled(f"{command}.submit")
+    question = f"Submit this to {client.server.url}?"
+    if not session.confirm(f"{command}.submit", question, _summary(config, provided), yes=yes):
         return None
     commit = workspaces.snapshot(workspace) if snapshot else None
     body = config.submission(provided, commit)
@@ -369,6 +361,16 @@ def _submit(
         hints.append(f"{url}, once this browser has been let in by `osmosis platform open`")
     session.operation(f"{command}.submit", f"submitted {run['name']}", resource=shown, next_steps=steps, hints=hints)
     return run
+
+
+def _provided_secrets(session: Session, names: Sequence[str], file: str | None) -> dict[str, str]:
+    """Return the secrets that a file provides, which are masked in all output from now on; raise ClientError."""
+    from osmosis_ai.platform.configs import provided_secrets
+
+    stdin: Any = sys.stdin
+    provided = provided_secrets(names, file, session.cwd, stdin)
+    session.session.use(session.workspace.root, keys=[*provided.values(), session.client.server.token or ""])
+    return provided
 
 
 def _with_hint(error: Any, kind: Kind, text: str) -> Exception:

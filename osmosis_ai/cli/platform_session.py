@@ -217,8 +217,8 @@ class Session:
 
         self._error({"cli_version": __version__, "warning": {"code": code, "message": message}})
 
-    def confirm(self, question: str, context: Sequence[tuple[str, str]], *, yes: bool) -> bool:
-        """Ask before doing something; raise ClientError where nobody can answer."""
+    def confirm(self, operation: str, question: str, context: Sequence[tuple[str, str]] = (), *, yes: bool) -> bool:
+        """Ask before an operation, and say so if the user declines; raise ClientError where nobody can answer."""
         if yes:
             return True
         from osmosis_ai.platform.client import ClientError
@@ -228,11 +228,10 @@ class Session:
             raise ClientError(f"{question} Nobody can be asked here: add --yes", "INTERACTIVE_REQUIRED", details)
         for label, value in context:
             self.output.say(f"{label + ':':<14} {value}")
-        return bool(typer.confirm(question, default=True, err=True))
-
-    def cancelled(self, operation: str) -> None:
-        """Say that the user declined."""
-        self.operation(operation, "cancelled: nothing was done", status="cancelled")
+        confirmed = bool(typer.confirm(question, default=True, err=True))
+        if not confirmed:
+            self.operation(operation, "cancelled: nothing was done", status="cancelled")
+        return confirmed
 
     def fail(self, error: OsmosisError) -> None:
         """Print an error to stderr."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["Arguments", "ExportFormat", "ExportOptions", "LeftOut", "Write", "Written", "write_lines"]
 
 Arguments: TypeAlias = Literal["text", "object"]
+Item = TypeVar("Item")
 
 
 class ExportOptions(NamedTuple):
@@ -65,18 +66,15 @@ class ExportFormat(NamedTuple):
 
 
 def write_lines(
-    rollouts: Iterable[ExportedRollout],
-    sink: IO[bytes],
-    options: ExportOptions,
-    records: Callable[[ExportedRollout], Iterable[object]],
+    items: Iterable[Item], sink: IO[bytes], options: ExportOptions, records: Callable[[Item], Iterable[object]]
 ) -> Written:
-    """Write the records of each rollout as JSON lines; one that raises `LeftOut` has none."""
+    """Write the records of each item, such as a rollout, as JSON lines; one that raises `LeftOut` has none."""
     encoder = msgspec.json.Encoder()
     written = 0
     left_out: Counter[str] = Counter()
-    for rollout in rollouts:
+    for item in items:
         try:
-            for record in records(rollout):
+            for record in records(item):
                 sink.write(options.mask(encoder.encode(record)) + b"\n")
                 written += 1
         except LeftOut as reason:

@@ -7,10 +7,9 @@ no fixed form (arguments, unless asked for as objects, and the row's other colum
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 from osmosis_ai.exports.base import Arguments, ExportFormat, ExportOptions, LeftOut, Written, write_lines
 from osmosis_ai.records import JsonObject, Message
@@ -25,6 +24,8 @@ FAILED = "the rollout failed"
 NO_REPLY = "the model never answered"
 NO_OBJECT = "a tool call's arguments are no JSON object; --arguments text keeps them"
 NO_PAIR = "the row has no pass and fail of the same model"
+
+_Pair: TypeAlias = "tuple[ExportedRollout, ExportedRollout]"
 
 
 def _conversation(messages: Iterable[Message], arguments: Arguments) -> list[Message]:
@@ -86,21 +87,16 @@ def _write_sft(rollouts: Iterable[ExportedRollout], sink: IO[bytes], options: Ex
 
 
 def _write_preference(rollouts: Iterable[ExportedRollout], sink: IO[bytes], options: ExportOptions) -> Written:
-    encoded = Counter[str]()
-    written = 0
-    for _, attempts in groupby(rollouts, key=lambda rollout: (rollout.row_id, rollout.policy)):
-        pairs = _pairs(list(attempts), options.pass_threshold)
-        if not pairs:
-            encoded[NO_PAIR] += 1
-        for passed, failed in pairs:
-            done = write_lines([passed], sink, options, lambda _: [_pair(passed, failed, options.arguments)])  # noqa: B023
-            written += done.records
-            encoded.update(done.left_out)
-    return Written(written, encoded)
+    rows = groupby(rollouts, key=lambda rollout: (rollout.row_id, rollout.policy))
+    pairs = (pair for _, attempts in rows for pair in _pairs(list(attempts), options.pass_threshold))
+    return write_lines(pairs, sink, options, lambda pair: [_preference(pair, options.arguments)])
 
 
-def _pairs(attempts: list[ExportedRollout], threshold: float) -> list[tuple[ExportedRollout, ExportedRollout]]:
-    """Pair passes with fails, each once. An attempt that failed or lacks a score is neither."""
+def _pairs(attempts: list[ExportedRollout], threshold: float) -> Sequence[_Pair | None]:
+    """Pair a row's passes with its fails, each once; an attempt that failed or lacks a score is neither.
+
+    A row without a pair has None in its place.
+    """
     scored = [
         (attempt, [score for score in attempt.rewards.values() if score is not None])
         for attempt in attempts
@@ -108,10 +104,13 @@ def _pairs(attempts: list[ExportedRollout], threshold: float) -> list[tuple[Expo
     ]
     passes = [attempt for attempt, scores in scored if min(scores) >= threshold]
     fails = [attempt for attempt, scores in scored if min(scores) < threshold]
-    return list(zip(passes, fails, strict=False))
+    return list(zip(passes, fails, strict=False)) or [None]
 
 
-def _pair(passed: ExportedRollout, failed: ExportedRollout, arguments: Arguments) -> JsonObject:
+def _preference(pair: _Pair | None, arguments: Arguments) -> JsonObject:
+    if pair is None:
+        raise LeftOut(NO_PAIR)
+    passed, failed = pair
     prompt, chosen = _split(passed)
     return {
         "prompt": _conversation(prompt, arguments),

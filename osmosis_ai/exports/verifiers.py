@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT"]
 
-REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
+REASONS = ("stop", "length", "tool_calls")
 
 
 def _record(rollout: ExportedRollout) -> JsonObject:
@@ -123,7 +123,7 @@ def _model_call(turn: ExportedTurn, node: int) -> JsonObject:
     return {
         "node": node,
         "model": turn.model,
-        "finish_reason": REASONS.get(turn.finish_reason),
+        "finish_reason": turn.finish_reason if turn.finish_reason in REASONS else None,
         "usage": {"prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.completion_tokens},
     }
 

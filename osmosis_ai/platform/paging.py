@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
 
 from osmosis_ai.platform.errors import invalid
 from osmosis_ai.records import JsonObject
+from osmosis_ai.text import iso_time
 
 __all__ = ["MAX_PAGE", "Window", "iso", "now", "number", "page", "window"]
 
@@ -48,8 +48,7 @@ def iso(seconds: float | None) -> str | None:
     """Format a time of day."""
     if seconds is None:
         return None
-    moment = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
-    return moment.replace("+00:00", "Z")
+    return iso_time(seconds).replace("+00:00", "Z")
 
 
 def now() -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from osmosis_ai.records import JsonObject, Outcome
-from osmosis_ai.reward_fn.statistics import pass_at_k, summarize
+from osmosis_ai.reward_fn.statistics import pass_at_powers_of_2, summarize
 
 __all__ = ["Graded", "graded", "run_results"]
 
@@ -77,23 +77,13 @@ def run_results(
         "reward_stats": None,
     }
     if rewards:
+        attempts = [(len(row), sum(row)) for row in by_row.values()]
         found["reward_stats"] = {
             "mean": statistics.fmean(rewards),
             "std": statistics.pstdev(rewards),
             "min": min(rewards),
             "median": statistics.median(rewards),
             "max": max(rewards),
-            "pass_at_k": _pass_at_k(by_row.values(), n),
+            "pass_at_k": {str(k): value for k, value in pass_at_powers_of_2(attempts, n).items()},
         }
-    return found
-
-
-def _pass_at_k(rows: Iterable[list[bool]], n: int) -> JsonObject:
-    """Return pass@k for k = 1, 2, 4, … up to n: the mean of the unbiased estimates for rows with k attempts."""
-    found: JsonObject = {}
-    rows = list(rows)
-    for k in (1 << power for power in range(n.bit_length())):
-        estimates = [pass_at_k(len(row), sum(row), k) for row in rows if len(row) >= k]
-        if estimates:
-            found[str(k)] = statistics.fmean(estimates)
     return found

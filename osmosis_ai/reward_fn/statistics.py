@@ -22,7 +22,16 @@ from statistics import NormalDist
 
 from osmosis_ai.records import Record
 
-__all__ = ["FunctionStatistics", "PairedComparison", "paired", "pass_at_k", "pass_hat_k", "summarize", "t_critical"]
+__all__ = [
+    "FunctionStatistics",
+    "PairedComparison",
+    "paired",
+    "pass_at_k",
+    "pass_at_powers_of_2",
+    "pass_hat_k",
+    "summarize",
+    "t_critical",
+]
 
 _KS = (1, 3, 5, 10)
 _TIE = 1e-9
@@ -190,6 +199,24 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     _check_counts(n, c, k)
     ways = math.comb(n, k)
     return (ways - math.comb(n - c, k)) / ways
+
+
+def pass_at_powers_of_2(rows: Sequence[tuple[int, int]], n: int) -> dict[int, float]:
+    """Compute pass@k for k = 1, 2, 4, … up to `n`: the mean of the estimates of the rows with k attempts.
+
+    Args:
+        rows: Each row's attempts, and how many of them passed.
+        n: The largest k.
+
+    Returns:
+        pass@k by k, for each k that a row has attempts for.
+    """
+    found = {}
+    for k in (1 << power for power in range(n.bit_length())):
+        estimates = [pass_at_k(attempts, passed, k) for attempts, passed in rows if attempts >= k]
+        if estimates:
+            found[k] = math.fsum(estimates) / len(estimates)
+    return found
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:

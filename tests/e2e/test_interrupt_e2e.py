@@ -13,7 +13,7 @@ from time import monotonic
 
 import pytest
 
-from commands import COMMAND, clean_environment
+from commands import COMMAND, clean_environment, command_line
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, text, tool_call
 from repos import copy_repo, seen, write_repo
 from running import running
@@ -134,7 +134,7 @@ def test_ctrl_c_while_the_command_is_still_starting(tmp_path: Path) -> None:
     root = write_repo(tmp_path / "repo")
     with running("test", "--model", "offline/oracle", cwd=root) as command:
         # Both the command and the fork server are busy importing now.
-        command.until(lambda: any("fork_server" in " ".join(found.cmdline()) for found in command.descendants()))
+        command.until(lambda: any("fork_server" in command_line(found) for found in command.descendants()))
         command.interrupt()
         done = command.wait()
         assert (done.code, done.stdout) == (130, "")

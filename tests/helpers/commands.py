@@ -186,7 +186,7 @@ class Command(ABC):
         lines = []
         for process in self.descendants():
             with suppress(psutil.Error):
-                lines.append(f"{process.pid} in group {os.getpgid(process.pid)}: {' '.join(process.cmdline())}")
+                lines.append(f"{process.pid} in group {os.getpgid(process.pid)}: {command_line(process)}")
         return "; ".join(lines)
 
 
@@ -259,11 +259,19 @@ def _be_in(stdin: TextIO, cwd: Path, environ: dict[str, str]) -> None:
     os.environ.update(environ)
 
 
+def command_line(process: psutil.Process) -> str:
+    """Return a process's command line; that of one that has ended is empty, whether or not it was waited for."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return ""
+
+
 def worker_processes() -> list[psutil.Process]:
     """List the live processes below this process's fork server, which adopts its workers' orphans."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            started = child.children(recursive=True) if FORK_SERVER in " ".join(child.cmdline()) else []
+            started = child.children(recursive=True) if FORK_SERVER in command_line(child) else []
             found += [process for process in started if process.status() != psutil.STATUS_ZOMBIE]
     return found

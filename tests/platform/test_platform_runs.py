@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 
+from commands import command_line
 from osmosis_ai.platform.job import sampled_rows
 from osmosis_ai.platform.queue import Limits, choose
 from osmosis_ai.platform.workspace import LocalWorkspace, snapshot
@@ -181,7 +182,7 @@ def test_a_killed_job_goes_on_from_the_recorded_rollouts(platform: Platform) -> 
         body["evaluation_config"] = {"limit": 6, "batch_size": 1}
         run = submit(platform, body)
         gate.reached.wait(PATIENCE)
-        job = next(child for child in psutil.Process().children() if "osmosis_ai.platform.job" in child.cmdline())
+        job = next(child for child in psutil.Process().children() if "osmosis_ai.platform.job" in command_line(child))
         job.kill()
         gate.open()
         shown = platform.wait(run["name"])

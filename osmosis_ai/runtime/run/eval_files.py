@@ -27,7 +27,7 @@ from osmosis_ai.errors import DatasetError, OutputError, UsageError
 from osmosis_ai.folders import given_path
 from osmosis_ai.masking import MASK, Masker
 from osmosis_ai.records import Failure, JsonObject, Record, Rollout, Score, TokenIds
-from osmosis_ai.reward_fn.statistics import pass_at_k
+from osmosis_ai.reward_fn.statistics import pass_at_powers_of_2
 from osmosis_ai.row_numbers import RowNumbers
 from osmosis_ai.runtime.logs import run_logs
 from osmosis_ai.runtime.run import events
@@ -458,15 +458,10 @@ def _reward_stats(rewards: list[float]) -> JsonObject | None:
 
 
 def _pass_at_k(items: list[Item], n: int, threshold: float) -> list[JsonObject]:
-    """Return pass@k for k = 1, 2, 4, … up to n: the mean of the unbiased estimates for rows with k attempts."""
+    """Return pass@k for k = 1, 2, 4, … up to n."""
     kept = sorted((item for item in items if item.status != "skipped"), key=lambda item: item.row_index)
     rows = []
     for _, attempts in groupby(kept, key=lambda item: item.row_index):
         rewards = [attempt.reward for attempt in attempts]
         rows.append((len(rewards), sum(reward is not None and reward >= threshold for reward in rewards)))
-    found = []
-    for k in (1 << power for power in range(n.bit_length())):
-        estimates = [pass_at_k(attempts, passed, k) for attempts, passed in rows if attempts >= k]
-        if estimates:
-            found.append({"k": k, "value": statistics.fmean(estimates)})
-    return found
+    return [{"k": k, "value": value} for k, value in pass_at_powers_of_2(rows, n).items()]

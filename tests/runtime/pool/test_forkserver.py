@@ -18,6 +18,7 @@ import anyio
 import psutil
 import pytest
 
+from commands import command_line
 from osmosis_ai.discovery.agents import AgentSource
 from osmosis_ai.runtime import protocol
 from osmosis_ai.runtime.code import LoadedCode
@@ -378,5 +379,5 @@ def _work_in_child(boot: protocol.Boot) -> tuple[bool, int]:
 
 def fork_servers(process: psutil.Process) -> list[psutil.Process]:
     """List the fork servers of a process, but for that of sandboxes, which alone isn't in the working directory."""
-    started = [child for child in process.children() if "worker.fork_server" in " ".join(child.cmdline())]
+    started = [child for child in process.children() if "worker.fork_server" in command_line(child)]
     return [child for child in started if child.cwd() != "/"]

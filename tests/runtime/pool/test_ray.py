@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 import osmosis_ai
-from commands import COMMAND, clean_environment
+from commands import COMMAND, clean_environment, command_line
 from osmosis_ai import Report, RunConfig
 from osmosis_ai.runtime.run import events
 from osmosis_ai.store.queries import Queries
@@ -114,7 +114,7 @@ def actors() -> list[psutil.Process]:
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             # What an actor has just forked has its name for a moment.
-            named = "RayHost" in " ".join(process.cmdline())
+            named = "RayHost" in command_line(process)
             if named and "raylet" in Path(psutil.Process(process.ppid()).exe()).name:
                 found.append(process)
     return found
