@@ -39,6 +39,7 @@ SCHEMAS: dict[str, type[msgspec.Struct]] = {
     "runs-pull": views.MovedRun,
     "runs-push": views.MovedRun,
     "runs-rm": views.RemovedRuns,
+    "import": views.ImportedFiles,
     "export": ExportedRollout,
 }
 """The top record of each schema, by file name without suffix."""

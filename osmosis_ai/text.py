@@ -43,7 +43,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def duration(milliseconds: float) -> str:
-    """Format a duration: `12.5 ms`, `1.2 s`, `2 min 5 s`, `1 h 2 min`."""
+    """Format a duration: `12.5 ms`, `1.2 s`, `2 min 5 s`, `1 h 2 min`; `–` for 0, which stands for an unknown one."""
+    if not milliseconds:
+        return "–"
     if milliseconds < 999.95:
         return f"{milliseconds:.1f} ms"
     seconds = milliseconds / 1000

@@ -14,7 +14,7 @@ LAYERS = [
     "runtime.pool",
     "runtime.worker",
     "runtime",
-    "exports store models mcp_tools reward_fn reward_rubric rollout testing.endpoint",
+    "exports importers store models mcp_tools reward_fn reward_rubric rollout testing.endpoint",
     "discovery data code_hashes",
 ]
 """From top to bottom; modules named in none of them are the ground floor. A module imports its own layer and below."""

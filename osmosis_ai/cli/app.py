@@ -13,7 +13,20 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
-from osmosis_ai.cli import account, cache, config, eval_rubric, init, platform, preview, rollout, runs, validate, view
+from osmosis_ai.cli import (
+    account,
+    cache,
+    config,
+    eval_rubric,
+    import_files,
+    init,
+    platform,
+    preview,
+    rollout,
+    runs,
+    validate,
+    view,
+)
 from osmosis_ai.cli.help import CONTEXT, HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Given, OutputConfig, takes
 from osmosis_ai.cli.platform_data import dataset_app, model_app, secret_app
@@ -181,6 +194,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "init": init.init,
     "config": config.config,
     "view": view.view,
+    "import": import_files.import_files,
     "serve": serve,
     "doctor": account.doctor,
 }

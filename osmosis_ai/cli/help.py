@@ -190,6 +190,14 @@ PAGES = {
         ],
         "the store could not be written",
     ),
+    "import": Page(
+        "docs/coming-from.md",
+        [
+            ("Make a run of an inspect_ai log", "osmosis import logs/2026-03-01.eval"),
+            ("Make rows of a promptfoo config", "osmosis import promptfooconfig.yaml -o rows.jsonl"),
+        ],
+        "a sample or a row could not be read",
+    ),
     "runs rm": Page(
         "docs/runs.md",
         [

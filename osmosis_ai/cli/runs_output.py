@@ -11,7 +11,7 @@ from osmosis_ai.cli.progress import LiveProgress
 from osmosis_ai.cli.report import figure_with_error, shown_interval
 from osmosis_ai.cli.scores import ScoreColumns, score_style, short_name, went_wrong
 from osmosis_ai.cli.tables import Cell, Column, Table
-from osmosis_ai.records import Verdict
+from osmosis_ai.records import JsonObject, Verdict
 from osmosis_ai.reward_rubric.agreement import agreement_words
 from osmosis_ai.runtime.run.scoring import Scored
 from osmosis_ai.store.alignment import AlignedStep, word_changes
@@ -82,6 +82,8 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
     dataset = run.config.get("dataset", "an unknown dataset")
     shard = f", shard {run.identity['shard']}" if run.identity.get("shard") else ""
     output.line(f"model {_model(run)}{where}{baseline} on {dataset}{shard}{attempts}")
+    if imported := run.config.get("imported"):
+        output.line(imported_words(imported))
     output.line(", ".join(parts))
     if totals:
         table = Table(Column("function", "function"), "mean", "scored", "errors")
@@ -93,6 +95,15 @@ def print_run(output: Output, run: RunInfo, totals: list[FunctionTotals]) -> Non
                 Cell(f"{total.errors:,}", BAD if total.errors else ""),
             )
         output.table(table)
+
+
+def imported_words(imported: JsonObject) -> str:
+    """Say where an imported run comes from."""
+    task = f" {imported['task']}" if imported["task"] else ""
+    scorers = ", ".join(imported["scorers"]) or "nothing"
+    missing = [*imported["left_out"].values(), *filter(None, [imported["unreadable"]])]
+    less = f"; {sum(missing):,} not imported" if missing else ""
+    return f"ran{task} in {imported['tool']}, scored there by {scorers}{less}"
 
 
 def print_verdicts(output: Output, verdicts: Verdicts | None) -> None:

@@ -38,7 +38,7 @@ from osmosis_ai.records import JsonObject, Record, Row, SolutionStep
 from osmosis_ai.row_numbers import RowNumbers
 from osmosis_ai.text import counted
 
-__all__ = ["Dataset", "DatasetSummary", "RowProblem", "open_dataset"]
+__all__ = ["Dataset", "DatasetSummary", "RowIds", "RowProblem", "open_dataset"]
 
 _MAX_COLUMNS = 1000
 _SHOWN_PROBLEMS = 10
@@ -355,6 +355,18 @@ def _fields(values: JsonObject, *, bare: bool) -> tuple[_Fields, list[SolutionSt
     system_prompt, user_prompt = prompts
     extra = {name: values[name] for name in names.values()}
     return _Fields(system_prompt, user_prompt, truth, extra), solution
+
+
+class RowIds:
+    """Makes rows from elsewhere, with the ids that rows of a dataset with their content would have."""
+
+    def __init__(self) -> None:
+        self._occurrences: Counter[bytes] = Counter()
+
+    def row(self, index: int, system_prompt: str, user_prompt: str, ground_truth: str | None, extra: JsonObject) -> Row:
+        """Return the next row."""
+        fields = _Fields(system_prompt, user_prompt, ground_truth, extra)
+        return Row(index, _row_id(fields, self._occurrences), *fields)
 
 
 def _canonical(value: object) -> bytes:

@@ -6,9 +6,9 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import astuple
 
@@ -26,7 +26,7 @@ from osmosis_ai.store.transfer import copy_runs
 from osmosis_ai.store.writer import Writer
 from osmosis_ai.text import counted
 
-__all__ = ["RunStore", "new_run_id"]
+__all__ = ["AddedRun", "Finished", "RunStore", "new_run_id"]
 
 _INSERT_RUN = tables.insert(tables.RunColumns, conflict="ON CONFLICT DO NOTHING")
 _INSERT_ROW = tables.insert(tables.RowColumns, conflict="ON CONFLICT DO NOTHING")
@@ -36,6 +36,25 @@ _INSERT_SCORE = tables.insert(tables.ScoreColumns, "INSERT OR REPLACE")
 _INSERT_PROMPTS = tables.insert(tables.JudgePromptColumns)
 _INSERT_VERDICT = tables.insert(tables.VerdictColumns, "INSERT OR REPLACE")
 _FIND_ROLLOUT = "SELECT pk, attempt FROM rollouts WHERE run = ? AND row_id = ? AND run_index = ? AND policy = ?"
+
+
+class Finished(NamedTuple):
+    """A rollout that ran elsewhere. `finished_at` is in seconds since the epoch, None if unknown."""
+
+    rollout: Rollout
+    row: Row
+    scores: Sequence[Score]
+    finished_at: float | None
+
+
+class AddedRun(NamedTuple):
+    """What is known of a run from elsewhere. Times are in seconds since the epoch, None if unknown."""
+
+    status: tables.RunStatus
+    created_at: float | None
+    finished_at: float | None
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
 
 
 def new_run_id() -> str:
@@ -137,6 +156,49 @@ class RunStore(Queries):
 
         await self._writer.write(write, f"merging {counted(len(sources), 'run')}")
         return run.id
+
+    async def add_run(self, read: Callable[[], Iterator[Finished]], close: Callable[[], AddedRun]) -> str:
+        """Create a run of rollouts that ran elsewhere, all or nothing, and return its id.
+
+        `read` starts from the beginning whenever it is called, and `close` is called once all of it was read.
+        """
+        encoder = self._encoder
+        made = ""
+
+        def write(db: sqlite3.Connection) -> None:
+            nonlocal made
+            run = encoder.run("import", {}, {})
+            run.created_at = time.time()
+            run.id = new_run_id()
+            while not db.execute(_INSERT_RUN, astuple(run)).rowcount:
+                run.id = new_run_id()
+            pk = self._pk(db, run.id)
+            for rollout, row, scores, finished_at in read():
+                columns, row_columns = encoder.rollout(rollout), encoder.row(row)
+                columns.run = row_columns.run = pk
+                if finished_at is not None:
+                    columns.finished_at = finished_at
+                    columns.started_at = finished_at - rollout.duration_ms / 1000
+                db.execute(_INSERT_ROW, astuple(row_columns))
+                key = db.execute(_INSERT_ROLLOUT, astuple(columns)).lastrowid or 0
+                db.execute(_INSERT_TRAJECTORY, (key, encoder.trajectory(rollout)))
+                db.executemany(_INSERT_SCORE, [astuple(encoder.score(score, rollout=key)) for score in scores])
+            about = close()
+            db.execute(
+                "UPDATE runs SET status = ?, created_at = ?, finished_at = ?, config = ?, summary = ? WHERE pk = ?",
+                (
+                    about.status,
+                    about.created_at or run.created_at,
+                    about.finished_at or about.created_at or run.created_at,
+                    encoder.json(about.config),
+                    encoder.json(about.summary),
+                    pk,
+                ),
+            )
+            made = run.id
+
+        await self._writer.write(write, "importing a run")
+        return made
 
     async def resume_run(self, run_id: str) -> None:
         """Take over an unfinished run, and set it to `running` again.

@@ -34,6 +34,27 @@ ShownStatus: TypeAlias = Literal[RunStatus, "killed"]
 R = TypeVar("R", bound="_Rollout")
 
 
+class ImportedFrom(Record, frozen=True):
+    """Where a run comes from that another tool ran (`osmosis import`)."""
+
+    format: str
+    """Format of the file."""
+    file: str
+    """Path of the file when it was imported."""
+    sha256: str
+    """SHA-256 of the file."""
+    tool: str
+    """The tool that ran it, with its version if the file has it."""
+    task: str | None
+    """Task or environment that ran, null if the file doesn't name one."""
+    scorers: list[str]
+    """Scorers that the file names."""
+    unreadable: int
+    """Samples that could not be read."""
+    left_out: dict[str, int]
+    """Rollouts left out, by reason."""
+
+
 class RunView(Record, frozen=True):
     """A stored run."""
 
@@ -42,7 +63,7 @@ class RunView(Record, frozen=True):
     name: str | None
     """Name of the run (`--name`), null if it has none."""
     command: str
-    """`test` or `eval`."""
+    """`test`, `eval`, or `import` for a run of another tool."""
     status: ShownStatus
     """`killed` if the run didn't end and its process is gone."""
     created_at: str
@@ -77,6 +98,8 @@ class RunView(Record, frozen=True):
     """Tokens of all rollouts, null while it runs."""
     cost_usd: float | None
     """Cost of all rollouts in US dollars, null if no price is known."""
+    imported: ImportedFrom | None
+    """Where an imported run comes from, null for any other."""
 
 
 class _Rollout(Record, frozen=True, kw_only=True):
@@ -142,6 +165,30 @@ class RolloutDetail(_Rollout, frozen=True, kw_only=True):
     """Model calls requested by tools."""
     row: Row
     """The dataset row."""
+
+
+class ImportProblem(Record, frozen=True):
+    """A sample or row that could not be imported."""
+
+    file: str
+    """Path of the file."""
+    where: str
+    """Its place in the file; empty for the file itself."""
+    reason: str
+    """Why it can't be read."""
+
+
+class ImportedFiles(Record, frozen=True):
+    """`osmosis import`."""
+
+    runs: list[RunView]
+    """The runs, in the order of the files."""
+    rows: int
+    """Dataset rows written."""
+    output: str | None
+    """Path of the written dataset, null if the files are runs."""
+    problems: list[ImportProblem]
+    """What could not be read."""
 
 
 class ListedRuns(Record, frozen=True):
@@ -359,6 +406,7 @@ def run_view(run: RunInfo) -> RunView:
         intervals=summary.get("intervals") or {},
         total_tokens=summary.get("total_tokens"),
         cost_usd=summary.get("cost_usd"),
+        imported=None if "imported" not in config else msgspec.convert(config["imported"], ImportedFrom),
     )
 
 

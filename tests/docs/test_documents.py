@@ -339,6 +339,7 @@ OPTION_TABLES = {
         f"runs {name}": ["## osmosis runs", f"### osmosis runs {name}"]
         for name in ("list", "show", "compare", "diff", "rescore", "export", "merge", "rm")
     },
+    "import": ["## osmosis import"],
     "view": ["## osmosis view"],
     "runs view": ["## osmosis view"],
     "cache": ["## osmosis cache"],

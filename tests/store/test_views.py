@@ -88,6 +88,7 @@ def test_a_run_is_shown_with_every_field(store: RunStore) -> None:
         "functions": {"f": 0.5},
         "total_tokens": 6,
         "cost_usd": None,
+        "imported": None,
     }
     assert times["created_at"] <= times["finished_at"]
 

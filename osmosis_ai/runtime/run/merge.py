@@ -11,10 +11,9 @@ from typing import NamedTuple
 from osmosis_ai.config import RunConfig
 from osmosis_ai.errors import StartError
 from osmosis_ai.folders import OWN_FOLDER
-from osmosis_ai.options import config_of, declared_options
-from osmosis_ai.records import JsonObject, ModelSpec, Outcome
-from osmosis_ai.runtime.run.plan import BASELINE, POLICY, RunPlan
-from osmosis_ai.runtime.run.report import build_report, run_summary
+from osmosis_ai.options import declared_options
+from osmosis_ai.records import JsonObject, Outcome
+from osmosis_ai.runtime.run.report import summary_of
 from osmosis_ai.runtime.run.resume import described_changes
 from osmosis_ai.shards import Shard
 from osmosis_ai.store.queries import Queries, RunInfo
@@ -188,21 +187,10 @@ def _merged_config(shards: Sequence[ShardRun]) -> JsonObject:
 
 def _summary(shards: Sequence[ShardRun], config: JsonObject) -> JsonObject:
     """Return the summary of the unsharded run, computed as at its end."""
-    models = {POLICY: config["model"], BASELINE: config["baseline_model"]}
-    policies = {policy: ModelSpec(str(name), "", "") for policy, name in models.items() if name is not None}
-    scoring = {"n": config["n"], "pass_threshold": config["pass_threshold"]}
-    plan = RunPlan(
-        config=config_of(RunConfig, scoring),
-        root="",
-        store="",
-        dataset=config["dataset"],
-        policies=policies,
-        functions=[],
-        total_rows=config["planned"] // (config["n"] * len(policies)),
-    )
     scored = {name for one in shards for name in Queries(one.store).functions(one.info.id)}
     functions = [*sorted(scored - set(config["functions"])), *config["functions"]]
-    return run_summary(build_report(plan, functions, _outcomes(shards), run_id="", store=Path(), wall_ms=0.0))
+    rows = config["planned"] // (config["n"] * (1 if config["baseline_model"] is None else 2))
+    return summary_of(config, rows, functions, _outcomes(shards))
 
 
 def _outcomes(shards: Sequence[ShardRun]) -> Iterator[Outcome]:

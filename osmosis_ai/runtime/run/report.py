@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from osmosis_ai.config import RunConfig
+from osmosis_ai.options import config_of
 from osmosis_ai.records import CallSummary, Failure, JsonObject, ModelSpec, Origin, Outcome, Record, Score, Usage
 from osmosis_ai.reward_fn.statistics import FunctionStatistics, PairedComparison, paired, summarize
 from osmosis_ai.runtime.protocol import Ready
@@ -20,7 +22,7 @@ from osmosis_ai.runtime.run.rows import ListedRow, RowTally, telling_functions
 from osmosis_ai.store.queries import Queries
 from osmosis_ai.text import failure_line
 
-__all__ = ["Baseline", "Policy", "Report", "build_report", "run_summary", "score_names"]
+__all__ = ["Baseline", "Policy", "Report", "build_report", "run_summary", "score_names", "summary_of"]
 
 
 class Policy(Record, frozen=True):
@@ -293,6 +295,21 @@ def run_summary(report: Report) -> JsonObject:
         "total_tokens": report.usage.total_tokens,
         "cost_usd": report.cost_usd,
     }
+
+
+def summary_of(config: JsonObject, rows: int, functions: list[str], outcomes: Iterable[Outcome]) -> JsonObject:
+    """Return the summary of a run by its config and its rollouts, as at its end."""
+    models = {POLICY: config["model"], BASELINE: config["baseline_model"]}
+    plan = RunPlan(
+        config=config_of(RunConfig, {"n": config["n"], "pass_threshold": config["pass_threshold"]}),
+        root="",
+        store="",
+        dataset=config["dataset"],
+        policies={policy: ModelSpec(str(name), "", "") for policy, name in models.items() if name is not None},
+        functions=[],
+        total_rows=rows,
+    )
+    return run_summary(build_report(plan, functions, outcomes, run_id="", store=Path(), wall_ms=0.0))
 
 
 # Building

@@ -1,0 +1,255 @@
+"""The interface of import formats, and what their readers share. Doesn't import the store or pyarrow.
+
+What a file doesn't tell stays unknown: None where a record allows it, 0 for a time that has no other form.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import msgspec
+
+from osmosis_ai.bounds import count_of, too_deep
+from osmosis_ai.data.formats.source import Source, not_utf8, text_lines, too_large
+from osmosis_ai.data.formats.source import too_deep as nested_too_deep
+from osmosis_ai.records import JsonObject, Message, Rollout, Score, Tool, ToolCall, Turn, Usage
+from osmosis_ai.text import json_text
+
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "Attempt",
+    "BadSampleError",
+    "ImportFormat",
+    "ImportedRow",
+    "Left",
+    "Problem",
+    "RunFile",
+    "calls_in",
+    "converted",
+    "ground_truth",
+    "json_lines",
+    "json_object",
+    "numbers",
+    "opening",
+    "parts_text",
+    "total",
+]
+
+MAX_DOCUMENT_BYTES = 512 * 1024 * 1024
+"""The largest file that is read as a whole; files of lines and archives may be larger."""
+
+T = TypeVar("T")
+
+
+class BadSampleError(Exception):
+    """One sample can't be read; later ones can."""
+
+
+class Problem(NamedTuple):
+    """What can't be read: its place in the file, and the reason. Nothing is read after a `final` one."""
+
+    where: str
+    reason: str
+    final: bool = False
+
+
+class Left(NamedTuple):
+    """What is left out on purpose, in words that can be counted."""
+
+    reason: str
+
+
+class Attempt(NamedTuple):
+    """A rollout that another tool ran.
+
+    Attempts with the same `key` are of the same row. `rollout` has no place yet; `run_index` is None if the file
+    doesn't number attempts. `finished_at` is in seconds since the epoch, None if unknown.
+    """
+
+    key: str
+    system_prompt: str
+    user_prompt: str
+    ground_truth: str | None
+    extra: JsonObject
+    rollout: Rollout
+    scores: Sequence[Score] = ()
+    run_index: int | None = None
+    finished_at: float | None = None
+
+
+class ImportedRow(NamedTuple):
+    """A dataset row; an empty `system_prompt` means that the file has none."""
+
+    system_prompt: str
+    user_prompt: str
+    ground_truth: object
+    extra: JsonObject
+
+
+@dataclass
+class RunFile:
+    """What a file says about its run. Readers fill it in as they go, so it is whole once all attempts are read.
+
+    Attributes:
+        tool: The tool that ran it and its version.
+        task: What was run, such as the task's name.
+        models: The models, each once.
+        ended: True if the file says that the run came to its end, or doesn't say.
+        planned: Rollouts planned, None if unknown.
+        created_at: The run's start in seconds since the epoch.
+        scorers: The functions that scored it. Those of the scores are added.
+        notes: What a reader should know about the scores.
+    """
+
+    tool: str
+    task: str | None = None
+    models: dict[str, None] = field(default_factory=dict)
+    base_url: str | None = None
+    stand_in: bool = False
+    params: JsonObject = field(default_factory=dict)
+    tools: dict[str, Tool] = field(default_factory=dict)
+    scorers: dict[str, None] = field(default_factory=dict)
+    pass_threshold: float = 1.0
+    planned: int | None = None
+    created_at: float | None = None
+    finished_at: float | None = None
+    ended: bool = True
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def offer(self, tool: Mapping[str, object]) -> None:
+        """Add a tool's schema, if it is one: name, description and parameters."""
+        name = tool.get("name")
+        if isinstance(name, str) and name not in self.tools:
+            function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
+            self.tools[name] = {"type": "function", "function": function}
+
+
+ReadRun: TypeAlias = "Callable[[Path, RunFile], Iterator[Attempt | Problem | Left]]"
+ReadRows: TypeAlias = "Callable[[Path], Iterator[ImportedRow | Problem]]"
+
+
+class ImportFormat(NamedTuple):
+    """An import format: `read_run` or `read_rows` reads its files.
+
+    `description` says which files. `recognises` gets a path and the file's beginning, up to its first line break or
+    `HEAD_BYTES`. Readers raise nothing: what they can't read is a `Problem`.
+    """
+
+    name: str
+    description: str
+    recognises: Callable[[Path, bytes], bool]
+    read_run: ReadRun | None = None
+    read_rows: ReadRows | None = None
+
+
+def json_object(data: bytes) -> JsonObject:
+    """Return a JSON object, in which NaN and infinities are null; raise BadSampleError."""
+    try:
+        try:
+            value = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            # Python's own writers write NaN for what wasn't computed.
+            value = json.loads(data, parse_constant=lambda _: None)
+    except UnicodeDecodeError as error:
+        raise BadSampleError(not_utf8(error)) from None
+    except RecursionError:
+        raise BadSampleError(nested_too_deep()) from None
+    except ValueError as error:
+        raise BadSampleError(f"not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadSampleError("not a JSON object")
+    if too_deep(value):
+        raise BadSampleError(nested_too_deep())
+    return value
+
+
+def json_lines(path: Path, read: Callable[[JsonObject], Iterable[T]]) -> Iterator[T | Problem]:
+    """Yield what `read` makes of each line, or its problem."""
+    try:
+        with Source(path) as source:
+            for number, line in enumerate(text_lines(source.file), 1):
+                where = f"line {number}"
+                if line is None:
+                    yield Problem(where, too_large())
+                elif not line.isspace():
+                    try:
+                        yield from read(json_object(line))
+                    except BadSampleError as error:
+                        yield Problem(where, str(error))
+    except OSError as error:
+        yield Problem("", f"can't be read: {error.strerror or error}", final=True)
+
+
+def converted(value: object, kind: type[T], what: str) -> T:
+    """Return a value as a record; raise BadSampleError, which says what it is not."""
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadSampleError(f"not {what}: {error}") from None
+
+
+def parts_text(content: str | list[JsonObject] | None) -> object:
+    """Return a message's content: text if it has no other parts."""
+    if not isinstance(content, list):
+        return content
+    if all(part.get("type") == "text" for part in content):
+        return "\n".join(str(part.get("text", "")) for part in content)
+    return content
+
+
+def opening(messages: Sequence[Message]) -> tuple[str, str]:
+    """Return the system prompt and the user prompt that a conversation begins with."""
+    prompts: dict[str, list[str]] = {"system": [], "user": []}
+    for message in messages:
+        if message["role"] == "assistant":
+            break
+        if message["role"] in prompts:
+            content = message.get("content")
+            prompts[message["role"]].append(content if isinstance(content, str) else json_text(content))
+    return "\n\n".join(prompts["system"]), "\n\n".join(prompts["user"])
+
+
+def ground_truth(value: object) -> str | None:
+    """Return a reference answer as rows have it: text, or JSON text."""
+    if isinstance(value, list) and len(value) == 1:
+        return ground_truth(value[0])
+    if value is None or value == "" or isinstance(value, str):
+        return value or None
+    return json_text(value)
+
+
+def numbers(values: Mapping[str, object]) -> dict[str, float]:
+    """Return the values that are finite numbers."""
+    return {
+        name: float(value) for name, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)
+    }
+
+
+def calls_in(messages: Sequence[Message]) -> list[ToolCall]:
+    """Return the tool calls of a conversation that have a result, where nothing else is known of them."""
+    replies = -1
+    open_calls: dict[str, ToolCall] = {}
+    found = []
+    for message in messages:
+        if message["role"] == "assistant":
+            replies += 1
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                open_calls[call["id"]] = ToolCall(replies, call["id"], function["name"], function["arguments"], 0.0)
+        elif message["role"] == "tool" and message["tool_call_id"] in open_calls:
+            found.append(open_calls.pop(message["tool_call_id"]))
+    return found
+
+
+def total(turns: Iterable[Turn]) -> Usage:
+    """Return the tokens of model calls."""
+    usages = [turn.usage for turn in turns]
+    prompt, completion, both = (
+        count_of(sum(getattr(usage, name) for usage in usages)) for name in Usage.__struct_fields__
+    )
+    return Usage(prompt, completion, both)
