@@ -52,7 +52,7 @@ def import_files(
     store_dir: Store = None,
     json: Json = False,
 ) -> None:
-    """Import what other tools wrote: logs and traces as runs, configs and datasets as rows.
+    """Make runs and rows of what other tools wrote.
 
     Logs of inspect_ai and traces of verifiers become runs, on which all commands for runs work; their ids are printed.
     Configs of promptfoo and datasets of eval-protocol become rows in the file that -o names. What a file doesn't tell,
