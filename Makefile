@@ -15,7 +15,7 @@ INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: abo
 	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
 	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
 
-.PHONY: demo environment test test-whole check fuzz test-lowest test-released test-train test-browser test-ray test-pytest8 benchmark clean
+.PHONY: demo environment test test-whole check fuzz test-lowest test-released test-train test-browser test-ray test-pytest8 docs benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
@@ -68,6 +68,13 @@ test-pytest8: $(VENV)/.dev  ## the pytest plugin on pytest 8, which the package 
 	$(BIN)/python -m uv pip install $(QUIET) --python $(BIN)/python --target $(VENV)/pytest8 'pytest<9'
 	PYTHONPATH=$(abspath $(VENV)/pytest8) $(BIN)/python -m pytest tests/pytest_plugin -k "one_run or cannot_be_loaded"
 
+# Nothing of the site comes from elsewhere, neither here nor in a reader's browser; the tests look for it.
+docs: $(VENV)/.dev  ## the documentation as a site in build/site, with every link checked; skipped, with the reason, without mkdocs
+	@$(BIN)/python -m uv pip install $(QUIET) --python $(BIN)/python --editable '.[dev,docs]' || \
+		echo "mkdocs can't be installed here" >&2
+	@! $(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python -m pytest -m site -rs tests/docs/test_site.py
+
 benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py
 
@@ -93,4 +100,4 @@ $(LOWEST)/.dev: pyproject.toml $(VENV)/.dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build .mypy_cache .ruff_cache .hypothesis

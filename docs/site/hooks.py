@@ -1,0 +1,123 @@
+"""What mkdocs needs to build the site from documents that are written to be read in the repository as well.
+
+Documents outside `docs/` become pages, links to files of the repository become plain text where the site has no such
+page, and the lists of the Python API and the schemas are generated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+import osmosis_ai
+
+ROOT = Path(__file__).parents[2]
+ELSEWHERE = {
+    "README.md": "start.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+"""Documents outside `docs/`, and the pages that they become."""
+PAGES = {page: source for source, page in ELSEWHERE.items()}
+LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+IMAGE = re.compile(r"(?<=\]\()(?:docs/)?(images/[^)]+)(?=\))")
+FENCE = re.compile(r"^```(\w+)[ \t]+([^\n]*)$", re.MULTILINE)
+CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`[^`\n]+`")
+SCRIPTS = re.compile(rb"https://(?:unpkg\.com|cdn\.jsdelivr\.net)/[\w@./-]+")
+"""Scripts that the theme would fetch for diagrams, which we have none of, and for search in a site without a server."""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that `docs/` doesn't hold."""
+    for source, page in ELSEWHERE.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    files.append(File.generated(config, "api.md", content=api_page()))
+    files.append(File.generated(config, "schemas.md", content=schemas_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Rewrite links, and the first lines of blocks, which say where their file goes."""
+    source = PurePosixPath(PAGES.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
+
+    def link(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], match[2], match[3] or ""
+        path = normpath(f"{source.parent}/{target}")
+        to = ELSEWHERE.get(path, path.removeprefix("docs/") if path.startswith("docs/") else None)
+        if path == "docs":
+            to = "README.md"
+        elif path == "docs/schemas":
+            to = "schemas.md"
+        if to is None or files.get_file_from_path(to) is None:
+            return f"{text} (`{path}`)" if (ROOT / path).exists() and text.strip("`") != path else text
+        return f"[{text}]({relpath(to, PurePosixPath(page.file.src_uri).parent)}{anchor})"
+
+    def outside_of_code(text: str) -> str:
+        # In code of a table the repository's reader wants `\|`, and the site's `|`.
+        text = SPAN.sub(lambda span: span[0].replace("\\|", "|"), text)
+        return IMAGE.sub(r"\1", LINK.sub(link, text))
+
+    parts, end = [], 0
+    for block in CODE.finditer(markdown):
+        parts += [outside_of_code(markdown[end : block.start()]), FENCE.sub(_first_line, block[0])]
+        end = block.end()
+    return "".join([*parts, outside_of_code(markdown[end:])])
+
+
+def _first_line(match: re.Match[str]) -> str:
+    attributes = dict(item.partition("=")[::2] for item in match[2].split())
+    title = attributes.get("file")
+    return f'```{match[1]} title="{title}"' if title else f"```{match[1]}"
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Leave nothing in the theme's scripts that a reader's browser could fetch from elsewhere."""
+    for script in Path(config.site_dir).rglob("*.js"):
+        content = script.read_bytes()
+        if SCRIPTS.search(content):
+            script.write_bytes(SCRIPTS.sub(b"", content))
+
+
+def api_page() -> str:
+    """Return the page of the public names, in the order of the modules that they come from."""
+    lines = [
+        "# Python API",
+        "",
+        "The names of `osmosis_ai`. [library.md](library.md) shows them at work; agent loops and workflows import from",
+        "`osmosis_ai.rollout`, which [rollout.md](rollout.md) describes.",
+        "",
+    ]
+    homes: dict[str, Any] = osmosis_ai._HOMES
+    listed = {name for names in homes.values() for name in names}
+    assert listed == {*osmosis_ai.__all__} - {"__version__"}
+    for title, modules in {
+        "Runs": ("runtime.run.session", "config", "runtime.run.report", "records"),
+        "Functions and tools of a repository": ("reward_fn.decorator", "reward_rubric.decorator", "current"),
+        "The judge": ("reward_rubric.judge",),
+        "Errors": ("errors",),
+    }.items():
+        lines += [f"## {title}", ""]
+        for module in modules:
+            lines += [f"::: osmosis_ai.{module}.{name}\n" for name in homes[f"osmosis_ai.{module}"]]
+    return "\n".join(lines)
+
+
+def schemas_page() -> str:
+    """Return the page that lists the JSON Schemas."""
+    lines = ["# JSON Schemas", "", "Schemas of the JSON that commands print and write.", ""]
+    lines += ["| schema | describes |", "|---|---|"]
+    for file in sorted((ROOT / "docs" / "schemas").glob("*.json")):
+        schema = json.loads(file.read_text(encoding="utf-8"))
+        top = schema["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        described = " ".join(top.get("description", "").split("\n\n")[0].split())
+        lines.append(f"| [{file.name}](schemas/{file.name}) | {described} |")
+    return "\n".join(lines) + "\n"
