@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 LOWEST ?= .venv-lowest
+TRAIN ?= .venv-train
 PROCESSES ?= 4
 # Tests of installed commands, servers and whole runs of pytest: an eighth of the tests, and a third of the time.
 WHOLE = tests/e2e tests/platform tests/pytest_plugin
@@ -49,8 +50,11 @@ test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pypro
 test-released: $(VENV)/.dev  ## workflows on released SDKs, and the platform's released clients, from the package index; skipped, with the reason, without it
 	$(BIN)/python -m pytest -m released -rs -n 2 tests/runtime/worker/workflows tests/test_example_workflow.py tests/platform
 
-test-train: $(VENV)/.dev  ## exports, read by the trainers' libraries from the package index: minutes, when they are new
+test-train: $(VENV)/.dev  ## exports, read by the trainers' libraries, and the trainer: minutes, when they are new
 	$(BIN)/python -m pytest -m released -rs tests/test_trainer_exports.py
+	@if $(MAKE) --no-print-directory $(TRAIN)/.dev; then \
+		cd trainers/trl && $(abspath $(TRAIN))/bin/python -m mypy && $(abspath $(TRAIN))/bin/python -m pytest; \
+	else echo "skipped: the trainer's packages can't be installed into $(TRAIN), for the reason above" >&2; fi
 
 test-browser: $(VENV)/.browser  ## the viewer in Chromium, installed with apt-get if it can be; skipped, with the reason, without it
 	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 || \
@@ -99,5 +103,14 @@ $(LOWEST)/.dev: pyproject.toml $(VENV)/.dev
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[dev]'
 	touch $@
 
+# With pip, whose settings may name an index that has torch's CPU build. It is a tenth as large as the one with CUDA.
+$(TRAIN)/.dev: trainers/trl/pyproject.toml $(VENV)/.dev
+	@echo "installing torch and TRL into $(TRAIN), once: about 1.5 GB" >&2
+	@$(BIN)/uv venv --quiet --clear --seed --python $(BIN)/python $(TRAIN)
+	@$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.13.0+cpu' 2>/dev/null || \
+		$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check torch
+	@$(TRAIN)/bin/python -m pip install --quiet --disable-pip-version-check --editable 'trainers/trl[dev]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(LOWEST) build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(TRAIN) build .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,86 @@
+"""The job that the runtime writes, and the order in which its rows are trained on."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from osmosis_trainer_trl.errors import JobError
+
+Count = Annotated[int, Meta(ge=1)]
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    lr: Annotated[float, Meta(gt=0)]
+    total_epochs: Count
+    n_samples_per_prompt: Annotated[int, Meta(ge=2)]  # the advantage of a sample is its distance to the others
+    rollout_batch_size: Count
+    max_response_length: Count
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    temperature: Annotated[float, Meta(gt=0)]
+    top_p: Annotated[float, Meta(gt=0, le=1)]
+
+
+class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
+    checkpoint_save_freq: Count | None
+    eval_interval: Count | None
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    schema_version: Literal[1]
+    name: str
+    runtime_url: str
+    model: Path
+    output: Path
+    resume_from: Path | None
+    rows: list[int]
+    seed: Annotated[int, Meta(ge=0, lt=2**32)]
+    training: Training
+    sampling: Sampling
+    checkpoints: Checkpoints
+    advanced: dict[str, Any]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.rows) // self.training.rollout_batch_size
+
+    @property
+    def steps(self) -> int:
+        return self.training.total_epochs * self.steps_per_epoch
+
+
+def read_job(path: Path) -> Job:
+    """Raises JobError if the file isn't a job, or its rows don't fill one batch."""
+    try:
+        job = msgspec.json.decode(path.read_bytes(), type=Job, dec_hook=lambda kind, text: kind(text))
+    except (OSError, msgspec.DecodeError) as error:
+        raise JobError(f"{path} is no training job: {error}") from error
+    if len(set(job.rows)) < len(job.rows):
+        raise JobError(f"{path}: rows names a row twice")
+    if len(job.rows) < job.training.rollout_batch_size:
+        raise JobError(
+            f"{len(job.rows)} rows don't fill a batch of rollout_batch_size {job.training.rollout_batch_size}: "
+            "lower it, or train on more rows"
+        )
+    return job
+
+
+def row_order(job: Job, *, shuffled: bool) -> list[int]:
+    """The rows of all batches, in order: each epoch once through the rows, without those that don't fill a batch.
+
+    TRL's own sampler starts its shuffles anew when a run is resumed; this order depends on the seed and the epoch only.
+    """
+    size = job.training.rollout_batch_size
+    order: list[int] = []
+    for epoch in range(job.training.total_epochs):
+        rows = job.rows.copy()
+        if shuffled:
+            random.Random(f"{job.seed}/{epoch}").shuffle(rows)  # noqa: S311 - an order, not a secret
+        order += rows[: len(rows) - len(rows) % size]
+    return order
