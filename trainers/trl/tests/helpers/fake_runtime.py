@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.request import Request, urlopen
@@ -46,10 +46,11 @@ class FakeRuntime:
                 assert self.headers["Authorization"] == f"Bearer {TOKEN}"
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 status, answer = runtime.answer(self.path, body)
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
+                with suppress(ConnectionError):  # a trainer that has ended
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(answer)))
+                    self.end_headers()
+                    self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None:
                 pass
