@@ -35,9 +35,9 @@ def main() -> int:
         if not token:
             raise ProtocolError(f"{TOKEN_VARIABLE} isn't set: `osmosis train run` starts the trainer with it")
         job = read_job(Path(sys.argv[1]))
-        from osmosis_trainer_trl.training import train  # seconds: torch, transformers, TRL
+        from osmosis_trainer_trl.training import serve, train  # seconds: torch, transformers, TRL
 
-        train(job, Runtime(job.runtime_url, token), token)
+        {"train": train, "serve": serve}[job.mode](job, Runtime(job.runtime_url, token), token)
     except Stopped as stopped:
         print(f"stopped: {stopped}")
     except TrainerError as error:

@@ -28,8 +28,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
-    checkpoint_save_freq: Count | None
-    eval_interval: Count | None
+    checkpoint_save_freq: Count | None = None
+    eval_interval: Count | None = None
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +45,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     checkpoints: Checkpoints
     advanced: dict[str, Any]
+    mode: Literal["train", "serve"] = "train"
+    policy_port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0: any that is free
 
     @property
     def steps_per_epoch(self) -> int:
@@ -63,7 +65,7 @@ def read_job(path: Path) -> Job:
         raise JobError(f"{path} is no training job: {error}") from error
     if len(set(job.rows)) < len(job.rows):
         raise JobError(f"{path}: rows names a row twice")
-    if len(job.rows) < job.training.rollout_batch_size:
+    if job.mode == "train" and len(job.rows) < job.training.rollout_batch_size:
         raise JobError(
             f"{len(job.rows)} rows don't fill a batch of rollout_batch_size {job.training.rollout_batch_size}: "
             "lower it, or train on more rows"

@@ -12,7 +12,7 @@ import threading
 from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
@@ -47,13 +47,20 @@ class PolicyServer:
     """`model` is a transformers model that may hold LoRA layers; `precision` is entered around each generation."""
 
     def __init__(
-        self, token: str, seed: int, model: Any, tokenizer: Any, precision: Callable[[], AbstractContextManager[object]]
+        self,
+        token: str,
+        seed: int,
+        model: Any,
+        tokenizer: Any,
+        precision: Callable[[], AbstractContextManager[object]] = nullcontext,
+        port: int = 0,
     ) -> None:
         self._token = token
         self._seed = seed
         self._model = model
         self._precision = precision
-        self._pad_token: int = tokenizer.pad_token_id
+        self._port = port
+        self._pad_token: int = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         own = model.generation_config.eos_token_id
         self._stops = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
@@ -102,7 +109,7 @@ class PolicyServer:
         app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}/v1"

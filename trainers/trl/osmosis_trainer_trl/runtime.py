@@ -93,6 +93,9 @@ class Runtime:
     def checkpoint(self, step: int, path: Path, kind: Literal["lora", "full"]) -> None:
         self._post("/v1/checkpoints", {"step": step, "path": str(path), "kind": kind}, Nothing)
 
+    def ready(self, policy_url: str) -> None:
+        self._post("/v1/ready", {"policy_url": policy_url}, Nothing)
+
     def _post(self, path: str, body: object, answer: type[Answer]) -> Answer:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self._url + path, msgspec.json.encode(body), headers)  # noqa: S310 - HTTP

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import (
+    AutoModelForCausalLM,
     AutoTokenizer,
     PrinterCallback,
     TrainerCallback,
@@ -64,9 +66,24 @@ def train(job: Job, runtime: Runtime, token: str) -> None:
     # LoRA layers are put into the model itself, so that the model below PEFT's wrapper samples with them.
     model = trainer.model.get_base_model() if isinstance(trainer.model, PeftModel) else trainer.model
     _say_how(job, kind, trainer.accelerator.device.type)
-    with PolicyServer(token, job.seed, model, tokenizer, trainer.accelerator.autocast) as policy:
+    precision = trainer.accelerator.autocast
+    with PolicyServer(token, job.seed, model, tokenizer, precision, job.policy_port) as policy:
         steps.policy = policy
         trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+
+
+def serve(job: Job, runtime: Runtime, token: str) -> None:
+    """Serves the model as it is, until the process is ended."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    device = torch.accelerator.current_accelerator()
+    dtype = torch.float32 if device is None else torch.bfloat16  # as it is served when an adapter is trained
+    model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype)
+    model.to(device or "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(job.model)
+    with PolicyServer(token, job.seed, model, tokenizer, port=job.policy_port) as policy, policy.sampling(0):
+        runtime.ready(policy.url)
+        _say(f"{job.name}: serving {job.model} on {model.device.type}")
+        threading.Event().wait()
 
 
 class _Steps(TrainerCallback):

@@ -59,6 +59,8 @@ def job(model_folder: Path, runtime: FakeRuntime, tmp_path: Path) -> Callable[..
             "sampling": {"temperature": 1.0, "top_p": 1.0},
             "checkpoints": {"checkpoint_save_freq": None, "eval_interval": None},
             "advanced": {},
+            "mode": "train",
+            "policy_port": 0,
         }
         return {
             name: value | changes.get(name, {}) if isinstance(value, dict) else changes.get(name, value)

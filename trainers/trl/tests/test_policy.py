@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -38,7 +37,7 @@ def model(model_folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def server(model: Any, tokenizer: Any) -> Iterator[PolicyServer]:
-    with PolicyServer(TOKEN, 0, model, tokenizer, nullcontext) as server:
+    with PolicyServer(TOKEN, 0, model, tokenizer) as server:
         yield server
 
 
@@ -143,7 +142,7 @@ def test_the_seed_of_a_run_determines_its_samples(model: Any, tokenizer: Any) ->
     """The nth request with a prompt gets the same tokens in each run, whatever it is sampled together with."""
 
     def answers(seed: int, step: int, others: list[list[int]]) -> set[tuple[int, ...]]:
-        with PolicyServer(TOKEN, seed, model, tokenizer, nullcontext) as server, server.sampling(step):
+        with PolicyServer(TOKEN, seed, model, tokenizer) as server, server.sampling(step):
             url = f"{server.url}/completions"
             with ThreadPoolExecutor(8) as pool:
                 extra = [pool.submit(complete, url, prompt) for prompt in others]
@@ -175,7 +174,7 @@ def test_stop_tokens_and_max_tokens_end_a_completion(policy: str, tokenizer: Any
 
 
 def test_the_end_token_stops_unasked(model: Any, tokenizer: Any) -> None:
-    with PolicyServer(TOKEN, 0, model, tokenizer, nullcontext) as server, server.sampling(1):
+    with PolicyServer(TOKEN, 0, model, tokenizer) as server, server.sampling(1):
         url = f"{server.url}/completions"
         seen = [complete(url, [12, 40], temperature=3, max_tokens=300) for _ in range(4)]
     stopped = [choice for choice in seen if choice["finish_reason"] == "stop"]

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -299,6 +300,30 @@ def test_the_process_ends_with_the_reason_in_its_last_line(
     assert trainer.returncode == code
     assert log.splitlines()[-1] == last
     assert list(Path(given["output"]).iterdir()) == []
+
+
+def test_a_model_is_served_as_it_is_until_sigterm(job: MakeJob, runtime: FakeRuntime) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    served = threading.Event()
+
+    def ready(_: dict[str, Any]) -> Answer:
+        served.set()
+        return 200, b"{}"
+
+    runtime.answers["/v1/ready"] = ready
+    trainer = start(job(mode="serve", rows=[], policy_port=port) | {"checkpoints": {}})
+    try:
+        assert served.wait(120)
+        url = runtime.sent("/v1/ready")[0]["policy_url"]
+        assert url == f"http://127.0.0.1:{port}/v1"
+        assert len(runtime.samples(url, [1, 2, 3])) == 3
+        trainer.send_signal(signal.SIGTERM)
+        assert trainer.wait(5) == 143
+    finally:
+        trainer.kill()
+        trainer.communicate()
 
 
 def test_sigterm_ends_it_in_the_middle_of_a_step(job: MakeJob, runtime: FakeRuntime) -> None:
