@@ -16,7 +16,7 @@ INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: abo
 	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
 	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
 
-.PHONY: demo environment test test-whole check fuzz test-lowest test-released test-train test-browser test-ray test-pytest8 docs benchmark clean
+.PHONY: demo environment test test-whole check fuzz test-lowest test-released test-train test-browser test-ray test-pytest8 docs man release-check benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
@@ -78,6 +78,13 @@ docs: $(VENV)/.dev  ## the documentation as a site in build/site, with every lin
 		echo "mkdocs can't be installed here" >&2
 	@! $(BIN)/python -c 'import material, mkdocstrings' 2>/dev/null || NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	$(BIN)/python -m pytest -m site -rs tests/docs/test_site.py
+
+man: $(VENV)/.package  ## a man page for every command, of its help, in build/man; read one with man build/man/osmosis.1
+	$(BIN)/python -m osmosis_ai.cli.man build/man
+
+# Whatever Python from 3.10 to 3.14 is there; others are skipped. An installation takes a minute without uv's cache.
+release-check: $(VENV)/.dev  ## wheel and sdist, built and tried as a user would, in clean environments
+	$(BIN)/python -m pytest -m release -rs -v tests/test_release.py
 
 benchmark: $(VENV)/.dev  ## the measured figures; see benchmarks/README.md
 	$(BIN)/python benchmarks/rollouts.py

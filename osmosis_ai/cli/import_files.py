@@ -28,7 +28,7 @@ SYSTEM_PROMPT = "You are a helpful assistant."
 
 def import_files(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="Logs, traces, configs or datasets of other tools.")
+        list[str], typer.Argument(metavar="FILE", help="Logs, traces, configs or datasets of other tools.")
     ],
     format: Annotated[
         str | None,
@@ -43,7 +43,12 @@ def import_files(
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Write rows to this .jsonl file.")
     ] = None,
     system_prompt: Annotated[
-        str, typer.Option(metavar="TEXT", help="The system prompt of rows that have none.")
+        str,
+        typer.Option(
+            metavar="TEXT",
+            help="The system prompt of rows that have none. Default: that of a helpful assistant.",
+            show_default=False,
+        ),
     ] = SYSTEM_PROMPT,
     root: Annotated[
         str | None,

@@ -572,7 +572,7 @@ def merge(
     context: typer.Context,
     stores: Annotated[
         list[str],
-        typer.Argument(metavar="STORE...", help="A folder of runs, a repository, or a pushed file or folder of them."),
+        typer.Argument(metavar="STORE", help="A folder of runs, a repository, or a pushed file or folder of them."),
     ],
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only runs of this name, if a store has several of a shard.")
