@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from email.message import Message
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -142,12 +143,11 @@ def installed(request: pytest.FixtureRequest, built: tuple[Path, Path], tmp_path
 
 
 def test_a_user_installs_it_and_tries_it(installed: Path, tmp_path: Path) -> None:
-    def run(*command: str | Path, cwd: Path = tmp_path) -> str:
-        environ = {**clean_environment(), "SHELL": "/bin/bash", "HOME": str(tmp_path)}
+    def run(*command: str | Path, cwd: Path = tmp_path, environ: Mapping[str, str] = MappingProxyType({})) -> str:
         done = subprocess.run(
             [installed / command[0], *command[1:]],
             cwd=cwd,
-            env=environ,
+            env={**clean_environment(), "HOME": str(tmp_path), **environ},
             capture_output=True,
             encoding="utf-8",
             check=False,
@@ -157,7 +157,12 @@ def test_a_user_installs_it_and_tries_it(installed: Path, tmp_path: Path) -> Non
 
     assert run("osmosis", "--version") == f"{osmosis_ai.__version__}\n"
     assert "Usage: osmosis" in run("osmosis", "--help")
-    assert "_osmosis_completion" in run("osmosis", "--show-completion")
+    # Typer looks for the shell among the processes above, which a shell that only executes a command isn't.
+    bash = [str(shutil.which("bash")), "-c", f"{installed / 'osmosis'} --install-completion && true"]
+    assert "bash completion installed" in run(*bash)
+    assert (tmp_path / ".bash_completions" / "osmosis.sh").is_file()
+    asked = {"_OSMOSIS_COMPLETE": "complete_bash", "COMP_WORDS": "osmosis imp", "COMP_CWORD": "1"}
+    assert run("osmosis", environ=asked) == "import\n"
     assert "Usage: " in run("python", "-m", "osmosis_ai", "test", "--help")
     assert run("python", "-W", "error", "-c", LEGACY) == f"{osmosis_ai.__version__}\n"
     run("osmosis", "init", "agent")

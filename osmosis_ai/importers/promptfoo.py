@@ -10,7 +10,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import yaml
@@ -28,7 +29,7 @@ MAX_BYTES = 64 * 1024 * 1024
 MAX_ROWS = 100_000
 MAX_VALUES = 5_000_000
 FILE = "file://"
-ANSWERS = {"equals", "iequals", "contains", "icontains", "starts-with"}
+ANSWERS = {"equals", "contains", "icontains", "starts-with"}
 """Assertions whose value is an answer, or the part of it that counts."""
 VARIABLE = re.compile(r"\{\{-?\s*([A-Za-z_][\w.-]*)\s*-?\}\}")
 TEMPLATE = re.compile(r"\{[{%#]")
@@ -49,21 +50,25 @@ def _read(path: Path) -> Iterator[ImportedRow | Problem]:
         if not isinstance(config, dict):
             raise BadSampleError("neither a config nor a list of tests")
         prompts = _prompts(path.parent, config.get("prompts"))
-        common = config.get("defaultTest") or {}
+        common = _object(config.get("defaultTest"))
         rows = 0
         for where, test in _tests(path.parent, config.get("tests") or []):
             if isinstance(test, str):
                 yield Problem(where, test)
                 continue
-            for prompt in prompts:
-                rows += 1
-                if rows > MAX_ROWS:
-                    yield Problem(where, f"more than {MAX_ROWS:,} rows", final=True)
-                    return
-                try:
-                    yield _row(prompt, common if isinstance(common, dict) else {}, test)
-                except BadSampleError as error:
-                    yield Problem(where, str(error))
+            options = {**_object(common.get("options")), **_object(test.get("options"))}
+            given = {**_object(common.get("vars")), **_object(test.get("vars"))}
+            asserts = [*_list(common.get("assert")), *_list(test.get("assert"))]
+            for variables in _combinations(given, options):
+                for prompt in prompts:
+                    rows += 1
+                    if rows > MAX_ROWS:
+                        yield Problem(where, f"more than {MAX_ROWS:,} rows", final=True)
+                        return
+                    try:
+                        yield _row(prompt, variables, options, asserts, test)
+                    except BadSampleError as error:
+                        yield Problem(where, str(error))
     except (BadSampleError, UnreadableError) as error:
         yield Problem("", str(error), final=True)
 
@@ -191,9 +196,26 @@ def _assertion(text: str) -> JsonObject:
     return {"type": "equals", "value": text}
 
 
-def _row(template: str | None, common: JsonObject, test: JsonObject) -> ImportedRow:
-    variables = {**_object(common.get("vars")), **_object(test.get("vars"))}
-    options = {**_object(common.get("options")), **_object(test.get("options"))}
+def _combinations(variables: JsonObject, options: Mapping[str, object]) -> Iterator[JsonObject]:
+    """Yield the variables of each row: a list of texts stands for a row with each of them."""
+    if options.get("disableVarExpansion"):
+        yield variables
+        return
+    values = [
+        value if isinstance(value, list) and value and isinstance(value[0], str) else [value]
+        for value in variables.values()
+    ]
+    for chosen in product(*values):
+        yield dict(zip(variables, chosen, strict=True))
+
+
+def _row(
+    template: str | None,
+    variables: JsonObject,
+    options: Mapping[str, object],
+    asserts: Sequence[object],
+    test: JsonObject,
+) -> ImportedRow:
     if template is None:
         if len(variables) != 1:
             raise BadSampleError(
@@ -203,7 +225,6 @@ def _row(template: str | None, common: JsonObject, test: JsonObject) -> Imported
         template = "{{" + next(iter(variables)) + "}}"
     template = f"{options.get('prefix') or ''}{template}{options.get('suffix') or ''}"
     system, user = _messages(template, variables)
-    asserts = [*_list(common.get("assert")), *_list(test.get("assert"))]
     answers = [
         one["value"] for one in asserts if isinstance(one, dict) and one.get("type") in ANSWERS and "value" in one
     ]

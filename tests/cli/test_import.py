@@ -265,6 +265,15 @@ def test_tests_as_csv(tmp_path: Path) -> None:
     assert (last["ground_truth"], last["assert"]) == (None, [{"type": "llm-rubric", "value": "is kind"}])
 
 
+def test_a_list_of_texts_is_a_row_for_each(tmp_path: Path) -> None:
+    (tmp_path / "promptfooconfig.yaml").write_text(
+        "prompts: ['{{a}} {{b}} {{n}}']\ntests: [{vars: {a: [x, y], b: [u, v], n: [1, 2]}}]", encoding="utf-8"
+    )
+    assert imported(tmp_path / "promptfooconfig.yaml", tmp_path, "-o", "rows.jsonl")["rows"] == 4
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["user_prompt"] for row in rows] == ["x u [1, 2]", "x v [1, 2]", "y u [1, 2]", "y v [1, 2]"]
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
