@@ -159,6 +159,16 @@ class ModelConfig(Record, frozen=True):
             identity="endpoint",
         ),
     ] = None
+    tokenizer: Annotated[
+        str | None,
+        Option(
+            "With --base-url: call the model with tokens instead of messages, so that the run holds exactly those that "
+            "it read and sampled. The folder of the model, with its tokenizer and chat template.",
+            metavar="DIR",
+            identity="tokenizer",
+            path=True,
+        ),
+    ] = None
     # $OSMOSIS_API_KEY is read later, once the endpoint is known, so that it never reaches another provider.
     api_key: Annotated[
         str | None,

@@ -393,7 +393,8 @@ class ModelSpec(Record, frozen=True):
 
     Reports show `name`; requests send `model`. `engine` is the name of one of `models.engines`. `api_key` never leaves
     the processes of a run: it isn't stored, logged or shown. `stand_in` is True for offline models, whose scores say
-    nothing about a model. `request_timeout` is in seconds.
+    nothing about a model. `request_timeout` is in seconds. `tokenizer` is the folder of the model's tokenizer and chat
+    template, for an engine that sends tokens.
     """
 
     name: str
@@ -404,6 +405,7 @@ class ModelSpec(Record, frozen=True):
     params: dict[str, Any] = {}
     request_timeout: float = 300.0
     stand_in: bool = False
+    tokenizer: str | None = None
 
     def __repr__(self) -> str:
         # Without the key, which a traceback or a log might show.

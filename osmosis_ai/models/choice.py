@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from osmosis_ai.errors import UsageError
-from osmosis_ai.models.engines import engine_for
+from osmosis_ai.models.engines import ENGINES, engine_for
 from osmosis_ai.models.offline import offline_names
 from osmosis_ai.records import JsonObject, ModelSpec
 from osmosis_ai.urls import UrlError, http_url
@@ -30,13 +30,15 @@ def choose_model(
     api_key: str | None,
     params: JsonObject,
     request_timeout: float,
+    tokenizer: str | None = None,
     environ: Mapping[str, str],
 ) -> ModelSpec:
     """Choose `--model`, else `OSMOSIS_MODEL`, else `openai/gpt-5-mini` if an OpenAI key is set, else a stand-in.
 
     A name without a slash is an OpenAI model. With a base URL the name is sent exactly as given, and the key is
     `--api-key`, else `OSMOSIS_API_KEY`. `OPENAI_API_KEY` is sent to OpenAI only: for that key, any other endpoint is a
-    third party. A base URL may end in a slash or `/chat/completions`.
+    third party. A base URL may end in a slash or `/chat/completions`. With a `tokenizer`, the path of a model's folder,
+    the endpoint is called with tokens.
 
     Raises:
         UsageError: A name, address, key or parameter can't be used.
@@ -57,13 +59,15 @@ def choose_model(
             api_key = environ.get("OPENAI_API_KEY")
     elif not name:
         name = DEFAULT_MODEL if environ.get("OPENAI_API_KEY") else STAND_IN
-    engine = engine_for(name, base_url=base_url is not None)
+    if tokenizer is not None and base_url is None:
+        raise UsageError("--tokenizer needs --base-url: only an endpoint of your own can be called with tokens.")
+    engine = ENGINES["policy"] if tokenizer is not None else engine_for(name, base_url=base_url is not None)
     if engine.models and name not in engine.models:
         raise UsageError(f"There is no model {name!r}. The {engine.prefix} ones are {', '.join(engine.models)}.")
     if engine.prefix == "" and "/" not in name:
         name = f"openai/{name}"
     key = None if engine.stand_in else _check_key(api_key)
-    return ModelSpec(name, engine.name, name, base_url, key, params, request_timeout, engine.stand_in)
+    return ModelSpec(name, engine.name, name, base_url, key, params, request_timeout, engine.stand_in, tokenizer)
 
 
 def reads_references(spec: ModelSpec) -> bool:

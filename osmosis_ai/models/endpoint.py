@@ -12,9 +12,9 @@ from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.models.base import Listen, error_kind, parse_reply
 from osmosis_ai.models.host import RemoteEngine
 from osmosis_ai.models.streaming import StreamedReply, data_of
-from osmosis_ai.records import Completion, JsonObject, Message, ModelSpec, Tool
+from osmosis_ai.records import Completion, JsonObject, JsonValue, Message, ModelSpec, Tool
 
-__all__ = ["ENGINE", "OpenAICompatibleModel"]
+__all__ = ["ENGINE", "EndpointClient", "OpenAICompatibleModel"]
 
 MODELS_TIMEOUT = 5.0
 LISTED_MODELS = 10
@@ -27,41 +27,72 @@ _KINDS: dict[HttpProblem, FailureKind] = {
 }
 
 
-class OpenAICompatibleModel:
-    """A model behind an OpenAI-compatible endpoint."""
+class EndpointClient:
+    """The client of one address of an OpenAI-compatible endpoint."""
+
+    path: str
 
     def __init__(self, spec: ModelSpec, *, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
         if spec.base_url is None:
             raise ValueError("an OpenAI-compatible model needs a base_url")
-        self._spec = spec
+        self.spec = spec
         self._base_url = spec.base_url
-        self.url = f"{self._base_url}/chat/completions"
+        self.url = f"{self._base_url}{self.path}"
         self._target = URL(self.url)
         # The limiter, not the client, bounds the number of concurrent requests.
         self._http = HttpClient(spec.request_timeout, key=spec.api_key, max_reply_bytes=max_reply_bytes)
 
-    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """Make one request.
+    async def ask(self, body: JsonObject) -> JsonValue:
+        """Make one request, and return the decoded answer.
 
         Raises:
             ModelError: It failed. The message gives the URL, the status and the endpoint's error, without the key.
         """
-        encoded = self._encoded(messages, tools, params)
         try:
-            answer = await self._http.post(self._target, encoded)
+            answer = await self._http.post(self._target, self._encoded(body))
             if answer.status != 200:
                 raise self._refused(answer)
-            reply = answer.json()
+            return answer.json()
         except HttpError as error:
             raise _failed(error) from error
-        return parse_reply(reply, source=self.url, position=len(messages), key=self._spec.api_key)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    def _encoded(self, body: JsonObject) -> bytes:
+        try:
+            return encode_json(body)
+        except ValueError as error:
+            message = f"the request to {self.url} can't be written as JSON: {error}"
+            raise ModelError(message, kind="bad_request") from error
+
+    def _refused(self, answer: Answer) -> ModelError:
+        message, code = answer.describe(self.spec.api_key)
+        kind = error_kind(answer.status)
+        if answer.status < 300:
+            kind = "bad_reply"
+        elif code == "insufficient_quota":
+            # The status is 429, but the account is out of credit: waiting doesn't help.
+            kind = "quota"
+        return ModelError(message, kind=kind, status=answer.status, retry_after=retry_after(answer.headers))
+
+
+class OpenAICompatibleModel(EndpointClient):
+    """A model behind an OpenAI-compatible endpoint."""
+
+    path = "/chat/completions"
+
+    async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
+        """Make one request; raise ModelError."""
+        reply = await self.ask(self._body(messages, tools, params))
+        return parse_reply(reply, source=self.url, position=len(messages), key=self.spec.api_key)
 
     async def stream(
         self, messages: list[Message], tools: list[Tool], params: JsonObject, listen: Listen
     ) -> Completion:
         """Make one request as `complete` does, and pass on the reply's parts if the endpoint streams."""
         asked = {**params, "stream": True, "stream_options": {"include_usage": True}}
-        encoded = self._encoded(messages, tools, asked)
+        encoded = self._encoded(self._body(messages, tools, asked))
         parts = StreamedReply()
 
         async def take(line: bytes) -> None:
@@ -83,7 +114,7 @@ class OpenAICompatibleModel:
                 raise HttpError("dropped", f"{self.url} dropped the connection: the stream has no end", 200)
         except HttpError as error:
             raise _failed(error) from error
-        return parse_reply(reply, source=self.url, position=len(messages), key=self._spec.api_key)
+        return parse_reply(reply, source=self.url, position=len(messages), key=self.spec.api_key)
 
     async def served_models(self) -> list[str]:
         """Return the model names that the endpoint lists at `/models`, for an error message; empty if it lists none."""
@@ -95,30 +126,13 @@ class OpenAICompatibleModel:
         names = [item.get("id") for item in items if isinstance(item, dict)] if isinstance(items, list) else []
         return [name for name in names if isinstance(name, str)]
 
-    async def aclose(self) -> None:
-        await self._http.aclose()
-
-    def _encoded(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> bytes:
-        body = {**self._spec.params, **params, "model": self._spec.model, "messages": messages}
+    def _body(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> JsonObject:
+        body = {**self.spec.params, **params, "model": self.spec.model, "messages": messages}
         if tools:
             body["tools"] = tools
         if None in body.values():
             body = {name: value for name, value in body.items() if value is not None}
-        try:
-            return encode_json(body)
-        except ValueError as error:
-            message = f"the request to {self.url} can't be written as JSON: {error}"
-            raise ModelError(message, kind="bad_request") from error
-
-    def _refused(self, answer: Answer) -> ModelError:
-        message, code = answer.describe(self._spec.api_key)
-        kind = error_kind(answer.status)
-        if answer.status < 300:
-            kind = "bad_reply"
-        elif code == "insufficient_quota":
-            # The status is 429, but the account is out of credit: waiting doesn't help.
-            kind = "quota"
-        return ModelError(message, kind=kind, status=answer.status, retry_after=retry_after(answer.headers))
+        return body
 
 
 def _failed(error: HttpError) -> ModelError:

@@ -55,6 +55,7 @@ ENGINES: dict[str, EngineInfo] = {
         EngineInfo(
             "openai_compatible", "osmosis_ai.models.endpoint", at_base_url=True, preload="osmosis_ai.models.endpoint"
         ),
+        EngineInfo("policy", "osmosis_ai.models.policy.engine", preload="osmosis_ai.models.policy.engine"),
         EngineInfo("recorded", "osmosis_ai.models.cassette"),
         EngineInfo("litellm", "osmosis_ai.models.litellm", prefix="", preload="osmosis_ai.models.preload_litellm"),
     )

@@ -107,7 +107,7 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str], cassette: 
         root=str(repository.root),
         store=str(store),
         dataset=str(dataset.path),
-        policies=_choose_models(config, environ, cassette),
+        policies=_choose_models(config, cwd, environ, cassette),
         functions=functions,
         agent=None if own is None else own.name,
         agent_dir=None if repository.mcp_dir is None else str(repository.mcp_dir),
@@ -389,11 +389,11 @@ def _find_cache(store: Path) -> str:
 
 
 def _choose_models(
-    config: RunConfig, environ: Mapping[str, str], cassette: CassetteSpec | None
+    config: RunConfig, cwd: Path, environ: Mapping[str, str], cassette: CassetteSpec | None
 ) -> dict[str, ModelSpec]:
     replayed = Path(cassette.path) if cassette is not None and cassette.mode == "replay" else None
 
-    def choose(model: str | None, base_url: str | None, api_key: str | None) -> ModelSpec:
+    def choose(model: str | None, base_url: str | None, api_key: str | None, tokenizer: str | None = None) -> ModelSpec:
         timeout = config.limits.request_timeout
         if replayed is not None and base_url is None:
             model = recorded_model(replayed, model or environ.get("OSMOSIS_MODEL"))
@@ -404,12 +404,14 @@ def _choose_models(
             api_key=api_key,
             params=config.model.sampling,
             request_timeout=timeout,
+            tokenizer=tokenizer,
             environ=environ,
         )
         return spec if replayed is None else replay_of(spec, model, replayed)
 
     policy, baseline = config.model, config.baseline
-    choices = {POLICY: choose(policy.model, policy.base_url, policy.api_key)}
+    tokenizer = None if policy.tokenizer is None else str(given_path(policy.tokenizer, cwd))
+    choices = {POLICY: choose(policy.model, policy.base_url, policy.api_key, tokenizer)}
     if baseline.model is not None:
         choices[BASELINE] = choose(baseline.model, baseline.base_url, baseline.api_key)
     elif baseline.base_url or baseline.api_key:

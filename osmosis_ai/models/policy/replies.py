@@ -1,0 +1,143 @@
+"""Forms in which models write tool calls and reasoning, read from a reply's text.
+
+A form is recognised by the model's chat template, which shows the model how to write. What a model writes in no known
+form stays text: the model learns from the reward, not from a parser's guess.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from osmosis_ai.records import JsonObject, Message, Tool
+
+__all__ = ["FORMS", "Form", "form_of", "read_reply"]
+
+
+class _Call(NamedTuple):
+    name: str
+    arguments: str
+
+
+class Form(NamedTuple):
+    """A form of tool calls.
+
+    Attributes:
+        name: What `reply_form` calls it.
+        sign: What templates of such models contain.
+        block: Matches a tool call in a reply; its first group is what `read` takes.
+        read: Returns the call, None if it isn't one.
+    """
+
+    name: str
+    sign: str
+    block: re.Pattern[str]
+    read: Callable[[str, Mapping[str, JsonObject]], _Call | None]
+
+
+def _json_call(text: str, _: Mapping[str, JsonObject]) -> _Call | None:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return None
+    arguments = found.get("arguments", found.get("parameters", {}))
+    if not isinstance(arguments, (dict, str)):
+        return None
+    return _Call(found["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False))
+
+
+def _tagged_call(name: re.Pattern[str], argument: re.Pattern[str]) -> Callable[..., _Call | None]:
+    """Read a call with one tag per argument. Only the tool's schema tells the text `1` from the number."""
+
+    def read(text: str, schemas: Mapping[str, JsonObject]) -> _Call | None:
+        named = name.match(text)
+        if named is None:
+            return None
+        properties = schemas.get(named[1], {}).get("properties", {})
+        arguments = {found[1]: _typed(found[2], properties.get(found[1], {})) for found in argument.finditer(text)}
+        return _Call(named[1], json.dumps(arguments, ensure_ascii=False))
+
+    return read
+
+
+def _typed(text: str, schema: Any) -> Any:
+    if isinstance(schema, dict) and schema.get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+_TOOL_CALL = re.compile(r"\s*<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_BARE_JSON = re.compile(r"\A\s*(?:<\|python_tag\|>)?(\{.*\})\s*\Z", re.DOTALL)
+FORMS = {
+    form.name: form
+    for form in (
+        Form(
+            "function-tags",
+            "<function=",
+            _TOOL_CALL,
+            _tagged_call(
+                re.compile(r"<function=([^\n>]+)>"),
+                re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL),
+            ),
+        ),
+        Form(
+            "argument-tags",
+            "<arg_key>",
+            _TOOL_CALL,
+            _tagged_call(
+                re.compile(r"([^\s<]+)"),
+                re.compile(r"<arg_key>([^<]+)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL),
+            ),
+        ),
+        Form("tool-call-json", "<tool_call>", _TOOL_CALL, _json_call),
+        Form("bare-json", '"name": function name', _BARE_JSON, _json_call),
+    )
+}
+"""Every form by its name. The first one whose sign a chat template contains is the model's."""
+
+_THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
+
+
+def form_of(template: str) -> Form | None:
+    """Return the form that a chat template teaches, None if it teaches none that is known."""
+    return next((form for form in FORMS.values() if form.sign in template), None)
+
+
+def read_reply(text: str, form: Form | None, tools: Sequence[Tool], position: int) -> Message:
+    """Read a reply's message.
+
+    Args:
+        text: The reply, without the token that ends it.
+        form: How the model writes tool calls, None if it doesn't.
+        tools: The tools it may call. Their schemas tell types.
+        position: The number of messages before it, for the calls' ids.
+    """
+    message: Message = {"role": "assistant"}
+    if thought := _THOUGHT.match(text):
+        text = text[thought.end() :]
+        if thought[1].strip():
+            message["reasoning_content"] = thought[1].strip("\n")
+    calls: list[JsonObject] = []
+    if form is not None:
+        schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
+
+        def take(found: re.Match[str]) -> str:
+            call = form.read(found[1], schemas)
+            if call is None:
+                return found[0]
+            function = {"name": call.name, "arguments": call.arguments}
+            calls.append({"id": f"call_{position}_{len(calls)}", "type": "function", "function": function})
+            return ""
+
+        text = form.block.sub(take, text)
+    if calls:
+        message["tool_calls"] = calls
+    message["content"] = (text.strip() or None) if calls else text
+    return message
