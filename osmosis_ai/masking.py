@@ -14,7 +14,7 @@ import msgspec
 
 from osmosis_ai import records
 
-__all__ = ["MASK", "MIN_LENGTH", "VARIABLE", "Masker", "mask"]
+__all__ = ["MASK", "MIN_LENGTH", "VARIABLE", "Masker", "mask", "without_secrets"]
 
 MASK = "[masked]"
 MIN_LENGTH = 6
@@ -79,7 +79,7 @@ class Masker:
         These are the values of variables whose names say that they hold a key (`docs/cli.md` lists the words) or
         that `OSMOSIS_MASK` names, and the passwords and keys in any variable's URLs.
         """
-        patterns = [pattern for pattern in environ.get(VARIABLE, "").replace(" ", "").split(",") if pattern]
+        patterns = _patterns(environ)
         found = (secret for name, value in environ.items() for secret in _secrets_of(name, value, patterns))
         return cls([*found, *explicit])
 
@@ -112,9 +112,19 @@ class Masker:
         return b"".join(parts)
 
 
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables whose values `Masker.from_environment` masks."""
+    patterns = _patterns(environ)
+    return {name: value for name, value in environ.items() if not any(_secrets_of(name, value, patterns))}
+
+
 def mask(text: str, key: str | None) -> str:
     """Replace the key in a text for people; as in `Masker`, one shorter than `MIN_LENGTH` stays."""
     return text.replace(key, "***") if key and len(key) >= MIN_LENGTH else text
+
+
+def _patterns(environ: Mapping[str, str]) -> list[str]:
+    return [pattern for pattern in environ.get(VARIABLE, "").replace(" ", "").split(",") if pattern]
 
 
 def _secrets_of(name: str, value: str, patterns: Iterable[str]) -> Iterator[str]:

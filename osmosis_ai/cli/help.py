@@ -555,6 +555,14 @@ PAGES = {
         ],
         _REFUSED,
     ),
+    "train run": Page(
+        "docs/training.md",
+        [
+            ("Is it worth training?", "osmosis train run configs/training/sums.toml --dry"),
+            ("Train on this machine", "osmosis train run configs/training/sums.toml --name first"),
+            ("Continue after an interruption", "osmosis train run configs/training/sums.toml --resume first"),
+        ],
+    ),
     "train submit": Page(
         "docs/platform.md",
         [

@@ -15,6 +15,7 @@ from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.platform_session import All, Limit, Plain, PlatformUrl, Session, Yes, platform_session
 from osmosis_ai.cli.session import ExitCode
+from osmosis_ai.cli.train import run_training
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.configs import RunConfigFile
@@ -30,7 +31,7 @@ RECONNECTS = 60
 MAX_UNASKED_BYTES = 100 << 20
 BATCH = 500
 
-train_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Submit training runs to a platform.")
+train_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Train a model, here or on a platform.")
 
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The run config, relative to the workspace.")]
 Name = Annotated[str, typer.Argument(metavar="RUN", help="The run's name or id.")]
@@ -299,6 +300,7 @@ def add_eval_commands(app: typer.Typer) -> None:
 
 
 _TRAIN_COMMANDS: Mapping[str, Callable[..., None]] = {
+    "run": run_training,
     "submit": submit_training,
     "list": list_trainings,
     "info": show_training,

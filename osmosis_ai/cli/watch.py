@@ -57,7 +57,7 @@ def watch_command(read: Callable[[], Given], command: Command) -> int:
                 session.environ = dict(os.environ)
                 session.use(session.cwd)
                 config, results = begin_command(session, given, command, output)
-                if config.model.cache is None:
+                if config.model.cache is None and config.model.tokenizer is None:
                     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, cache=True))
                 if watcher is None:
                     _check(config, session.cwd)

@@ -19,11 +19,12 @@ from osmosis_ai.options import declared_options
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.toml_files import TomlError, read_toml
 
-__all__ = ["EvalConfig", "eval_config_of", "read_eval_config"]
+__all__ = ["EvalConfig", "eval_config_of", "find_dataset_file", "find_experiment", "read_eval_config"]
 
 ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 RESERVED = "_OSMOSIS_"
+MCP, MAIN = "mcp", "main.py"
 TRAINING = {"training", "sampling", "checkpoints"}
 KEYS = {
     "model": "model_path",
@@ -168,7 +169,7 @@ def _as(kind: type[_T], document: JsonObject, path: Path) -> _T:
 
 def _current(config: _Current, path: Path) -> EvalConfig:
     experiment, evaluation = config.experiment, config.evaluation
-    root = _root_of(path, experiment.rollout)
+    root, agent = find_experiment(path, experiment.rollout, experiment.entrypoint)
     for name in config.env:
         if name.startswith(RESERVED) or not ENV_NAME.fullmatch(name):
             raise UsageError(f"{path}: [env] can't set {name}: it is reserved, or no name of capitals, digits and _")
@@ -178,9 +179,9 @@ def _current(config: _Current, path: Path) -> EvalConfig:
         if name in config.env:
             raise UsageError(f"{path}: {name} is in [env] and in [secrets]; keep one of them")
     options = {
-        "rollout": _entrypoint(root, experiment.rollout, experiment.entrypoint, path),
+        **agent,
         "model": experiment.model_path,
-        "dataset": _dataset(root, experiment.dataset),
+        "dataset": find_dataset_file(root, experiment.dataset),
         "limit": evaluation.limit if evaluation.limit is not None and evaluation.limit > 0 else None,
         "n": evaluation.n,
         "batch_size": evaluation.batch_size,
@@ -201,12 +202,12 @@ def _current(config: _Current, path: Path) -> EvalConfig:
 
 def _older(config: _Older, path: Path) -> EvalConfig:
     asked, runs, timeouts = config.eval, config.runs, config.timeouts
-    root = _root_of(path, asked.rollout)
+    root, agent = find_experiment(path, asked.rollout, asked.entrypoint)
     options = {
-        "rollout": _entrypoint(root, asked.rollout, asked.entrypoint, path),
+        **agent,
         "model": config.llm.model,
         "base_url": config.llm.base_url,
-        "dataset": _dataset(root, asked.dataset),
+        "dataset": find_dataset_file(root, asked.dataset),
         "limit": asked.limit,
         "offset": asked.offset,
         "fresh": asked.fresh or None,
@@ -239,25 +240,29 @@ def _given(options: JsonObject, path: Path) -> JsonObject:
     return given
 
 
-def _root_of(path: Path, rollout: str) -> Path:
-    """Return the workspace: the nearest folder above the config that has the rollout."""
+def find_experiment(path: Path, rollout: str, entrypoint: str) -> tuple[Path, JsonObject]:
+    """Return the workspace of a run config, and the option that names the agent; raise UsageError.
+
+    The workspace is the nearest folder above the config that has the rollout in `rollouts/`. The rollout `mcp` may also
+    be the repository's own tools, in the built-in loop.
+    """
     if rollout in ("", ".", "..") or Path(rollout).name != rollout:
         raise UsageError(f"{path}: the rollout {rollout!r} isn't the name of a folder in rollouts/")
-    for folder in path.resolve().parents:
-        if (folder / "rollouts" / rollout).is_dir():
-            return folder
+    above = path.resolve().parents
+    for root in above:
+        folder = root / "rollouts" / rollout
+        if folder.is_dir():
+            script = (folder / entrypoint).resolve()
+            if not script.is_relative_to(folder.resolve()):
+                raise UsageError(f"{path}: the entrypoint {entrypoint!r} is outside rollouts/{rollout}")
+            return root, {"rollout": str(script)}
+    for root in above:
+        if rollout == MCP and (root / MCP / MAIN).is_file():
+            return root, {"mcp": str(root / MCP)}
     raise UsageError(f"{path}: there is no folder rollouts/{rollout} above it")
 
 
-def _entrypoint(root: Path, rollout: str, entrypoint: str, path: Path) -> str:
-    folder = root / "rollouts" / rollout
-    script = (folder / entrypoint).resolve()
-    if not script.is_relative_to(folder.resolve()):
-        raise UsageError(f"{path}: the entrypoint {entrypoint!r} is outside rollouts/{rollout}")
-    return str(script)
-
-
-def _dataset(root: Path, name: str) -> str | None:
+def find_dataset_file(root: Path, name: str) -> str | None:
     """Return the file that a dataset's name stands for, if the workspace has it in `data/`."""
     for candidate in (name, *(f"{name}{one.suffix}" for one in FORMATS)):
         for folder in (root / "data", root):

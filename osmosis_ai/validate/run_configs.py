@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple, TypeAlias, TypeGuard
 
+from osmosis_ai.discovery.eval_configs import MAIN, MCP
 from osmosis_ai.records import JsonObject
 from osmosis_ai.toml_files import KeyLines, TomlError, parse_toml, read_toml_text
 from osmosis_ai.validate.check import Check
@@ -199,6 +200,9 @@ class _Config:
             self._add("OSM510", message, "experiment", "rollout")
             return
         rollouts = None if self._root is None else self._root / "rollouts"
+        if self._root is not None and rollout == MCP and (self._root / MCP / MAIN).is_file():
+            # The repository's own tools, in the built-in loop.
+            rollouts = self._root
         if rollouts is not None and not (rollouts / rollout).is_dir():
             there = sorted(entry.name for entry in rollouts.glob("*/"))
             close = difflib.get_close_matches(rollout, there, n=1)

@@ -305,9 +305,11 @@ def check_cluster(workers: WorkersConfig) -> None:
 
 
 def _check_replies(config: RunConfig) -> None:
-    """Raise UsageError if nodes would need stored replies, which are files of this machine."""
+    """Raise UsageError for stored replies where none can be used: on nodes, or with a policy called with tokens."""
     model = config.model
     for flag, used in (("--cache", model.cache), ("--record", model.record), ("--replay", model.replay)):
+        if used and model.tokenizer is not None:
+            raise UsageError(f"--tokenizer and {flag} don't go together: a stored reply has no tokens to go on with")
         if used and config.workers.cluster is not None:
             raise UsageError(f"--cluster and {flag} don't go together: stored replies are files of this machine")
 

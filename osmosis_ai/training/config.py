@@ -1,0 +1,249 @@
+"""Read training configs: what to roll out, how to train, and what passes through to the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from osmosis_ai.config import RunConfig
+from osmosis_ai.discovery.eval_configs import find_dataset_file, find_experiment
+from osmosis_ai.errors import UsageError
+from osmosis_ai.folders import given_path
+from osmosis_ai.models.policy.engine import MAX_RESPONSE, REPLY_FORM
+from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.row_numbers import RowNumbers
+from osmosis_ai.toml_files import parse_toml, read_toml_text
+from osmosis_ai.validate.run_configs import check_config
+
+__all__ = ["Policy", "TrainingConfig", "read_training_config"]
+
+TRAINERS = ("trl",)
+DEFAULTS: JsonObject = {
+    "lr": 1e-5,
+    "total_epochs": 1,
+    "n_samples_per_prompt": 8,
+    "rollout_batch_size": 16,
+    "max_prompt_length": 4096,
+    "max_response_length": 4096,
+}
+EVAL_INTERVAL = 10
+SAVE_FREQUENCY = 10
+IN_FLIGHT = 32
+HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 64
+
+
+class Policy(Record, frozen=True):
+    """A served policy: its address, and the token that it asks for."""
+
+    url: str
+    token: str | None
+
+
+class TrainingConfig(Record, frozen=True):
+    """A training config.
+
+    Attributes:
+        path: Its file.
+        root: The workspace.
+        agent: The option that names what is rolled out.
+        dataset: The dataset's file.
+        model: The folder of the model.
+        training: The table `[training]` for the trainer, with defaults.
+        temperature, top_p: The sampling parameters.
+        eval_interval: Steps between evaluations on held-out rows; None for no evaluation.
+        save_frequency: Steps between checkpoints.
+        timeouts: Options for the seconds that a rollout and a score may take.
+        env: Variables of a rollout server.
+        secrets: Names of variables that must be set.
+        trainer: The trainer's name.
+        reply_form: How the model writes tool calls; None to recognise it.
+        held_out: Rows to hold out; None for a tenth of them.
+        in_flight: Rollouts at a time.
+        advanced: What passes through to the trainer.
+    """
+
+    path: str
+    root: str
+    agent: JsonObject
+    dataset: str
+    model: str
+    training: JsonObject
+    temperature: float
+    top_p: float
+    eval_interval: int | None
+    save_frequency: int
+    timeouts: JsonObject
+    env: dict[str, str]
+    secrets: list[str]
+    trainer: str
+    reply_form: str | None
+    held_out: int | None
+    in_flight: int
+    advanced: JsonObject
+
+    @property
+    def samples(self) -> int:
+        """Rollouts per row."""
+        return int(self.training["n_samples_per_prompt"])
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows per step."""
+        return int(self.training["rollout_batch_size"])
+
+    @property
+    def max_prompt(self) -> int:
+        """The most tokens of a prompt."""
+        return int(self.training["max_prompt_length"])
+
+    @property
+    def max_response(self) -> int:
+        """The most tokens after the prompt, those of tool results included."""
+        return int(self.training["max_response_length"])
+
+    def held_out_of(self, rows: int) -> int:
+        """Return how many of so many rows are held out for evaluation."""
+        if self.eval_interval is None:
+            return 0
+        wanted = min(MOST_HELD_OUT, max(1, round(rows * HELD_OUT_SHARE))) if self.held_out is None else self.held_out
+        return min(wanted, rows - 1)
+
+    def rollouts(self, policy: Policy, rows: Sequence[int], n: int, **options: Any) -> RunConfig:
+        """Return the config of a run of the policy on these rows; `options` are those of the run itself."""
+        param: JsonObject = {"top_p": self.top_p, MAX_RESPONSE: self.max_response}
+        if self.reply_form is not None:
+            param[REPLY_FORM] = self.reply_form
+        return self.run_config(
+            rows,
+            n=n,
+            model="policy",
+            base_url=policy.url,
+            api_key=policy.token,
+            tokenizer=self.model,
+            temperature=self.temperature,
+            param=param,
+            batch_size=self.in_flight,
+            **options,
+        )
+
+    def run_config(self, rows: Sequence[int] | None = None, **options: Any) -> RunConfig:
+        """Return the config of a run of this agent on these rows, None for all."""
+        chosen = {} if rows is None else {"rows": str(RowNumbers(",".join(map(str, rows))))}
+        variables = {"rollout_env": self.env} if "rollout" in self.agent else {}
+        return RunConfig.of(
+            "eval", **self.agent, **variables, dataset=self.dataset, **self.timeouts, **chosen, **options
+        )
+
+
+def read_training_config(
+    text: str, cwd: Path, *, model: str | None = None, dataset: str | None = None
+) -> TrainingConfig:
+    """Read and check a training config; `model` and `dataset` name a folder and a file instead of its own.
+
+    Raises:
+        UsageError: It can't be used; the message has every reason, with its line.
+    """
+    path = given_path(text, cwd)
+    if not path.is_file():
+        raise UsageError(f"there is no training config {path}")
+    root = _workspace(path)
+    if found := check_config(path, root, "training"):
+        said = [f"{path}:{each.line}: {each.message}" if each.line else f"{path}: {each.message}" for each in found]
+        raise UsageError("\n".join(said))
+    document = parse_toml(read_toml_text(path, root))
+    if "experiment" not in document:
+        raise UsageError(f"{path}: no [experiment]; it names rollout, entrypoint, model_path and dataset")
+    experiment = document["experiment"]
+    root, agent = find_experiment(path, experiment["rollout"], experiment["entrypoint"])
+    file = find_dataset_file(root, experiment["dataset"]) if dataset is None else str(given_path(dataset, cwd))
+    if file is None:
+        raise UsageError(
+            f"{path}: the dataset {experiment['dataset']!r} is no file in {root / 'data'}; "
+            "name one with --dataset-file FILE"
+        )
+    given, sampling = document.get("training", {}), document.get("sampling", {})
+    checkpoints, advanced = document.get("checkpoints", {}), dict(document.get("advanced", {}))
+    config = TrainingConfig(
+        path=str(path),
+        root=str(root),
+        agent=agent,
+        dataset=file,
+        model=str(_model_folder(experiment["model_path"], root) if model is None else given_path(model, cwd)),
+        training={name: given.get(name, default) for name, default in DEFAULTS.items()},
+        temperature=sampling.get("rollout_temperature", 1.0),
+        top_p=sampling.get("rollout_top_p", 1.0),
+        eval_interval=checkpoints.get("eval_interval", EVAL_INTERVAL),
+        save_frequency=checkpoints.get("checkpoint_save_freq", SAVE_FREQUENCY),
+        timeouts={
+            option: given[name]
+            for option, name in (("timeout", "agent_workflow_timeout_s"), ("reward_timeout", "grader_timeout_s"))
+            if name in given
+        },
+        env=document.get("env", {}),
+        secrets=document.get("secrets", {}).get("required", []),
+        trainer=_taken(advanced, "trainer", str, "trl", path),
+        reply_form=_taken(advanced, REPLY_FORM, str, None, path),
+        held_out=_taken(advanced, "eval_rows", int, None, path),
+        in_flight=_taken(advanced, "batch_size", int, IN_FLIGHT, path),
+        advanced=advanced,
+    )
+    _check(config)
+    return config
+
+
+def _check(config: TrainingConfig) -> None:
+    """Raise UsageError for values with which nothing can be learned."""
+    if config.trainer not in TRAINERS:
+        raise UsageError(f"{config.path}: [advanced] trainer is {config.trainer!r}; there is {', '.join(TRAINERS)}")
+    if config.samples < 2:
+        raise UsageError(
+            f"{config.path}: n_samples_per_prompt is {config.samples}; a rollout is compared with others of its row, "
+            "so there must be 2 or more"
+        )
+    if config.temperature == 0:
+        raise UsageError(
+            f"{config.path}: rollout_temperature is 0, so all rollouts of a row are equal, and nothing is learned"
+        )
+    if config.held_out is not None and config.held_out < 0:
+        raise UsageError(f"{config.path}: [advanced] eval_rows is {config.held_out}; it can't be negative")
+    if config.in_flight < 1:
+        raise UsageError(f"{config.path}: [advanced] batch_size is {config.in_flight}; it must be 1 or more")
+
+
+def _workspace(path: Path) -> Path:
+    """Return the folder above `configs/training`, else the one of the file."""
+    folder = path.resolve().parent
+    return folder.parents[1] if folder.parts[-2:] == ("configs", "training") else folder
+
+
+def _model_folder(name: str, root: Path) -> Path:
+    """Return the folder of a model: a path from the workspace, or the latest snapshot in the cache of Hugging Face.
+
+    Nothing is downloaded.
+    """
+    for folder in (Path(name).expanduser(), root / name):
+        if folder.is_dir():
+            return folder.resolve()
+    import os
+
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
+    head = cache / "refs" / "main"
+    if head.is_file():
+        return cache / "snapshots" / head.read_text(encoding="utf-8").strip()
+    raise UsageError(
+        f"the model {name!r} is no folder, and not in the cache of Hugging Face ({cache.parent}). Download it with "
+        f"`hf download {name}`, or name its folder in model_path."
+    )
+
+
+def _taken(advanced: dict[str, Any], name: str, kind: type, default: Any, path: Path) -> Any:
+    """Take a value out of `[advanced]` that isn't the trainer's; raise UsageError for one of another type."""
+    value = advanced.pop(name, default)
+    if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise UsageError(f"{path}: [advanced] {name} is {value!r}; it must be {_KINDS[kind]}")
+    return value
+
+
+_KINDS: Mapping[type, str] = {str: "a string", int: "an integer"}

@@ -1,0 +1,187 @@
+"""The record of a training run beside the store's runs: state, metrics, checkpoints, and the trainer's output."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from osmosis_ai.errors import StoreError, UsageError
+from osmosis_ai.folders import private_folder, replaced_file
+from osmosis_ai.records import JsonObject, Record
+from osmosis_ai.training.contract import Checkpoint
+
+__all__ = ["LeftOutRow", "MetricsLine", "State", "TrainingRecord", "TrainingState", "list_records"]
+
+State = Literal["running", "finished", "failed", "interrupted"]
+FOLDER = "training"
+
+
+class LeftOutRow(Record, frozen=True):
+    """A row that isn't trained on, and why."""
+
+    row: int
+    reason: str
+
+
+class TrainingState(Record, frozen=True, omit_defaults=False):
+    """The state of a training run. Times are in seconds since the epoch."""
+
+    name: str
+    config: str
+    model: str
+    dataset: str
+    trainer: str
+    status: State
+    created_at: float
+    policy_port: int
+    total_steps: int
+    rows: list[int]
+    held_out: list[int]
+    left_out: list[LeftOutRow]
+    options: JsonObject
+    """What a resumed run must have in common with it."""
+    step: int = 0
+    reward: float | None = None
+    finished_at: float | None = None
+    error: str | None = None
+    checkpoints: list[Checkpoint] = []
+
+
+class MetricsLine(Record, frozen=True):
+    """Figures of a step: what the rollouts gave, what the trainer measured, or an evaluation on held-out rows."""
+
+    step: int
+    kind: Literal["rollouts", "trainer", "evaluation"]
+    metrics: dict[str, float]
+    time: float
+
+
+class TrainingRecord:
+    """The folder of a training run in the store's folder. Raises StoreError if it can't be read or written."""
+
+    def __init__(self, store: Path, name: str) -> None:
+        self.folder = store / FOLDER / name
+        self.name = name
+
+    @property
+    def exists(self) -> bool:
+        """True if there is such a training run."""
+        return self._file.is_file()
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.folder / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        """The file with the trainer's output."""
+        return self.folder / "trainer.log"
+
+    @property
+    def job(self) -> Path:
+        """The file that the trainer is started with."""
+        return self.folder / "job.json"
+
+    def holds(self, checkpoint: Checkpoint) -> bool:
+        """Return True if a checkpoint is in the folder of checkpoints."""
+        return Path(checkpoint.path).resolve().is_relative_to(self.checkpoints.resolve())
+
+    def create(self) -> None:
+        """Make the folders."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            private_folder(self.folder)
+        except OSError as error:
+            raise StoreError(f"{self.folder} can't be made: {error.strerror}") from error
+
+    def read(self) -> TrainingState:
+        """Return the state. A run that its process left behind was interrupted."""
+        try:
+            state = msgspec.json.decode(self._file.read_bytes(), type=TrainingState)
+        except FileNotFoundError:
+            raise UsageError(f"there is no training run {self.name} in {self.folder.parent}") from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StoreError(f"{self._file} can't be read: {error}") from error
+        if state.status == "running" and not self._is_locked():
+            return msgspec.structs.replace(state, status="interrupted")
+        return state
+
+    def write(self, state: TrainingState) -> None:
+        """Replace the state."""
+        try:
+            with replaced_file(self._file, private=True) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(state), indent=2))
+        except OSError as error:
+            raise StoreError(f"{self._file} can't be written: {error.strerror}") from error
+
+    def add(self, line: MetricsLine) -> None:
+        """Append figures."""
+        try:
+            with self._metrics.open("ab") as file:
+                file.write(msgspec.json.encode(line) + b"\n")
+        except OSError as error:
+            raise StoreError(f"{self._metrics} can't be written: {error.strerror}") from error
+
+    def metrics(self) -> list[MetricsLine]:
+        """Return all figures; of a step that was done again, the last ones."""
+        if not self._metrics.is_file():
+            return []
+        decode = msgspec.json.Decoder(MetricsLine).decode
+        found: dict[tuple[int, str], MetricsLine] = {}
+        for text in self._metrics.read_bytes().splitlines(keepends=True):
+            # A process that was killed may have left a part of a line.
+            if text.endswith(b"\n"):
+                line = decode(text)
+                found[line.step, line.kind] = line
+        return sorted(found.values(), key=lambda line: (line.step, line.kind))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the training run; raise UsageError if another process does."""
+        with self._lock.open("a", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"the training run {self.name} is going on in another process") from None
+            yield
+
+    def _is_locked(self) -> bool:
+        try:
+            with self._lock.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "run.json"
+
+    @property
+    def _metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def _lock(self) -> Path:
+        return self.folder / "lock"
+
+
+def list_records(store: Path) -> list[TrainingState]:
+    """Return the training runs of a store, newest first; raise StoreError."""
+    folder = store / FOLDER
+    found = [TrainingRecord(store, each.name) for each in folder.iterdir()] if folder.is_dir() else []
+    return sorted((each.read() for each in found if each.exists), key=lambda state: state.created_at, reverse=True)
+
+
+def now() -> float:
+    """Return the time of day in seconds since the epoch."""
+    return time.time()

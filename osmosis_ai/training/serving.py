@@ -1,0 +1,79 @@
+"""Serve a model as it is, by a trainer that trains nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+import anyio
+import msgspec
+
+from osmosis_ai.errors import OsmosisError, UsageError
+from osmosis_ai.rollout.server.serve import address_of, open_socket
+from osmosis_ai.tasks import task_group
+from osmosis_ai.training.config import TrainingConfig
+from osmosis_ai.training.contract import Ready, TrainerJob
+from osmosis_ai.training.record import TrainingRecord, TrainingState
+from osmosis_ai.training.server import Answers, serve_trainer
+from osmosis_ai.training.session import TrainingError, last_words
+from osmosis_ai.training.trainer import Trainer, start_trainer
+
+__all__ = ["served_policy"]
+
+
+@asynccontextmanager
+async def served_policy(
+    config: TrainingConfig, state: TrainingState, record: TrainingRecord, trainer: Trainer, environ: Mapping[str, str]
+) -> AsyncIterator[tuple[str, str]]:
+    """Serve the model during the block; yield the policy's address and token. Raises TrainingError."""
+    token = secrets.token_urlsafe(32)
+    ready = anyio.Event()
+    url = ""
+    failure: OsmosisError | None = None
+
+    async def is_ready(given: Ready) -> None:
+        nonlocal url
+        url = given.policy_url
+        ready.set()
+
+    record.create()
+    with open_socket("127.0.0.1", 0) as listener:
+        job = TrainerJob(
+            name=record.name,
+            runtime_url=address_of(listener),
+            policy_port=state.policy_port,
+            model=config.model,
+            output=str(record.checkpoints),
+            rows=[],
+            training=config.training,
+            sampling={"temperature": config.temperature, "top_p": config.top_p},
+            checkpoints={},
+            advanced=config.advanced,
+            mode="serve",
+        )
+        record.job.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2))
+        answers = Answers(_refuse, _refuse, _refuse, _refuse, is_ready)
+        async with (
+            serve_trainer(answers, token, listener),
+            start_trainer(trainer, record.job, token, environ) as running,
+            task_group() as group,
+        ):
+
+            async def follow() -> None:
+                nonlocal failure
+                last = await last_words(running, record, token, environ)
+                failure = TrainingError(f"the trainer ended before it served the model; it said last:\n{last}")
+                ready.set()
+
+            group.start_soon(follow)
+            await ready.wait()
+            if failure is not None:
+                raise failure
+            yield url, token
+            group.cancel_scope.cancel()
+
+
+async def _refuse(_: object) -> NoReturn:
+    raise UsageError("this trainer was started to serve, not to train")

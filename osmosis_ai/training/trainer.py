@@ -1,0 +1,131 @@
+"""The trainer's process: its environment, its start, its output, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Event
+from typing import NamedTuple
+
+import anyio
+
+from osmosis_ai.errors import RepositoryError, UsageError
+from osmosis_ai.masking import without_secrets
+from osmosis_ai.runtime.worker.workflows import keeper
+from osmosis_ai.runtime.worker.workflows.environments import prepare_environment
+from osmosis_ai.training.contract import TOKEN_VARIABLE
+
+__all__ = ["Trainer", "find_trainer", "start_trainer"]
+
+GRACE_SECONDS = 10.0
+MAX_LINE = 1024 * 1024
+MODULES = {"trl": "osmosis_trainer_trl"}
+_PACKAGE = Path(__file__).parents[1]
+_PLACES = (_PACKAGE / "trainers", _PACKAGE.parent / "trainers")
+"""Where trainers' distributions are: in an installed package, and in a checkout."""
+
+
+class Trainer(NamedTuple):
+    """How to start a trainer: its command, and the folder to add to Python's path if it isn't installed."""
+
+    command: list[str]
+    source: str | None = None
+
+    def variables(self, token: str) -> dict[str, str]:
+        """Return the variables that a trainer's process is started with."""
+        return {
+            TOKEN_VARIABLE: token,
+            **({} if self.source is None else {"PYTHONPATH": self.source}),
+            # Models and templates come from the folder that the config names.
+            "HF_HUB_OFFLINE": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+async def find_trainer(name: str, command: str | None) -> Trainer:
+    """Return a trainer; its environment is made first, if it has none yet, which can take minutes.
+
+    Args:
+        name: The trainer's name in the config.
+        command: The command that starts another one, None for the one of this name.
+
+    Raises:
+        UsageError: The command doesn't exist.
+        RepositoryError: The environment can't be made.
+    """
+    if command is not None:
+        words = shlex.split(command)
+        if not words or shutil.which(words[0]) is None:
+            raise UsageError(f"--trainer {command}: there is no such command")
+        return Trainer(words)
+    folder = next((place / name for place in _PLACES if (place / name / "pyproject.toml").is_file()), None)
+    if folder is None:
+        raise RepositoryError(f"the trainer {name} isn't here; name the command that starts it with --trainer")
+    stopped = Event()
+    try:
+        made = await anyio.to_thread.run_sync(
+            lambda: prepare_environment(folder, stopped=stopped), abandon_on_cancel=True
+        )
+    finally:
+        stopped.set()
+    return Trainer([str(made), "-m", MODULES[name]], str(folder))
+
+
+class Running:
+    """A trainer that was started."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Yield the lines that it prints, until it ends."""
+        assert self._process.stdout is not None
+        while True:
+            try:
+                line = await self._process.stdout.readline()
+            except ValueError:
+                yield f"[a line of more than {MAX_LINE >> 20} MiB]"
+                continue
+            if not line:
+                return
+            yield line.decode("utf-8", "replace").rstrip()
+
+    def stop(self) -> None:
+        """Ask it to end: SIGTERM, and SIGKILL after a grace period."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    async def wait(self) -> int:
+        """Return its status, once it has ended."""
+        return await self._process.wait()
+
+
+@asynccontextmanager
+async def start_trainer(trainer: Trainer, job: Path, token: str, environ: Mapping[str, str]) -> AsyncIterator[Running]:
+    """Start a trainer, which ends at the latest with the block, or with this process."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", keeper.__file__, str(GRACE_SECONDS)),
+        *(*trainer.command, str(job)),
+        cwd=job.parent,
+        env={**without_secrets(environ), **trainer.variables(token)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        limit=MAX_LINE,
+        start_new_session=True,
+    )
+    running = Running(process)
+    try:
+        yield running
+    finally:
+        running.stop()
+        with anyio.CancelScope(shield=True):
+            await process.wait()
