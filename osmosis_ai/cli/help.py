@@ -562,6 +562,7 @@ PAGES = {
             ("Train on this machine", "osmosis train run configs/training/sums.toml --name first"),
             ("Continue after an interruption", "osmosis train run configs/training/sums.toml --resume first"),
         ],
+        "the training failed; with --dry, nothing would be learned",
     ),
     "train submit": Page(
         "docs/platform.md",

@@ -15,7 +15,7 @@ from osmosis_ai.cli.help import HelpCommand, HelpGroup
 from osmosis_ai.cli.options import Json
 from osmosis_ai.cli.platform_session import All, Limit, Plain, PlatformUrl, Session, Yes, platform_session
 from osmosis_ai.cli.session import ExitCode
-from osmosis_ai.cli.train import run_training
+from osmosis_ai.cli.train import list_local, print_local_log, run_training, show_local
 
 if TYPE_CHECKING:
     from osmosis_ai.platform.configs import RunConfigFile
@@ -43,6 +43,7 @@ SecretsFile = Annotated[
 ]
 Snapshot = Annotated[bool, typer.Option("--snapshot", help="Submit the working tree as it is, committed or not.")]
 Lines = Annotated[int, typer.Option("--limit", min=1, max=200, metavar="N", help="Print N entries.")]
+Local = Annotated[bool, typer.Option("--local", help="Of this repository's store, from `train run`: ask no platform.")]
 Cursor = Annotated[str | None, typer.Option("--cursor", metavar="CURSOR", help="Print what is before this cursor.")]
 
 
@@ -219,9 +220,13 @@ def list_trainings(
     json: Json = False,
     plain: Plain = False,
     platform: PlatformUrl = None,
+    local: Local = False,
 ) -> None:
     """List the workspace's training runs on the platform, newest first."""
-    with platform_session(context, json=json, plain=plain, platform=platform) as session:
+    with platform_session(context, json=json, plain=plain, platform=platform, scoped=not local) as session:
+        if local:
+            list_local(session)
+            return
         from osmosis_ai.cli.tables import Column
 
         items, page = _listed(session, "/api/cli/training-runs", "training_runs", limit, all=all)
@@ -230,36 +235,63 @@ def list_trainings(
 
 
 def show_training(
-    context: typer.Context, name: Name, json: Json = False, plain: Plain = False, platform: PlatformUrl = None
+    context: typer.Context,
+    name: Name,
+    json: Json = False,
+    plain: Plain = False,
+    platform: PlatformUrl = None,
+    local: Local = False,
 ) -> None:
     """Show a training run of the platform."""
-    with platform_session(context, json=json, plain=plain, platform=platform) as session:
+    with platform_session(context, json=json, plain=plain, platform=platform, scoped=not local) as session:
+        if local:
+            show_local(session, name)
+            return
         shown = session.client.get(_path("training", name))
         run = shown["training_run"]
         session.detail(shown, [("Name", run["name"]), ("Status", run["status"]), ("Model", shown["model"]["name"])])
 
 
-def _logs(kind: Kind) -> Callable[..., None]:
-    def logs(
-        context: typer.Context,
-        name: Name,
-        limit: Lines = 50,
-        cursor: Cursor = None,
-        json: Json = False,
-        plain: Plain = False,
-        platform: PlatformUrl = None,
-    ) -> None:
-        """Print the end of a run's log, oldest entry first."""
-        with platform_session(context, json=json, plain=plain, platform=platform) as session:
-            from osmosis_ai.cli.tables import Column
+def log_of_eval(
+    context: typer.Context,
+    name: Name,
+    limit: Lines = 50,
+    cursor: Cursor = None,
+    json: Json = False,
+    plain: Plain = False,
+    platform: PlatformUrl = None,
+) -> None:
+    """Print the end of a run's log, oldest entry first."""
+    with platform_session(context, json=json, plain=plain, platform=platform) as session:
+        _print_log(session, "eval", name, limit, cursor)
 
-            page = session.client.get(_path(kind, name, "logs"), limit=limit, cursor=cursor, direction="older")
-            columns = [Column("time", "label"), Column("level", "label"), Column("step", "label"), Column("", "text")]
-            further = {"next_cursor": page["next_cursor"], "has_more": page["next_cursor"] is not None}
-            entries = page["logs"]
-            session.items(entries, columns, _log_cells, len(entries), more=further, empty="nothing is logged yet")
 
-    return logs
+def log_of_training(
+    context: typer.Context,
+    name: Name,
+    limit: Lines = 50,
+    cursor: Cursor = None,
+    json: Json = False,
+    plain: Plain = False,
+    platform: PlatformUrl = None,
+    local: Local = False,
+) -> None:
+    """Print the end of a run's log, oldest entry first."""
+    with platform_session(context, json=json, plain=plain, platform=platform, scoped=not local) as session:
+        if local:
+            print_local_log(session, name, limit)
+        else:
+            _print_log(session, "training", name, limit, cursor)
+
+
+def _print_log(session: Session, kind: Kind, name: str, limit: int, cursor: str | None) -> None:
+    from osmosis_ai.cli.tables import Column
+
+    page = session.client.get(_path(kind, name, "logs"), limit=limit, cursor=cursor, direction="older")
+    columns = [Column("time", "label"), Column("level", "label"), Column("step", "label"), Column("", "text")]
+    further = {"next_cursor": page["next_cursor"], "has_more": page["next_cursor"] is not None}
+    entries = page["logs"]
+    session.items(entries, columns, _log_cells, len(entries), more=further, empty="nothing is logged yet")
 
 
 def _stop(kind: Kind) -> Callable[..., None]:
@@ -291,7 +323,7 @@ def add_eval_commands(app: typer.Typer) -> None:
         "info": show_eval,
         "stop": _stop("eval"),
         "retry": retry_eval,
-        "logs": _logs("eval"),
+        "logs": log_of_eval,
         "download": download_eval,
         "upload": upload_eval,
     }
@@ -305,7 +337,7 @@ _TRAIN_COMMANDS: Mapping[str, Callable[..., None]] = {
     "list": list_trainings,
     "info": show_training,
     "stop": _stop("training"),
-    "logs": _logs("training"),
+    "logs": log_of_training,
 }
 for _name, _function in _TRAIN_COMMANDS.items():
     train_app.command(_name, cls=HelpCommand)(_function)

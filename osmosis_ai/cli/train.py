@@ -18,19 +18,21 @@ from osmosis_ai.text import counted
 
 if TYPE_CHECKING:
     from osmosis_ai.cli.console import Output
+    from osmosis_ai.cli.platform_session import Session
     from osmosis_ai.cli.session import CommandSession
+    from osmosis_ai.records import JsonObject
     from osmosis_ai.training.config import TrainingConfig
     from osmosis_ai.training.contract import Checkpoint
     from osmosis_ai.training.dry import DryReport, Spread
     from osmosis_ai.training.record import MetricsLine, TrainingState
     from osmosis_ai.training.session import TrainingSession
 
-__all__ = ["run_training"]
+__all__ = ["list_local", "print_local_log", "run_training", "show_local"]
 
 
 def run_training(
     context: typer.Context,
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="The training config.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="The training config, or a platform's order.")],
     dry: Annotated[
         bool, typer.Option("--dry", help="Train nothing: say what would be trained on, and whether it can be learned.")
     ] = False,
@@ -51,8 +53,8 @@ def run_training(
         typer.Option(
             "--trainer",
             metavar="COMMAND",
-            help="Start the trainer by this command, to which its job's file is added. Default: the config's trainer, in "
-            "an environment made by uv.",
+            help="Start the trainer by this command, to which the file of its job is added. Default: the config's "
+            "trainer, in an environment made by uv.",
         ),
     ] = None,
     store: Store = None,
@@ -89,8 +91,16 @@ class _Command:
         from osmosis_ai.training.session import TrainingSession, choose_rows, find_record, new_state, resumed_state
         from osmosis_ai.training.trainer import find_trainer
 
-        config = self._config(model, dataset)
-        record, store = find_record(config, self._store, resume or name or _new_name(self._file), self._session.cwd)
+        if self._file.endswith(".json"):
+            from osmosis_ai.training.config import read_order
+
+            # The platform starts an order again, with the same file, if it was interrupted.
+            config, order = read_order(self._file, self._session.cwd)
+            record, store = find_record(config, order.output, order.name, self._session.cwd)
+            resume = order.name if record.exists else None
+        else:
+            config = self._config(model, dataset)
+            record, store = find_record(config, self._store, resume or name or _new_name(self._file), self._session.cwd)
         if resume is not None:
             state = resumed_state(config, record)
         elif record.exists:
@@ -100,8 +110,7 @@ class _Command:
             for each in rows.left_out:
                 self._output.say(f"row {each.row} is left out: {each.reason}")
             state = new_state(config, record.name, rows)
-        self._output.say("looking for the trainer; its environment, of some GB, is made if there is none yet")
-        trainer = await find_trainer(config.trainer, self._trainer)
+        trainer = await find_trainer(config.trainer, self._trainer, self._output.say)
         record.create()
         with record.locked():
             self._introduce(config, state, resumed=resume is not None)
@@ -141,7 +150,7 @@ class _Command:
         report = await look_at(config, rows, state.total_steps, store, self._session.environ)
         if not self._json:
             _print_rows(self._output, config, report)
-        trainer = await find_trainer(config.trainer, self._trainer)
+        trainer = await find_trainer(config.trainer, self._trainer, self._output.say)
         try:
             async with served_policy(config, state, record, trainer, self._session.environ) as (url, token):
                 report = await try_policy(
@@ -284,3 +293,69 @@ def _duration(seconds: float) -> str:
 def _new_name(config: str) -> str:
     stem = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in Path(config).stem)
     return f"{stem[:48]}-{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def list_local(session: Session) -> None:
+    """List the training runs of the repository's store."""
+    from osmosis_ai.cli.tables import Column
+    from osmosis_ai.training.record import list_records
+
+    found = [_shown(state) for state in list_records(_store(session))]
+    columns = [Column("name", "name"), Column("status", "label"), Column("step", "label"), Column("reward", "label")]
+    session.items(
+        found,
+        columns,
+        lambda one: [one["name"], one["status"], f"{one['step']} of {one['total_steps']}", _number(one["reward"])],
+        len(found),
+        empty="no training runs yet; `osmosis train run CONFIG` begins one",
+    )
+
+
+def show_local(session: Session, name: str) -> None:
+    """Show a training run of the repository's store: its state, figures and checkpoints."""
+    from osmosis_ai.training.record import TrainingRecord
+
+    record = TrainingRecord(_store(session), name)
+    state, metrics = record.read(), record.metrics()
+    lines = [
+        ("Name", state.name),
+        ("Status", state.status),
+        ("Model", state.model),
+        ("Dataset", f"{state.dataset}, {len(state.rows)} rows, {len(state.held_out)} held out"),
+        ("Steps", f"{state.step} of {state.total_steps}"),
+        *([("Error", state.error)] if state.error else []),
+        *((f"Checkpoint {each.step}", each.path) for each in state.checkpoints),
+    ]
+    for kind, label in (("rollouts", "Reward"), ("evaluation", "Held-out reward")):
+        values = [line.metrics["reward"] for line in metrics if line.kind == kind and "reward" in line.metrics]
+        if values:
+            lines.append((label, f"{values[0]:.3f} at first, {values[-1]:.3f} at last"))
+    session.detail({"training_run": msgspec.to_builtins(state), "metrics": msgspec.to_builtins(metrics)}, lines)
+
+
+def print_local_log(session: Session, name: str, limit: int) -> None:
+    """Print the last lines that the trainer of a training run has printed."""
+    from osmosis_ai.cli.tables import Column
+    from osmosis_ai.training.record import TrainingRecord
+
+    record = TrainingRecord(_store(session), name)
+    record.read()
+    lines = record.log_lines(limit)
+    found = [{"message": line} for line in lines]
+    session.items(found, [Column("output", "text")], _message, len(lines), empty="the trainer printed nothing")
+
+
+def _message(line: JsonObject) -> list[str]:
+    return [str(line["message"])]
+
+
+def _store(session: Session) -> Path:
+    from osmosis_ai.cli.session import SharedOptions, stored_runs
+
+    _, folder = stored_runs(session.cwd, SharedOptions(None, None))
+    return folder
+
+
+def _shown(state: TrainingState) -> JsonObject:
+    shown: JsonObject = msgspec.to_builtins(state)
+    return shown

@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from osmosis_ai.config import RunConfig
 from osmosis_ai.discovery.eval_configs import find_dataset_file, find_experiment
 from osmosis_ai.errors import UsageError
-from osmosis_ai.folders import given_path
+from osmosis_ai.folders import UnreadableError, given_path, read_bounded
 from osmosis_ai.models.policy.engine import MAX_RESPONSE, REPLY_FORM
+from osmosis_ai.platform.orders import TrainingOrder
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.row_numbers import RowNumbers
 from osmosis_ai.toml_files import parse_toml, read_toml_text
 from osmosis_ai.validate.run_configs import check_config
 
-__all__ = ["Policy", "TrainingConfig", "read_training_config"]
+__all__ = ["Policy", "TrainingConfig", "read_order", "read_training_config", "training_config_of"]
 
 TRAINERS = ("trl",)
 DEFAULTS: JsonObject = {
@@ -27,6 +30,7 @@ DEFAULTS: JsonObject = {
     "max_prompt_length": 4096,
     "max_response_length": 4096,
 }
+MAX_ORDER_BYTES = 16 * 1024 * 1024
 EVAL_INTERVAL = 10
 SAVE_FREQUENCY = 10
 IN_FLIGHT = 32
@@ -152,6 +156,32 @@ def read_training_config(
         said = [f"{path}:{each.line}: {each.message}" if each.line else f"{path}: {each.message}" for each in found]
         raise UsageError("\n".join(said))
     document = parse_toml(read_toml_text(path, root))
+    return training_config_of(document, path, cwd, model=model, dataset=dataset)
+
+
+def read_order(text: str, cwd: Path) -> tuple[TrainingConfig, TrainingOrder]:
+    """Read what a platform starts its trainer with; raise UsageError."""
+    path = given_path(text, cwd)
+    try:
+        order = msgspec.json.decode(read_bounded(path, MAX_ORDER_BYTES, "too large"), type=TrainingOrder)
+    except (UnreadableError, msgspec.MsgspecError) as error:
+        raise UsageError(f"{path} is no order of a training run: {error}") from error
+    tables = {name: getattr(order, name) for name in ("training", "sampling", "checkpoints", "advanced", "env")}
+    experiment = {
+        "rollout": order.rollout,
+        "entrypoint": order.entrypoint,
+        "model_path": order.model,
+        "dataset": order.dataset,
+    }
+    document = {**tables, "experiment": experiment, "secrets": {"required": order.secrets}}
+    config = Path(order.code, "configs", "training", f"{order.name}.toml")
+    return training_config_of(document, config, cwd, dataset=order.dataset), order
+
+
+def training_config_of(
+    document: JsonObject, path: Path, cwd: Path, *, model: str | None = None, dataset: str | None = None
+) -> TrainingConfig:
+    """Read a training config's content as if it were in this file; raise UsageError if it can't be used."""
     if "experiment" not in document:
         raise UsageError(f"{path}: no [experiment]; it names rollout, entrypoint, model_path and dataset")
     experiment = document["experiment"]
@@ -193,18 +223,9 @@ def read_training_config(
 
 
 def _check(config: TrainingConfig) -> None:
-    """Raise UsageError for values with which nothing can be learned."""
+    """Raise UsageError for values of `[advanced]` that can't be used."""
     if config.trainer not in TRAINERS:
         raise UsageError(f"{config.path}: [advanced] trainer is {config.trainer!r}; there is {', '.join(TRAINERS)}")
-    if config.samples < 2:
-        raise UsageError(
-            f"{config.path}: n_samples_per_prompt is {config.samples}; a rollout is compared with others of its row, "
-            "so there must be 2 or more"
-        )
-    if config.temperature == 0:
-        raise UsageError(
-            f"{config.path}: rollout_temperature is 0, so all rollouts of a row are equal, and nothing is learned"
-        )
     if config.held_out is not None and config.held_out < 0:
         raise UsageError(f"{config.path}: [advanced] eval_rows is {config.held_out}; it can't be negative")
     if config.in_flight < 1:

@@ -20,6 +20,7 @@ __all__ = ["LeftOutRow", "MetricsLine", "State", "TrainingRecord", "TrainingStat
 
 State = Literal["running", "finished", "failed", "interrupted"]
 FOLDER = "training"
+MAX_TAIL_BYTES = 1024 * 1024
 
 
 class LeftOutRow(Record, frozen=True):
@@ -141,6 +142,14 @@ class TrainingRecord:
                 line = decode(text)
                 found[line.step, line.kind] = line
         return sorted(found.values(), key=lambda line: (line.step, line.kind))
+
+    def log_lines(self, count: int) -> list[str]:
+        """Return the last lines of the trainer's output."""
+        if not self.log.is_file():
+            return []
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - MAX_TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()[-count:]
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
-import anyio
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -31,7 +30,6 @@ from osmosis_ai.training.contract import (
 __all__ = ["Answers", "serve_trainer"]
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-STARTING_SECONDS = 0.01
 Asked = TypeVar("Asked")
 
 
@@ -57,18 +55,9 @@ async def serve_trainer(answers: Answers, token: str, listener: socket.socket) -
             Route("/v1/ready", _endpoint(Ready, answers.ready, token), methods=["POST"]),
         ]
     )
-    server = make_server(app, "critical", log_config=None, server_header=False)
-
-    async def serve() -> None:
-        await server.serve([listener])
-        # By a signal, which uvicorn raises again once it has ended.
-        group.cancel_scope.cancel()
-
+    server = make_server(app, "critical", signals=False, log_config=None, server_header=False)
     async with task_group() as group:
-        group.start_soon(serve)
-        # It takes the signals' handlers when it starts; those of the block come after it.
-        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-            await anyio.sleep(STARTING_SECONDS)
+        group.start_soon(server.serve, [listener])
         try:
             yield
         finally:

@@ -195,9 +195,8 @@ class TrainingSession:
         if self._failure is not None:
             raise self._failure
         if status and not self._stopping:
-            said = "\n".join(f"  {line}" for line in last) or "  (no output)"
             raise TrainingError(
-                f"the trainer ended with status {status}; it said last:\n{said}\nAll: {self._record.log}"
+                f"the trainer ended with status {status}; it said last:\n{last}\nAll: {self._record.log}"
             )
 
     def _job(self, url: str) -> TrainerJob:

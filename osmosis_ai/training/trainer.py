@@ -7,7 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Event
@@ -50,12 +50,13 @@ class Trainer(NamedTuple):
         }
 
 
-async def find_trainer(name: str, command: str | None) -> Trainer:
+async def find_trainer(name: str, command: str | None, say: Callable[[str], None]) -> Trainer:
     """Return a trainer; its environment is made first, if it has none yet, which can take minutes.
 
     Args:
         name: The trainer's name in the config.
         command: The command that starts another one, None for the one of this name.
+        say: Called with what takes time.
 
     Raises:
         UsageError: The command doesn't exist.
@@ -69,6 +70,7 @@ async def find_trainer(name: str, command: str | None) -> Trainer:
     folder = next((place / name for place in _PLACES if (place / name / "pyproject.toml").is_file()), None)
     if folder is None:
         raise RepositoryError(f"the trainer {name} isn't here; name the command that starts it with --trainer")
+    say(f"preparing the environment of the trainer {name}: the first time, some GB are installed")
     stopped = Event()
     try:
         made = await anyio.to_thread.run_sync(

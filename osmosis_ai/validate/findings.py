@@ -166,6 +166,7 @@ CODES: dict[str, Code] = {
     "OSM511": _error("the entrypoint doesn't exist"),
     "OSM512": _warning("an implausible value"),
     "OSM513": _warning("a config outside the searched folders"),
+    "OSM514": _warning("a training config from which nothing can be learned"),
     # The working copy
     "OSM601": _warning("not a git repository"),
     "OSM602": _warning("uncommitted changes"),

@@ -127,6 +127,7 @@ class _Config:
         if isinstance(experiment, dict):
             self._check_revision(experiment.get("commit_sha"), experiment.get("branch"))
             self._check_rollout(experiment.get("rollout"), experiment.get("entrypoint"))
+        self._check_learnable()
         variables = self._check_env()
         self._check_secrets(variables)
         return self._found
@@ -221,6 +222,16 @@ class _Config:
             message = f"the entrypoint rollouts/{rollout}/{entrypoint} doesn't exist"
             self._add("OSM511", message, "experiment", "entrypoint")
 
+    def _check_learnable(self) -> None:
+        """A rollout is compared with others of its row, so there must be others, and they must differ."""
+        training, sampling = self._document.get("training"), self._document.get("sampling")
+        if isinstance(training, dict) and training.get("n_samples_per_prompt") == 1:
+            message = "n_samples_per_prompt is 1; a rollout is compared with others of its row: there must be 2 or more"
+            self._add("OSM514", message, "training", "n_samples_per_prompt")
+        if isinstance(sampling, dict) and sampling.get("rollout_temperature") == 0:
+            message = "rollout_temperature is 0; all rollouts of a row would be equal, and nothing would be learned"
+            self._add("OSM514", message, "sampling", "rollout_temperature")
+
     def _check_env(self) -> set[str]:
         env = self._document.get("env", {})
         if not self._is_table(env, "env"):
@@ -298,4 +309,4 @@ def _found(value: object) -> str:
     return "a table" if isinstance(value, dict) else "a date or time"
 
 
-CHECKS = (Check("configs", f"OSM208 {codes(501, 513)}", lambda subject: check_configs(subject.root)),)
+CHECKS = (Check("configs", f"OSM208 {codes(501, 514)}", lambda subject: check_configs(subject.root)),)

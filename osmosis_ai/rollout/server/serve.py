@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,9 +146,16 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def make_server(app: ASGIApp, log_level: str, **options: Any) -> uvicorn.Server:
-    """Create a loaded server that needs only sockets; the options are uvicorn's."""
+def make_server(app: ASGIApp, log_level: str, *, signals: bool = True, **options: Any) -> uvicorn.Server:
+    """Create a loaded server that needs only sockets; the options are uvicorn's.
+
+    Without `signals`, it leaves them to the program that it runs in.
+    """
     import uvicorn
+
+    class WithoutSignals(uvicorn.Server):
+        def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+            return nullcontext()
 
     from osmosis_ai.rollout.server.connections import BoundedProtocol, connection_limit, raise_descriptor_limit
 
@@ -168,4 +176,4 @@ def make_server(app: ASGIApp, log_level: str, **options: Any) -> uvicorn.Server:
     # Collect now, because requests would wait for the collector.
     gc.collect()
     calm_collector()
-    return uvicorn.Server(config)
+    return uvicorn.Server(config) if signals else WithoutSignals(config)
