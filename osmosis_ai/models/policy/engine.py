@@ -35,7 +35,7 @@ from osmosis_ai.records import (
     Usage,
 )
 
-__all__ = ["ENGINE", "MAX_RESPONSE", "REPLY_FORM"]
+__all__ = ["ENGINE", "MAX_RESPONSE", "REPLY_FORM", "PolicyClient"]
 
 MAX_RESPONSE = "max_response_tokens"
 """Parameter of this engine: how many tokens may follow a rollout's first prompt, those of tool results included."""
@@ -64,7 +64,7 @@ class _Reply(Record, frozen=True):
     model: str | None = None
 
 
-class _PolicyClient(EndpointClient):
+class PolicyClient(EndpointClient):
     """The completions endpoint, with token ids in and out."""
 
     path = "/completions"
@@ -94,7 +94,7 @@ class _PolicyClient(EndpointClient):
 class _PolicyModel:
     """A policy in one rollout."""
 
-    def __init__(self, client: _PolicyClient, template: ChatTemplate, form: Form | None) -> None:
+    def __init__(self, client: PolicyClient, template: ChatTemplate, form: Form | None) -> None:
         self._client = client
         self._template = template
         self._form = form
@@ -167,7 +167,7 @@ class _PolicyHost:
         self._template, self._form = _loaded(spec)
         self._options = options
         self._limiter = AdaptiveLimiter(options.concurrency)
-        self._client = _PolicyClient(spec)
+        self._client = PolicyClient(spec)
 
     def for_rollout(self, row: Row, run_index: int, draw: str = "") -> ChatModel:
         model = _PolicyModel(self._client, self._template, self._form)
