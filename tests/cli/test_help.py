@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ def all_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 OFFERED = dict(all_commands(OSMOSIS))
 
 
+@functools.cache
 def help_of(path: str) -> str:
     result = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output

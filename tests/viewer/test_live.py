@@ -9,8 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio import to_thread
-from viewed import made, write_run
+from viewed import made, viewer, write_run
 
+from osmosis_ai.store.live import RunningRollout
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.viewer.live import changes
 from osmosis_ai.viewer.stores import Stores
@@ -56,3 +57,18 @@ async def test_the_end_of_a_run_s_process_is_a_change(tmp_path: Path) -> None:
 async def test_events_end_when_the_server_stops(tmp_path: Path) -> None:
     stores = Stores([(tmp_path, tmp_path / ".osmosis")])
     assert [event async for event in changes(stores, stores.version(), lambda: True)] == ["retry: 1000\n\n"]
+
+
+@pytest.mark.parametrize(("nodes", "shown"), [(["", ""], []), (["gpu-1", ""], ["gpu-1", "this machine"])])
+async def test_rollouts_in_flight_show_their_nodes_if_there_are_any(
+    tmp_path: Path, nodes: list[str], shown: list[str]
+) -> None:
+    with RunStore.open(tmp_path) as store:
+        run_id = await store.create_run("eval", identity={}, config={})
+        flying = [RunningRollout(row, 0, 1000.0, "the model (turn 1)", node) for row, node in enumerate(nodes)]
+        store.live_file(run_id).show(flying)
+        with viewer(tmp_path) as client:
+            text = client.get(f"/runs/{tmp_path.name}/{run_id}").text
+    part = text[text.index("In flight") : text.index("</table>", text.index("In flight"))]
+    assert part.count("the model (turn 1)") == 2
+    assert re.findall(r"<td>(gpu-1|this machine)</td>", part) == shown
