@@ -53,7 +53,8 @@ test-released: $(VENV)/.dev  ## workflows on released SDKs, and the platform's r
 test-train: $(VENV)/.dev  ## exports, read by the trainers' libraries, and the trainer: minutes, when they are new
 	$(BIN)/python -m pytest -m released -rs tests/test_trainer_exports.py
 	@if $(MAKE) --no-print-directory $(TRAIN)/.dev; then \
-		cd trainers/trl && $(abspath $(TRAIN))/bin/python -m mypy && $(abspath $(TRAIN))/bin/python -m pytest; \
+		(cd trainers/trl && $(abspath $(TRAIN))/bin/python -m mypy && $(abspath $(TRAIN))/bin/python -m pytest) && \
+		TRAINER_PYTHON=$(abspath $(TRAIN))/bin/python $(BIN)/python -m pytest -m train tests/training; \
 	else echo "skipped: the trainer's packages can't be installed into $(TRAIN), for the reason above" >&2; fi
 
 test-browser: $(VENV)/.browser  ## the viewer in Chromium, installed with apt-get if it can be; skipped, with the reason, without it

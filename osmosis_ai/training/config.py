@@ -64,6 +64,7 @@ class TrainingConfig(Record, frozen=True):
         reply_form: How the model writes tool calls; None to recognise it.
         held_out: Rows to hold out; None for a tenth of them.
         in_flight: Rollouts at a time.
+        seed: The seed of the trainer: of the rows' order and of what is sampled.
         advanced: What passes through to the trainer.
     """
 
@@ -84,6 +85,7 @@ class TrainingConfig(Record, frozen=True):
     reply_form: str | None
     held_out: int | None
     in_flight: int
+    seed: int
     advanced: JsonObject
 
     @property
@@ -216,6 +218,7 @@ def training_config_of(
         reply_form=_taken(advanced, REPLY_FORM, str, None, path),
         held_out=_taken(advanced, "eval_rows", int, None, path),
         in_flight=_taken(advanced, "batch_size", int, IN_FLIGHT, path),
+        seed=_taken(advanced, "seed", int, 0, path),
         advanced=advanced,
     )
     _check(config)

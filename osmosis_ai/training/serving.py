@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
 import anyio
-import msgspec
 
 from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.rollout.server.serve import address_of, open_socket
 from osmosis_ai.tasks import task_group
 from osmosis_ai.training.config import TrainingConfig
-from osmosis_ai.training.contract import Ready, TrainerJob
+from osmosis_ai.training.contract import Ready
 from osmosis_ai.training.record import TrainingRecord, TrainingState
 from osmosis_ai.training.server import Answers, serve_trainer
-from osmosis_ai.training.session import TrainingError, last_words
+from osmosis_ai.training.session import TrainingError, last_words, write_job
 from osmosis_ai.training.trainer import Trainer, start_trainer
 
 __all__ = ["served_policy"]
@@ -40,20 +40,7 @@ async def served_policy(
 
     record.create()
     with open_socket("127.0.0.1", 0) as listener:
-        job = TrainerJob(
-            name=record.name,
-            runtime_url=address_of(listener),
-            policy_port=state.policy_port,
-            model=config.model,
-            output=str(record.checkpoints),
-            rows=[],
-            training=config.training,
-            sampling={"temperature": config.temperature, "top_p": config.top_p},
-            checkpoints={},
-            advanced=config.advanced,
-            mode="serve",
-        )
-        record.job.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2))
+        write_job(config, state, record, address_of(listener), "serve")
         answers = Answers(_refuse, _refuse, _refuse, _refuse, is_ready)
         async with (
             serve_trainer(answers, token, listener),
@@ -73,6 +60,8 @@ async def served_policy(
                 raise failure
             yield url, token
             group.cancel_scope.cancel()
+    # It isn't a training run.
+    shutil.rmtree(record.folder, ignore_errors=True)
 
 
 async def _refuse(_: object) -> NoReturn:

@@ -27,6 +27,7 @@ from osmosis_ai.training.contract import (
     Checkpoint,
     Evaluation,
     EvaluationRequest,
+    Mode,
     Ready,
     StepMetrics,
     TrainerJob,
@@ -182,8 +183,7 @@ class TrainingSession:
     async def _train(self, trainer: Trainer) -> None:
         answers = Answers(self._batch, self._evaluation, self._metrics, self._checkpoint, self._ready)
         with open_socket("127.0.0.1", 0) as listener:
-            job = self._job(address_of(listener))
-            self._record.job.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2))
+            write_job(self._config, self.state, self._record, address_of(listener))
             async with (
                 serve_trainer(answers, self._token, listener),
                 start_trainer(trainer, self._record.job, self._token, self._environ) as self._running,
@@ -198,22 +198,6 @@ class TrainingSession:
             raise TrainingError(
                 f"the trainer ended with status {status}; it said last:\n{last}\nAll: {self._record.log}"
             )
-
-    def _job(self, url: str) -> TrainerJob:
-        config, state = self._config, self.state
-        return TrainerJob(
-            name=self._record.name,
-            runtime_url=url,
-            policy_port=state.policy_port,
-            model=config.model,
-            output=str(self._record.checkpoints),
-            rows=state.rows,
-            training=config.training,
-            sampling={"temperature": config.temperature, "top_p": config.top_p},
-            checkpoints={"checkpoint_save_freq": config.save_frequency, "eval_interval": config.eval_interval},
-            advanced=config.advanced,
-            resume_from=state.checkpoints[-1].path if state.checkpoints else None,
-        )
 
     async def _batch(self, request: BatchRequest) -> Batch:
         async with self._busy:
@@ -260,6 +244,28 @@ class TrainingSession:
     def _write(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
         self._record.write(self.state)
+
+
+def write_job(
+    config: TrainingConfig, state: TrainingState, record: TrainingRecord, url: str, mode: Mode = "train"
+) -> None:
+    """Write the file that a trainer is started with; `url` is the runtime's address."""
+    job = TrainerJob(
+        name=record.name,
+        runtime_url=url,
+        policy_port=state.policy_port,
+        model=config.model,
+        output=str(record.checkpoints),
+        rows=state.rows,
+        training=config.training,
+        sampling={"temperature": config.temperature, "top_p": config.top_p},
+        checkpoints={"checkpoint_save_freq": config.save_frequency, "eval_interval": config.eval_interval},
+        advanced=config.advanced,
+        resume_from=state.checkpoints[-1].path if state.checkpoints else None,
+        seed=config.seed,
+        mode=mode,
+    )
+    record.job.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2))
 
 
 async def last_words(

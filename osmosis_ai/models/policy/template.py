@@ -36,6 +36,8 @@ _USER: Message = {"role": "user", "content": _SAMPLE}
 _PARAMETERS: JsonObject = {"type": "object", "properties": {_SAMPLE: {"type": "string"}}}
 _TOOL: Tool = {"type": "function", "function": {"name": "tool", "description": "A tool.", "parameters": _PARAMETERS}}
 _CALL: JsonObject = {"id": "call_1", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
+_ANSWERING: Message = {"role": "assistant", "content": _SAMPLE}
+_CALLING: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 
 
 class ChatTemplateError(OsmosisError):
@@ -65,8 +67,9 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._objects = self._takes_objects()
         self.shows_tools = self.render([_USER], [_TOOL]) != self.render([_USER], ())
-        rendered = self.render([_USER, {"role": "assistant", "content": _SAMPLE}], (), generate=False)
-        self.stop_ids = sorted({*stop_ids, *self._ending(rendered)[:1]})
+        # Some models end a reply that calls tools differently.
+        endings = [self._ending(self.render([_USER, reply], (), generate=False)) for reply in self._replies()]
+        self.stop_ids = sorted({*stop_ids, *(token for ending in endings for token in ending[:1])})
         if not self.stop_ids:
             raise ChatTemplateError(
                 "neither the chat template nor generation_config.json names a token that ends a reply"
@@ -102,7 +105,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: The template can't render the messages after a reply.
         """
-        bare: Message = {"role": "assistant", "content": _SAMPLE}
+        bare = _ANSWERING
         if calls := reply.get("tool_calls"):
             bare = {"role": "assistant", "content": "", "tool_calls": [_bare(call) for call in calls]}
         alone = self.render([_USER, bare], (), generate=False)
@@ -116,7 +119,7 @@ class ChatTemplate:
             return rest[1:] if rest[:1] == [last] else rest
         # Templates may render the last reply differently, for example with empty reasoning, but not what ends it.
         end = _nth(whole, ending[0], alone.count(ending[0]))
-        if last in ending:
+        if last in ending and whole.count(last) >= alone.count(last):
             return whole[_nth(whole, last, alone.count(last)) + 1 :]
         return whole[end + 1 :] if last in self.stop_ids else whole[end:]
 
@@ -145,8 +148,14 @@ class ChatTemplate:
     def _takes_objects(self) -> bool:
         """Return True unless the template fails for arguments that are objects: some take only text."""
         self._objects = True
+        return self._renders(_CALLING)
+
+    def _replies(self) -> list[Message]:
+        return [_ANSWERING, *([_CALLING] if self._renders(_CALLING) else [])]
+
+    def _renders(self, reply: Message) -> bool:
         try:
-            self.render([_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}], ())
+            self.render([_USER, reply], ())
         except ChatTemplateError:
             return False
         return True

@@ -11,8 +11,9 @@ import logging
 import math
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from datasets import Dataset
