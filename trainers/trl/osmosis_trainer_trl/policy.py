@@ -57,7 +57,6 @@ class PolicyServer:
     ) -> None:
         self._token = token
         self._seed = seed
-        self._port = port
         self._model = model
         self._precision = precision
         self._port = port

@@ -11,9 +11,8 @@ import logging
 import math
 import threading
 import time
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset
