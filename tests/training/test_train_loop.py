@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from osmosis_ai.records import Message
 from repos import write_repo
 from running import running
 from token_models import PLAIN, make_tokenizer
+from waiting import PATIENCE
 
 pytestmark = pytest.mark.train
 
@@ -123,19 +125,30 @@ def test_the_reward_rises(workspace: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("victim", ["trainer", "runtime"])
 def test_a_killed_process_in_the_middle_of_a_step_costs_no_finished_checkpoint(workspace: Path, victim: str) -> None:
-    state = workspace / ".osmosis/training/first/run.json"
+    config = workspace / "configs/training/sums.toml"
+    text = CONFIG.replace("total_epochs = 2", "total_epochs = 1").replace("save_freq = 6", "save_freq = 2")
+    config.write_text(text, encoding="utf-8")
     with running(*COMMAND, "--name", "first", cwd=workspace, env=ENVIRON) as started:
-        started.until(lambda: state.exists() and json.loads(state.read_text(encoding="utf-8"))["step"] == 7)
+        wait_for_step(workspace, 3)
         trainers = [one for one in started.descendants() if command_line(one).startswith(f"{PYTHON} -m")]
         (trainers[0] if victim == "trainer" else started.process).kill()
         if victim == "trainer":
             assert "the trainer ended with status" in started.wait().stderr
-    assert [each["step"] for each in info(workspace)["training_run"]["checkpoints"]] == [6]
+    assert [each["step"] for each in info(workspace)["training_run"]["checkpoints"]] == [2]
     done = run_osmosis(*COMMAND, "--resume", "first", cwd=workspace, env=ENVIRON)
     assert done.code == 0, done.stderr
-    assert "continuing first after step 6" in done.stderr
+    assert "continuing first after step 2" in done.stderr
     run = info(workspace)["training_run"]
-    assert (run["status"], run["step"]) == ("finished", 18)
+    assert (run["status"], run["step"]) == ("finished", 9)
+
+
+def wait_for_step(workspace: Path, step: int) -> None:
+    """Wait until a step's rollouts are there, which takes longer than anything else that tests wait for."""
+    state = workspace / ".osmosis/training/first/run.json"
+    deadline = monotonic() + 20 * PATIENCE
+    while not (state.exists() and json.loads(state.read_text(encoding="utf-8"))["step"] == step):
+        assert monotonic() < deadline
+        sleep(0.1)
 
 
 def test_a_dry_run_serves_the_model_as_it_is(workspace: Path) -> None:
