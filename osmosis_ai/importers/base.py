@@ -34,14 +34,20 @@ __all__ = [
     "ground_truth",
     "json_lines",
     "json_object",
+    "milliseconds",
+    "moment",
     "numbers",
     "opening",
     "parts_text",
+    "plain",
     "total",
 ]
 
 MAX_DOCUMENT_BYTES = 512 * 1024 * 1024
 """The largest file that is read as a whole; files of lines and archives may be larger."""
+
+MAX_DURATION, MAX_MOMENT = 1e9, 1e11
+"""Seconds: 30 years, and the year 5138; both can be shown."""
 
 T = TypeVar("T")
 
@@ -153,8 +159,8 @@ def json_object(data: bytes) -> JsonObject:
         try:
             value = msgspec.json.decode(data)
         except msgspec.DecodeError:
-            # Python's own writers write NaN for what wasn't computed.
-            value = json.loads(data, parse_constant=lambda _: None)
+            # Python's own writers write NaN for what wasn't computed, and halves of surrogate pairs.
+            value = plain(json.loads(data))
     except UnicodeDecodeError as error:
         raise BadSampleError(not_utf8(error)) from None
     except RecursionError:
@@ -166,6 +172,16 @@ def json_object(data: bytes) -> JsonObject:
     if too_deep(value):
         raise BadSampleError(nested_too_deep())
     return value
+
+
+def plain(value: object) -> object:
+    """Return a value as JSON has it: names are text, NaN is null, dates are text, and text is Unicode.
+
+    Raises:
+        TypeError: A mapping has a key that is no name.
+    """
+    encoded = json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace")
+    return json.loads(encoded, parse_constant=lambda _: None)
 
 
 def json_lines(path: Path, read: Callable[[JsonObject], Iterable[T]]) -> Iterator[T | Problem]:
@@ -228,6 +244,16 @@ def numbers(values: Mapping[str, object]) -> dict[str, float]:
     return {
         name: float(value) for name, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)
     }
+
+
+def milliseconds(seconds: float | None) -> float:
+    """Return a duration in milliseconds; 0 if it is unknown, or can't be one."""
+    return round(seconds * 1000, 3) if seconds is not None and 0 <= seconds <= MAX_DURATION else 0.0
+
+
+def moment(seconds: float | None) -> float | None:
+    """Return a time in seconds since the epoch; None if it is unknown, or can't be one."""
+    return seconds if seconds is not None and 0 < seconds <= MAX_MOMENT else None
 
 
 def calls_in(messages: Sequence[Message]) -> list[ToolCall]:

@@ -26,6 +26,8 @@ from osmosis_ai.importers.base import (
     converted,
     ground_truth,
     json_object,
+    milliseconds,
+    moment,
     opening,
     parts_text,
     total,
@@ -314,7 +316,7 @@ def _sample(where: str, value: object, header: _Header, run: RunFile) -> Attempt
         policy="policy",
         messages=messages,
         finish_reason="error" if sample.error else LIMITS.get(limit or "") or FINISH.get(stop, "stop"),
-        duration_ms=round((sample.total_time or 0.0) * 1000, 3),
+        duration_ms=milliseconds(sample.total_time),
         failure=None if sample.error is None else _failure(sample.error),
         usage=total(turns) if usage is None else usage.tokens(),
         turns=turns,
@@ -389,7 +391,7 @@ def _turns(sample: _Sample, run: RunFile) -> tuple[list[Turn], list[ToolCall]]:
                     asked[choice.message.id or ""] = model
             elif event.get("event") == "tool":
                 tool_event = msgspec.convert(event, _ToolEvent, strict=False)
-                took[tool_event.id] = (tool_event.working_time or 0.0) * 1000
+                took[tool_event.id] = milliseconds(tool_event.working_time)
         except msgspec.ValidationError:
             # Without it, this call's figures are unknown; the conversation has its text.
             continue
@@ -403,9 +405,7 @@ def _turns(sample: _Sample, run: RunFile) -> tuple[list[Turn], list[ToolCall]]:
             if found is not None or turns:
                 turns.append(_turn(len(turns), found))
                 open_calls = {
-                    call.id: ToolCall(
-                        len(turns) - 1, call.id, call.function, _arguments(call), round(took.get(call.id, 0.0), 3)
-                    )
+                    call.id: ToolCall(len(turns) - 1, call.id, call.function, _arguments(call), took.get(call.id, 0.0))
                     for call in message.tool_calls or ()
                 }
         elif message.role == "tool" and message.tool_call_id in open_calls:
@@ -418,12 +418,11 @@ def _turn(index: int, event: _ModelEvent | None) -> Turn:
     if event is None:
         return Turn(index, "unknown", Usage(), 0.0)
     output = event.output
-    seconds = event.working_time if event.working_time is not None else output.time or 0.0
     return Turn(
         index=index,
         finish_reason=output.choices[0].stop_reason,
         usage=Usage() if output.usage is None else output.usage.tokens(),
-        duration_ms=round(seconds * 1000, 3),
+        duration_ms=milliseconds(event.working_time if event.working_time is not None else output.time),
         model=output.model,
         params={name: value for name, value in event.config.items() if value is not None},
         cost_usd=None if output.usage is None else output.usage.total_cost,
@@ -459,8 +458,8 @@ def _failure(error: _Error) -> Failure:
 
 def _seconds(text: str | None) -> float | None:
     try:
-        return datetime.fromisoformat((text or "").replace("Z", "+00:00")).timestamp()
-    except ValueError:
+        return moment(datetime.fromisoformat((text or "").replace("Z", "+00:00")).timestamp())
+    except (ValueError, OverflowError):
         return None
 
 

@@ -20,7 +20,7 @@ from osmosis_ai.bounds import too_deep
 from osmosis_ai.data.formats.source import not_utf8
 from osmosis_ai.data.formats.source import too_deep as nested_too_deep
 from osmosis_ai.folders import UnreadableError, read_bounded
-from osmosis_ai.importers.base import BadSampleError, ImportedRow, ImportFormat, Problem, opening
+from osmosis_ai.importers.base import BadSampleError, ImportedRow, ImportFormat, Problem, opening, plain
 from osmosis_ai.records import JsonObject
 
 __all__ = ["FORMAT"]
@@ -93,7 +93,10 @@ def _loaded(path: Path) -> object:
             waiting += inner.values() if isinstance(inner, dict) else inner
     if too_deep(value):
         raise BadSampleError(f"{path.name}: {nested_too_deep()}")
-    return value
+    try:
+        return plain(value)
+    except TypeError as error:
+        raise BadSampleError(f"{path.name}: {error}") from None
 
 
 def _text(path: Path) -> str:
@@ -109,8 +112,9 @@ def _text(path: Path) -> str:
 def _beside(folder: Path, reference: str) -> Path:
     """Return the file that a config refers to; raise BadSampleError if it isn't below the config's folder."""
     path = folder / reference.removeprefix(FILE)
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise BadSampleError(f"{reference} isn't below the config's folder")
+    # No file's name has a null byte, which `resolve` refuses.
+    if "\0" in reference or not path.resolve().is_relative_to(folder.resolve()):
+        raise BadSampleError(f"{reference[:200]!r} isn't below the config's folder")
     return path
 
 
@@ -226,7 +230,7 @@ def _row(
     template = f"{options.get('prefix') or ''}{template}{options.get('suffix') or ''}"
     system, user = _messages(template, variables)
     answers = [
-        one["value"] for one in asserts if isinstance(one, dict) and one.get("type") in ANSWERS and "value" in one
+        one["value"] for one in asserts if isinstance(one, dict) and str(one.get("type")) in ANSWERS and "value" in one
     ]
     extra: JsonObject = {"vars": variables}
     for name in ("assert", "description", "metadata", "threshold"):

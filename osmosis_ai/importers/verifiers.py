@@ -20,6 +20,8 @@ from osmosis_ai.importers.base import (
     converted,
     ground_truth,
     json_lines,
+    milliseconds,
+    moment,
     numbers,
     opening,
     parts_text,
@@ -93,7 +95,7 @@ class _Span(Record, frozen=True):
 
     @property
     def milliseconds(self) -> float:
-        return round(max(self.end - self.start, 0.0) * 1000, 3)
+        return milliseconds(self.end - self.start)
 
 
 class _ModelCall(Record, frozen=True):
@@ -218,8 +220,8 @@ def _attempt(trace: _Trace, run: RunFile, seen: Counter[str]) -> Attempt:
     for name, reward in trace.rewards.items():
         if reward is not None and reward.weight != 1.0:
             run.notes[f"verifiers weighs {name} with {reward.weight:g}; here a reward is the mean of the scores"] = None
-    if trace.timing.start:
-        run.created_at = min(run.created_at or trace.timing.start, trace.timing.start)
+    if (began := moment(trace.timing.start)) is not None:
+        run.created_at = min(run.created_at or began, began)
     turns, calls = _turns(trace, paths[-1] if paths else [])
     costs = [turn.cost_usd for turn in turns if turn.cost_usd is not None]
     key = trace.task.key or trace.task.hash or json_text(data)
@@ -227,8 +229,8 @@ def _attempt(trace: _Trace, run: RunFile, seen: Counter[str]) -> Attempt:
     system, user = opening(messages)
     info = data.get("info")
     extra = {name: value for name, value in data.items() if name not in OF_TASK | OF_RUNTIME}
-    ended = max(trace.timing.agent.end, trace.timing.scoring.end)
-    run.finished_at = max(run.finished_at or 0.0, ended) or None
+    ended = moment(max(trace.timing.agent.end, trace.timing.scoring.end))
+    run.finished_at = max(run.finished_at or 0.0, ended or 0.0) or None
     rollout = Rollout(
         id=trace.id,
         row_index=0,
@@ -259,7 +261,7 @@ def _attempt(trace: _Trace, run: RunFile, seen: Counter[str]) -> Attempt:
         rollout=rollout,
         scores=[Score(name, reward.score) for name, reward in trace.rewards.items() if reward is not None],
         run_index=seen[key] - 1,
-        finished_at=ended or None,
+        finished_at=ended,
     )
 
 

@@ -25,6 +25,8 @@ from osmosis_ai.importers.base import (
     ground_truth,
     json_lines,
     json_object,
+    milliseconds,
+    moment,
     numbers,
     opening,
     parts_text,
@@ -124,8 +126,8 @@ def _begin(metadata: _Metadata, run: RunFile) -> None:
         run.planned = metadata.num_examples * metadata.rollouts_per_example
     if metadata.date:
         try:
-            run.created_at = datetime.fromisoformat(metadata.date).timestamp()
-        except ValueError:
+            run.created_at = moment(datetime.fromisoformat(metadata.date).timestamp())
+        except (ValueError, OverflowError):
             run.created_at = None
 
 
@@ -141,7 +143,7 @@ def _attempt(result: _Result, run: RunFile, seen: Counter[str]) -> Attempt:
     tokens = {name: count_of(int(value)) for name, value in numbers(result.token_usage or {}).items()}
     usage = Usage(tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
     times = numbers(result.timing)
-    milliseconds = times.get("total_ms", times.get("total", 0.0) * 1000)
+    took = times["total_ms"] / 1000 if "total_ms" in times else times.get("total")
     failure = None if result.error is None else _failure(result.error)
     condition = result.stop_condition or ("length" if result.is_truncated else "stop")
     # A failed rollout's reward of 0 is no score.
@@ -154,7 +156,7 @@ def _attempt(result: _Result, run: RunFile, seen: Counter[str]) -> Attempt:
         policy="policy",
         messages=messages,
         finish_reason="error" if failure else "length" if result.is_truncated else "stop",
-        duration_ms=round(milliseconds, 3),
+        duration_ms=milliseconds(took),
         failure=failure,
         usage=msgspec.structs.replace(usage, total_tokens=usage.prompt_tokens + usage.completion_tokens),
         tool_calls=calls_in(messages),

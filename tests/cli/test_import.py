@@ -164,6 +164,19 @@ def test_errors_limits_and_odd_scores_of_a_sample(tmp_path: Path) -> None:
     assert limited["tool_calls"][0]["error"] == "timeout"
 
 
+def test_times_and_texts_that_cannot_be_are_unknown(tmp_path: Path) -> None:
+    content = (FILES / "traces.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    line = json.loads(content)
+    line["traces"][0]["timing"] = {"start": 1e308, "agent": {"start": 5, "end": -1e308}, "scoring": {"end": 1e300}}
+    line["traces"][0]["nodes"][1]["message"]["content"] = "half a pair: \ud800"
+    line["traces"][0]["calls"][0]["time"] = {"start": 0, "end": 1e300}
+    (tmp_path / "t.jsonl").write_text(json.dumps(line), encoding="utf-8")
+    imported(tmp_path / "t.jsonl", tmp_path)
+    (rollout,) = shown(tmp_path, "latest", "--row", "0")["rollouts"]
+    assert (rollout["duration_ms"], rollout["turns"][0]["duration_ms"]) == (0.0, 0.0)
+    assert rollout["messages"][1]["content"] == "half a pair: ?"
+
+
 def test_a_sample_that_cannot_be_read_is_reported_and_left_out(tmp_path: Path) -> None:
     def change(log: dict[str, Any]) -> None:
         log["samples"][0]["messages"][1]["role"] = 7
