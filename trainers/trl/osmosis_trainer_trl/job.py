@@ -12,6 +12,7 @@ from msgspec import Meta
 from osmosis_trainer_trl.errors import JobError
 
 Count = Annotated[int, Meta(ge=1)]
+Seed = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     output: Path
     resume_from: Path | None
     rows: list[int]
-    seed: Annotated[int, Meta(ge=0, lt=2**32)]
+    seed: Seed
     training: Training
     sampling: Sampling
     checkpoints: Checkpoints
@@ -58,11 +59,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_job(path: Path) -> Job:
-    """Raises JobError if the file isn't a job, or its rows don't fill one batch."""
+    """`seed` in `[advanced]` is the job's. Raises JobError if it isn't a job, or its rows don't fill one batch."""
     try:
         job = msgspec.json.decode(path.read_bytes(), type=Job, dec_hook=lambda kind, text: kind(text))
-    except (OSError, msgspec.DecodeError) as error:
+        seed = msgspec.convert(job.advanced.pop("seed", job.seed), Seed)
+    except (OSError, msgspec.MsgspecError) as error:
         raise JobError(f"{path} is no training job: {error}") from error
+    job = msgspec.structs.replace(job, seed=seed)
     if len(set(job.rows)) < len(job.rows):
         raise JobError(f"{path}: rows names a row twice")
     if job.mode == "train" and len(job.rows) < job.training.rollout_batch_size:

@@ -33,7 +33,7 @@ FIXED = [
     "auto_find_batch_size", "data_seed", "do_eval", "eval_on_start", "eval_strategy", "ignore_data_skip",
     "load_best_model_at_end", "logging_steps", "logging_strategy", "min_p", "num_generations_eval", "num_iterations",
     "output_dir", "repetition_penalty", "resume_from_checkpoint", "reward_weights", "save_only_model", "save_strategy",
-    "seed", "top_k", "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm",
+    "top_k", "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm",
 ]
 # fmt: on
 LORA = {"lora_r": "r"} | {

@@ -44,6 +44,12 @@ def test_the_tables_become_trl_s_options(settings: Callable[..., Settings]) -> N
     assert (found.lora.r, found.lora.lora_alpha, found.lora.target_modules) == (16, 32, "all-linear")
 
 
+def test_the_seed_can_be_given(settings: Callable[..., Settings]) -> None:
+    assert settings(advanced={"seed": 7}).grpo.seed == 7
+    with pytest.raises(JobError, match="Expected `int`, got `str`"):
+        settings(advanced={"seed": "7"})
+
+
 def test_advanced_options_pass_through(settings: Callable[..., Settings]) -> None:
     found = settings(
         advanced={
