@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from osmosis_ai.errors import UsageError
 from osmosis_ai.exports.base import ExportFormat, ExportOptions, Written
 from osmosis_ai.records import JsonObject, JsonValue, Message
 from osmosis_ai.text import json_text
@@ -28,9 +29,11 @@ BATCH_ROLLOUTS = 1000
 
 
 def _write(rollouts: Iterable[ExportedRollout], sink: IO[bytes], options: ExportOptions) -> Written:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UsageError("writing Parquet needs pyarrow: pip install 'osmosis-ai[parquet]'") from None
     encoder, decoder = msgspec.json.Encoder(), msgspec.json.Decoder(JsonObject)
     schema = _schema(options.functions)
     written = size = 0

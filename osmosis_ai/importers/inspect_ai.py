@@ -13,6 +13,7 @@ import msgspec
 
 from osmosis_ai.bounds import count_of
 from osmosis_ai.data.formats.source import MAX_ROW_BYTES, too_large
+from osmosis_ai.errors import UsageError
 from osmosis_ai.failures import CallError
 from osmosis_ai.folders import UnreadableError, read_bounded
 from osmosis_ai.importers.base import (
@@ -258,8 +259,11 @@ def _content(archive: zipfile.ZipFile, file: BinaryIO, member: zipfile.ZipInfo) 
     elif member.compress_size > MAX_ROW_BYTES:
         raise BadSampleError(too_large())
     else:
-        import pyarrow
-
+        try:
+            import pyarrow
+        except ImportError:
+            needed = "this log is compressed with Zstandard, which needs Python 3.14 or pyarrow"
+            raise UsageError(f"{needed}: pip install 'osmosis-ai[parquet]'") from None
         # Zipfile knows this compression from Python 3.14 on. The data follows a header of 30 bytes and two texts, whose
         # lengths are at its end.
         file.seek(member.header_offset)

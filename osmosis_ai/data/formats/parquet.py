@@ -16,15 +16,18 @@ from osmosis_ai.records import JsonObject, JsonValue
 
 __all__ = ["read"]
 
+INSTALL = "pip install 'osmosis-ai[parquet]'"
 _BATCH_ROWS = 256
 _BATCH_BYTES = 4 * 1024 * 1024
 
 
 def read(source: Source) -> Iterator[Item]:
     """Yield the rows of all row groups."""
-    import pyarrow
-    import pyarrow.parquet
-
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UnreadableError("", f"reading Parquet needs pyarrow: {INSTALL}") from None
     index = 0
     try:
         # A buffer size makes pyarrow read columns page by page instead of a whole row group.

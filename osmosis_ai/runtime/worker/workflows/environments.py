@@ -114,7 +114,7 @@ def uv_command(path: str | None, *, installed: bool) -> list[str]:
         return [sys.executable, "-m", "uv"]
     found = shutil.which("uv", path=path)
     if found is None:
-        raise RepositoryError("uv, which makes the environments of rollouts, is missing: pip install uv")
+        raise RepositoryError("uv, which makes environments, is missing: pip install 'osmosis-ai[workflows]'")
     return [found]
 
 

@@ -140,7 +140,7 @@ def test_an_installation_is_ended_when_its_command_is(tmp_path: Path) -> None:
 
 def test_uv_is_the_installed_package_or_the_one_on_the_path(tmp_path: Path) -> None:
     assert uv_command(None, installed=True) == [sys.executable, "-m", "uv"]
-    with pytest.raises(RepositoryError, match="pip install uv"):
+    with pytest.raises(RepositoryError, match=r"osmosis-ai\[workflows\]"):
         uv_command(str(tmp_path), installed=False)
     (tmp_path / "uv").touch(mode=0o755)
     assert uv_command(str(tmp_path), installed=False) == [str(tmp_path / "uv")]
