@@ -357,3 +357,37 @@ def test_the_local_training_runs_are_listed(workspace: Path) -> None:
     assert "Checkpoint 2:" in shown
     missing = run_osmosis("train", "info", "none", "--local", cwd=workspace)
     assert (missing.code, "there is no training run none" in missing.stderr) == (1, True)
+
+
+def test_a_platform_s_order_is_trained_and_goes_on_where_it_was(workspace: Path, tmp_path: Path) -> None:
+    """As `osmosis platform up --trainer "osmosis train run"` starts it, and again after an interruption."""
+    output = tmp_path / "output"
+    output.mkdir()
+    order = {
+        "schema_version": 1,
+        "run_id": "r1",
+        "name": "calm-otter-512",
+        "model": str(workspace / "model"),
+        "code": str(workspace),
+        "commit": "0" * 40,
+        "rollout": "mcp",
+        "entrypoint": "main.py",
+        "dataset": str(workspace / "test_data.jsonl"),
+        "dataset_sha256": "",
+        "dataset_rows": len(ROWS),
+        "training": {"n_samples_per_prompt": 2, "rollout_batch_size": 2},
+        "sampling": {},
+        "checkpoints": {"checkpoint_save_freq": 1, "eval_interval": 9},
+        "advanced": {},
+        "env": {},
+        "secrets": [],
+        "output": str(output),
+    }
+    (tmp_path / "training.json").write_text(json.dumps(order), encoding="utf-8")
+    command = ("train", "run", tmp_path / "training.json", "--trainer", TRAINER)
+    failed = run_osmosis(*command, cwd=workspace, env={"FAKE_TRAINER": '{"fail_at": 2}'})
+    assert (failed.code, "out of memory" in failed.stderr) == (1, True), failed.stderr
+    done = run_osmosis(*command, cwd=workspace)
+    assert (done.code, "continuing calm-otter-512 after step 1" in done.stderr) == (0, True), done.stderr
+    assert (output / "training/calm-otter-512/checkpoints/checkpoint-2").is_dir()
+    assert Queries(output / "runs.db").find_run("calm-otter-512.step-00002").status == "finished"
