@@ -247,9 +247,22 @@ def show_training(
         if local:
             show_local(session, name)
             return
+        from osmosis_ai.platform.client import ClientError
+
         shown = session.client.get(_path("training", name))
         run = shown["training_run"]
-        session.detail(shown, [("Name", run["name"]), ("Status", run["status"]), ("Model", shown["model"]["name"])])
+        shown |= session.client.get(_path("training", name, "checkpoints"))
+        try:
+            shown["metrics"] = session.client.get(_path("training", name, "metrics"))
+        except ClientError as error:
+            if error.code != "NOT_FOUND":
+                raise
+            shown["metrics"] = None
+        lines = [("Name", run["name"]), ("Status", run["status"]), ("Model", shown["model"]["name"])]
+        if run["current_step"] is not None:
+            lines += [("Steps", f"{run['current_step']} of {run['total_steps']}"), ("Reward", _reward(run["reward"]))]
+        lines += [(f"Checkpoint {each['checkpoint_step']}", each["checkpoint_name"]) for each in shown["checkpoints"]]
+        session.detail(shown, lines)
 
 
 def log_of_eval(
@@ -528,7 +541,18 @@ def _eval_cells(item: JsonObject) -> list[str]:
 
 
 def _training_cells(item: JsonObject) -> list[str]:
-    return [item["name"], item["status"], item["rollout"]["name"], "–", item["created_at"], item["creator_name"]]
+    return [
+        item["name"],
+        item["status"],
+        item["rollout"]["name"],
+        _reward(item["reward"]),
+        item["created_at"],
+        item["creator_name"],
+    ]
+
+
+def _reward(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def _log_cells(entry: JsonObject) -> list[str]:

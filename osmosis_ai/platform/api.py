@@ -27,12 +27,14 @@ from osmosis_ai.platform.home import Home
 from osmosis_ai.platform.imports import ImportedEval, Imports
 from osmosis_ai.platform.logs import Logs, entry
 from osmosis_ai.platform.openapi import describe
+from osmosis_ai.platform.orders import OUTPUT
 from osmosis_ai.platform.pages import PagesAccess, page_path
 from osmosis_ai.platform.paging import iso, page, window
 from osmosis_ai.platform.queue import job_variables
 from osmosis_ai.platform.repositories import Revision, has_file, resolve
 from osmosis_ai.platform.requests import MAX_BODY, Call, Handler, answer, answer_stranger, error_response, json_response
 from osmosis_ai.platform.runs import TERMINAL, Kind, Runs, Submission
+from osmosis_ai.platform.trainings import checkpoints, progress, training_metrics
 from osmosis_ai.platform.vault import Cipher, Vault
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.row_numbers import RowNumbers
@@ -461,11 +463,16 @@ class Api:
         return commit
 
     def _list_runs(self, kind: Kind, call: Call) -> JsonObject:
-        return self._runs.listed(kind, call.workspace, window(call.query))
+        found, total = self._runs.listed(kind, call.workspace, window(call.query))
+        shown = [runs.listed(row) | (progress(row, self._output(row)) if kind == "training" else {}) for row in found]
+        return page("eval_runs" if kind == "eval" else "training_runs", shown, total, window(call.query))
 
     def _show_run(self, kind: Kind, call: Call) -> JsonObject:
         row = self._run(kind, call)
-        return {**runs.detail(row), **self._page(call, row)}
+        shown = {**runs.detail(row), **self._page(call, row)}
+        if kind == "training":
+            shown["training_run"] |= progress(row, self._output(row))
+        return shown
 
     def _page(self, call: Call, row: Row) -> JsonObject:
         """Return the address of a run's page, which is there once the run has started."""
@@ -479,7 +486,12 @@ class Api:
         return self._logs.page(self._run(kind, call)["id"], call.query)
 
     def _run_metrics(self, kind: Kind, call: Call) -> JsonObject:
-        return runs.metrics(self._run(kind, call))
+        row = self._run(kind, call)
+        return training_metrics(row, self._output(row)) if kind == "training" else runs.metrics(row)
+
+    def _output(self, row: Row) -> Path:
+        """Return the folder that a training run's trainer was given."""
+        return self._home.run(row["id"]) / OUTPUT
 
     def _stop_run(self, kind: Kind, call: Call) -> JsonObject:
         row = self._run(kind, call)
@@ -494,7 +506,8 @@ class Api:
         return {**runs.submitted(self._runs.by_id(row["id"])), "workflow_id": row["id"], "retryable_samples": again}
 
     def _checkpoints(self, call: Call) -> JsonObject:
-        return {"training_run_name": self._run("training", call)["name"], "checkpoints": []}
+        row = self._run("training", call)
+        return {"training_run_name": row["name"], "checkpoints": checkpoints(row, self._output(row))}
 
     def _list_rollouts(self, call: Call) -> JsonObject:
         found, total = self._runs.rollouts(call.workspace, call.query.get("branch"), window(call.query))

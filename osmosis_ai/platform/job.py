@@ -30,6 +30,7 @@ from osmosis_ai.discovery.eval_configs import eval_config_of
 from osmosis_ai.errors import OsmosisError, StartError
 from osmosis_ai.masking import VARIABLE, Masker
 from osmosis_ai.platform.orders import (
+    OUTPUT,
     Ended,
     JobMessage,
     JobOrder,
@@ -280,7 +281,7 @@ class TrainingJob(Job):
 
     def _write_order(self, code: Path) -> Path:
         order, document = self._order, self._order.document
-        experiment, output = document["experiment"], self._folder / "output"
+        experiment, output = document["experiment"], self._folder / OUTPUT
         output.mkdir(exist_ok=True)
         training_order = TrainingOrder(
             schema_version=1,

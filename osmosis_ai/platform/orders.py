@@ -12,6 +12,7 @@ import msgspec
 from osmosis_ai.records import JsonObject, Record
 
 __all__ = [
+    "OUTPUT",
     "Ended",
     "JobMessage",
     "JobOrder",
@@ -23,6 +24,9 @@ __all__ = [
     "TrainingOrder",
     "decode_message",
 ]
+
+OUTPUT = "output"
+"""The folder of a training run's trainer, in that of the run."""
 
 Step: TypeAlias = Literal[
     "submit", "clone", "secrets", "select", "environment", "preflight", "rollout", "train", "stop", "finish"

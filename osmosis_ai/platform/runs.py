@@ -18,7 +18,7 @@ from osmosis_ai.platform.errors import ApiError, conflict, invalid, not_found
 from osmosis_ai.platform.logs import Logs
 from osmosis_ai.platform.names import new_name
 from osmosis_ai.platform.orders import JobMessage, Logged, Resolved, Results, Started
-from osmosis_ai.platform.paging import Window, iso, now, page
+from osmosis_ai.platform.paging import Window, iso, now
 from osmosis_ai.platform.vault import Vault
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.validate.run_configs import check_document
@@ -202,8 +202,8 @@ class Runs:
         ]
         return found, total
 
-    def listed(self, kind: Kind, workspace: Workspace, window: Window) -> JsonObject:
-        """List runs, newest first."""
+    def listed(self, kind: Kind, workspace: Workspace, window: Window) -> tuple[list[Row], int]:
+        """Return a page of runs, newest first, and how many there are."""
         total = self._database.count("SELECT count(*) FROM runs WHERE workspace = ? AND kind = ?", workspace.id, kind)
         rows = self._database.all(
             f"{_SELECT} WHERE r.workspace = ? AND r.kind = ? ORDER BY r.pk DESC LIMIT ? OFFSET ?",
@@ -211,7 +211,7 @@ class Runs:
             kind,
             *window,
         )
-        return page("eval_runs" if kind == "eval" else "training_runs", [_listed(row) for row in rows], total, window)
+        return rows, total
 
     def find(self, kind: Kind, workspace: Workspace, name: str) -> Row:
         """Return a run by its name or id; raise ApiError."""
@@ -441,10 +441,11 @@ def _run(row: Row) -> JsonObject:
 
 def _training(row: Row) -> JsonObject:
     names = {f"{each}_{what}": row[each] for each in ("model", "dataset", "rollout") for what in ("id", "name")}
-    return {**names, "dataset_name": row["dataset_name"], "examples_processed_count": None, "notes": None}
+    return {**names, "dataset_name": row["dataset_name"], "notes": None}
 
 
-def _listed(row: Row) -> JsonObject:
+def listed(row: Row) -> JsonObject:
+    """Return a run as lists of the API have it."""
     return {
         **_run(row),
         "model": {"id": row["model"], "name": row["model"], "model_name": row["model"]},

@@ -16,7 +16,7 @@ from osmosis_ai.folders import private_folder, replaced_file
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.training.contract import Checkpoint
 
-__all__ = ["LeftOutRow", "MetricsLine", "State", "TrainingRecord", "TrainingState", "list_records"]
+__all__ = ["LeftOutRow", "MetricsLine", "SavedCheckpoint", "State", "TrainingRecord", "TrainingState", "list_records"]
 
 State = Literal["running", "finished", "failed", "interrupted"]
 FOLDER = "training"
@@ -28,6 +28,15 @@ class LeftOutRow(Record, frozen=True):
 
     row: int
     reason: str
+
+
+class SavedCheckpoint(Record, frozen=True, omit_defaults=False):
+    """A checkpoint on disk. The time is in seconds since the epoch."""
+
+    step: int
+    path: str
+    kind: Literal["lora", "full"]
+    created_at: float
 
 
 class TrainingState(Record, frozen=True, omit_defaults=False):
@@ -47,11 +56,12 @@ class TrainingState(Record, frozen=True, omit_defaults=False):
     left_out: list[LeftOutRow]
     options: JsonObject
     """What a resumed run must have in common with it."""
+    rollouts_per_step: int = 0
     step: int = 0
     reward: float | None = None
     finished_at: float | None = None
     error: str | None = None
-    checkpoints: list[Checkpoint] = []
+    checkpoints: list[SavedCheckpoint] = []
 
 
 class MetricsLine(Record, frozen=True):

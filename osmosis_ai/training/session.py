@@ -32,7 +32,7 @@ from osmosis_ai.training.contract import (
     StepMetrics,
     TrainerJob,
 )
-from osmosis_ai.training.record import LeftOutRow, MetricsLine, TrainingRecord, TrainingState, now
+from osmosis_ai.training.record import LeftOutRow, MetricsLine, SavedCheckpoint, TrainingRecord, TrainingState, now
 from osmosis_ai.training.rollouts import StepRunner
 from osmosis_ai.training.server import Answers, serve_trainer
 from osmosis_ai.training.trainer import Running, Trainer, start_trainer
@@ -230,7 +230,7 @@ class TrainingSession:
         if not self._record.holds(given):
             raise UsageError(f"the checkpoint {given.path} is outside {self._record.checkpoints}")
         others = [each for each in self.state.checkpoints if each.step < given.step]
-        self._write(checkpoints=[*others, given])
+        self._write(checkpoints=[*others, SavedCheckpoint(given.step, given.path, given.kind, now())])
         self._listener.saved(given)
 
     async def _ready(self, given: Ready) -> None:
@@ -309,6 +309,7 @@ def new_state(config: TrainingConfig, name: str, rows: Rows) -> TrainingState:
         held_out=rows.held_out,
         left_out=rows.left_out,
         options=options_of(config),
+        rollouts_per_step=config.batch_rows * config.samples,
     )
 
 

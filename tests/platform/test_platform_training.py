@@ -13,6 +13,7 @@ import pytest
 
 from osmosis_ai.platform.queue import Limits
 from platforms import Platform, commit, make_workspace, rows, serving
+from token_models import write_model
 from waiting import eventually
 
 TRAININGS, SECRETS = "/api/cli/training-runs", "/api/cli/environment-secrets"
@@ -141,3 +142,30 @@ def test_what_can_t_be_trained_is_refused_at_once(platform: Platform, experiment
     reply = platform.ask("POST", TRAININGS, submission(**experiment))
     assert reply.status in (400, 404)
     assert said in reply.body["error"]
+
+
+def test_osmosis_itself_is_the_trainer(tmp_path: Path, workspace: Path) -> None:
+    """With a trainer that learns nothing: every figure and checkpoint is shown, and the run's rollouts are stored."""
+    fake = Path(__file__).parents[1] / "helpers" / "fake_trainer.py"
+    trainer = f'{sys.executable} -m osmosis_ai train run --trainer "{sys.executable} {fake}"'
+    with serving(tmp_path / "platform", Limits(2, trainer=trainer)) as platform:
+        assert platform.upload("sums", rows(4)).status == 200
+        platform.ask("GET", TRAININGS, headers={"X-Osmosis-Path": str(workspace)})
+        body = submission(model_path=str(write_model(tmp_path / "model")))
+        body |= {
+            "training_config": {"n_samples_per_prompt": 2, "rollout_batch_size": 3},
+            "checkpoints_config": {"checkpoint_save_freq": 1, "eval_interval": 1},
+            "secrets": {"required": []},
+        }
+        run = str(platform.ask("POST", TRAININGS, body).body["id"])
+        shown = wait(platform, run)["training_run"]
+        assert shown["status"] == "finished", log(platform, run)
+        assert (shown["current_step"], shown["total_steps"], shown["examples_processed_count"]) == (1, 1, 6)
+        (checkpoint,) = platform.ask("GET", f"{TRAININGS}/{run}/checkpoints").body["checkpoints"]
+        assert (checkpoint["checkpoint_step"], checkpoint["checkpoint_name"]) == (1, "checkpoint-1")
+        figures = platform.ask("GET", f"{TRAININGS}/{run}/metrics").body
+        rewards = next(one for one in figures["metrics"] if one["metric_key"] == "rollouts/reward")
+        assert [point["value"] for point in rewards["data_points"]] == [shown["reward"]]
+        assert figures["overview"]["latest_step"] == 1
+        (listed,) = platform.ask("GET", TRAININGS).body["training_runs"]
+        assert (listed["current_step"], listed["reward"]) == (1, shown["reward"])
