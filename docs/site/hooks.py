@@ -20,7 +20,7 @@ import osmosis_ai
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {
-    "README.md": "start.md",
+    "README.md": "overview.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmarks.md",

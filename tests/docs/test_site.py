@@ -53,7 +53,7 @@ def pages() -> dict[Path, Elements]:
 def test_every_document_is_a_page(pages: dict[Path, Elements]) -> None:
     names = {page.stem for page in pages}
     documents = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"}
-    assert documents | {"index", "start", "api", "schemas", "changelog", "contributing", "benchmarks"} <= names
+    assert documents | {"index", "overview", "api", "schemas", "changelog", "contributing", "benchmarks"} <= names
 
 
 def test_pages_fetch_nothing_from_elsewhere(pages: dict[Path, Elements]) -> None:
