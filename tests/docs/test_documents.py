@@ -56,6 +56,8 @@ DOCUMENTS = [
 ]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ENDPOINT_URL, SERVER_URL = "http://localhost:8000/v1", "http://localhost:8765/mcp"
+ADDING = "docs/adding.md"
+"""What it adds belongs to the package: test_adding.py runs it."""
 LOOKED_UP = {"make check", "make benchmark"}
 ONE_MODULE = "make test TESTS=tests/test_tracebacks.py"
 
@@ -205,6 +207,7 @@ def servers(endpoint_url: str, server_url: str) -> dict[str, str]:
     [
         pytest.param(section, id=section.name, marks=[pytest.mark.litellm] if section.in_litellm else [])
         for section in sections()
+        if section.document != ADDING
     ],
 )
 def test_a_section(section: Section, tmp_path: Path, clone: Path, servers: dict[str, str]) -> None:
