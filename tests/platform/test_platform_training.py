@@ -24,8 +24,10 @@ order = json.loads(pathlib.Path(sys.argv[1]).read_text())
 print("training", order["model"], "with", os.environ["THE_WORD"], flush=True)
 main = pathlib.Path(order["code"], "rollouts", order["rollout"], order["entrypoint"])
 checkpoint = pathlib.Path(order["output"], "checkpoint")
-print("newer" if "newer" in main.read_text() else "frozen", "again" if checkpoint.exists() else "first", flush=True)
+time_of_it = "again" if checkpoint.exists() else "first"
+# Before it says so, because the job is killed when it has.
 checkpoint.touch()
+print("newer" if "newer" in main.read_text() else "frozen", time_of_it, flush=True)
 while order["training"]["lr"] == 2.0:
     time.sleep(0.05)
 sys.exit(3 if order["training"]["lr"] == 3.0 else 0)
