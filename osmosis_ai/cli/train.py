@@ -88,7 +88,8 @@ class _Command:
 
     async def run(self, name: str | None, resume: str | None, *, model: str | None, dataset: str | None) -> int:
         """Train, and return the exit code."""
-        from osmosis_ai.training.session import TrainingSession, choose_rows, find_record, new_state, resumed_state
+        from osmosis_ai.training.rows import choose_rows
+        from osmosis_ai.training.session import TrainingSession, find_record, new_state, resumed_state
         from osmosis_ai.training.trainer import find_trainer
 
         if self._file.endswith(".json"):
@@ -139,8 +140,9 @@ class _Command:
     async def dry(self, *, model: str | None, dataset: str | None) -> int:
         """Say whether the config can be trained on; return 1 if nothing would be learned."""
         from osmosis_ai.training.dry import look_at, try_policy
+        from osmosis_ai.training.rows import choose_rows
         from osmosis_ai.training.serving import served_policy
-        from osmosis_ai.training.session import choose_rows, find_record, new_state
+        from osmosis_ai.training.session import find_record, new_state
         from osmosis_ai.training.trainer import find_trainer
 
         config = self._config(model, dataset)

@@ -15,7 +15,7 @@ from osmosis_ai.training.config import TrainingConfig
 from osmosis_ai.training.contract import BatchRequest
 from osmosis_ai.training.record import LeftOutRow
 from osmosis_ai.training.rollouts import NothingToLearnError, StepRunner
-from osmosis_ai.training.session import Rows
+from osmosis_ai.training.rows import Rows
 
 __all__ = ["Controls", "DryReport", "PolicyReport", "Spread", "look_at", "try_controls", "try_policy"]
 

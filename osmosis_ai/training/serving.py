@@ -17,8 +17,8 @@ from osmosis_ai.training.config import TrainingConfig
 from osmosis_ai.training.contract import Ready
 from osmosis_ai.training.record import TrainingRecord, TrainingState
 from osmosis_ai.training.server import Answers, serve_trainer
-from osmosis_ai.training.session import TrainingError, last_words, write_job
-from osmosis_ai.training.trainer import Trainer, start_trainer
+from osmosis_ai.training.session import TrainingError
+from osmosis_ai.training.trainer import Trainer, last_words, start_trainer, write_job
 
 __all__ = ["served_policy"]
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeVar
 
 import anyio
 import msgspec
 
 from osmosis_ai.config import StoreConfig
 from osmosis_ai.errors import OsmosisError, UsageError
-from osmosis_ai.masking import Masker
-from osmosis_ai.models.policy.template import ChatTemplateError, load_template
-from osmosis_ai.records import JsonObject, Tool, opening_messages
+from osmosis_ai.records import JsonObject
 from osmosis_ai.rollout.server.serve import address_of, open_socket
 from osmosis_ai.runtime.run.prepare import find_store
-from osmosis_ai.runtime.run.session import RunSession
 from osmosis_ai.training.config import TrainingConfig
 from osmosis_ai.training.contract import (
     Batch,
@@ -27,34 +24,22 @@ from osmosis_ai.training.contract import (
     Checkpoint,
     Evaluation,
     EvaluationRequest,
-    Mode,
     Ready,
     StepMetrics,
-    TrainerJob,
 )
-from osmosis_ai.training.record import LeftOutRow, MetricsLine, SavedCheckpoint, TrainingRecord, TrainingState, now
+from osmosis_ai.training.record import MetricsLine, SavedCheckpoint, TrainingRecord, TrainingState, now
 from osmosis_ai.training.rollouts import StepRunner
+from osmosis_ai.training.rows import Rows
 from osmosis_ai.training.server import Answers, serve_trainer
-from osmosis_ai.training.trainer import Running, Trainer, start_trainer
+from osmosis_ai.training.trainer import Running, Trainer, last_words, start_trainer, write_job
 
-__all__ = ["Listener", "Rows", "TrainingError", "TrainingSession", "choose_rows"]
+__all__ = ["Listener", "TrainingError", "TrainingSession"]
 
-LAST_LINES = 12
+Given = TypeVar("Given", Batch, Evaluation)
 
 
 class TrainingError(OsmosisError):
     """The trainer failed; the message has its last lines."""
-
-
-class Rows(NamedTuple):
-    """What becomes of a dataset's rows, and the tokens of each prompt whose length can be told before the start."""
-
-    trained: list[int]
-    held_out: list[int]
-    left_out: list[LeftOutRow]
-    tools: list[Tool]
-    functions: list[str]
-    prompt_tokens: dict[int, int]
 
 
 class Listener(Protocol):
@@ -75,47 +60,6 @@ class Listener(Protocol):
     def printed(self, line: str) -> None:
         """The trainer has printed a line."""
         ...
-
-
-async def choose_rows(config: TrainingConfig, store: str, environ: Mapping[str, str]) -> Rows:
-    """Load the repository, and choose the rows to train on and to hold out.
-
-    Which rows are held out depends on their content alone. The prompts of the built-in loop are rendered with its
-    tools; another agent's are known only once it runs.
-
-    Raises:
-        StartError: The repository, the dataset or the model's tokenizer can't be used.
-    """
-    template = load_template(config.model)
-    # A stand-in, because no policy is served yet; nothing is rolled out.
-    look = config.run_config(model="offline/empty", store=store)
-    async with RunSession.open(look, Path(config.root), environ) as session:
-        loaded = session.pool.loaded
-        rows = [session.row(number) for number in session.rows]
-    lengths: dict[int, int] = {}
-    left_out: list[LeftOutRow] = []
-    if "mcp" in config.agent:
-        for row in rows:
-            try:
-                lengths[row.index] = len(template.render(opening_messages(row), loaded.tools))
-            except ChatTemplateError as error:
-                left_out.append(LeftOutRow(row.index, str(error)))
-    too_long = [number for number, length in lengths.items() if length > config.max_prompt]
-    left_out += [
-        LeftOutRow(number, f"its prompt has {lengths[number]:,} tokens; max_prompt_length is {config.max_prompt:,}")
-        for number in too_long
-    ]
-    without = {each.row for each in left_out}
-    usable = [row for row in rows if row.index not in without]
-    if len(usable) < 2:
-        raise UsageError(
-            f"{config.dataset}: {len(usable)} of {len(rows)} rows can be trained on, and there must be 2 or more"
-            + (f"; row {left_out[0].row}: {left_out[0].reason}" if left_out else "")
-        )
-    by_content = sorted(usable, key=lambda row: blake2b(row.id.encode(), digest_size=8).digest())
-    held_out = sorted(row.index for row in by_content[: config.held_out_of(len(usable))])
-    trained = [row.index for row in usable if row.index not in set(held_out)]
-    return Rows(trained, held_out, left_out, loaded.tools, loaded.functions, lengths)
 
 
 class TrainingSession:
@@ -200,28 +144,26 @@ class TrainingSession:
             )
 
     async def _batch(self, request: BatchRequest) -> Batch:
-        async with self._busy:
-            try:
-                batch = await self._runner.batch(request)
-            except OsmosisError as error:
-                # The trainer ends with this message, but it is ours.
-                self._failure = error
-                raise
+        batch = await self._rolled_out(self._runner.batch(request))
         self._write(step=request.step, reward=batch.metrics["reward"])
         self._measured(request.step, "rollouts", batch.metrics)
         return batch
 
     async def _evaluation(self, request: EvaluationRequest) -> Evaluation:
-        async with self._busy:
-            try:
-                found = await self._runner.evaluation(request)
-            except OsmosisError as error:
-                self._failure = error
-                raise
+        found = await self._rolled_out(self._runner.evaluation(request))
         if found.metrics:
             scored = {} if found.reward is None else {"reward": found.reward}
             self._measured(request.step, "evaluation", {**scored, **found.metrics})
         return found
+
+    async def _rolled_out(self, rollouts: Awaitable[Given]) -> Given:
+        async with self._busy:
+            try:
+                return await rollouts
+            except OsmosisError as error:
+                # The trainer ends with this message, but it is ours.
+                self._failure = error
+                raise
 
     async def _metrics(self, given: StepMetrics) -> None:
         self._measured(given.step, "trainer", given.metrics)
@@ -244,48 +186,6 @@ class TrainingSession:
     def _write(self, **changes: object) -> None:
         self.state = msgspec.structs.replace(self.state, **changes)
         self._record.write(self.state)
-
-
-def write_job(
-    config: TrainingConfig, state: TrainingState, record: TrainingRecord, url: str, mode: Mode = "train"
-) -> None:
-    """Write the file that a trainer is started with; `url` is the runtime's address."""
-    job = TrainerJob(
-        name=record.name,
-        runtime_url=url,
-        policy_port=state.policy_port,
-        model=config.model,
-        output=str(record.checkpoints),
-        rows=state.rows,
-        training=config.training,
-        sampling={"temperature": config.temperature, "top_p": config.top_p},
-        checkpoints={"checkpoint_save_freq": config.save_frequency, "eval_interval": config.eval_interval},
-        advanced=config.advanced,
-        resume_from=state.checkpoints[-1].path if state.checkpoints else None,
-        seed=config.seed,
-        mode=mode,
-    )
-    record.job.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2))
-
-
-async def last_words(
-    running: Running,
-    record: TrainingRecord,
-    token: str,
-    environ: Mapping[str, str],
-    heard: Callable[[str], None] = lambda _: None,
-) -> str:
-    """Keep what a trainer prints, without keys, and return its last lines once it has ended."""
-    masker = Masker.from_environment(environ, [token])
-    last: list[str] = []
-    with record.log.open("a", encoding="utf-8") as log:
-        async for text in running.lines():
-            line = masker.text(text)
-            log.write(f"{line}\n")
-            log.flush()
-            last = [*last[1 - LAST_LINES :], line]
-            heard(line)
-    return "\n".join(f"  {line}" for line in last) or "  (no output)"
 
 
 def new_state(config: TrainingConfig, name: str, rows: Rows) -> TrainingState:

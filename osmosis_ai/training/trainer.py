@@ -14,16 +14,20 @@ from threading import Event
 from typing import NamedTuple
 
 import anyio
+import msgspec
 
 from osmosis_ai.errors import RepositoryError, UsageError
-from osmosis_ai.masking import without_secrets
+from osmosis_ai.masking import Masker, without_secrets
 from osmosis_ai.runtime.worker.workflows import keeper
 from osmosis_ai.runtime.worker.workflows.environments import prepare_environment
-from osmosis_ai.training.contract import TOKEN_VARIABLE
+from osmosis_ai.training.config import TrainingConfig
+from osmosis_ai.training.contract import TOKEN_VARIABLE, Mode, TrainerJob
+from osmosis_ai.training.record import TrainingRecord, TrainingState
 
-__all__ = ["Trainer", "find_trainer", "start_trainer"]
+__all__ = ["Running", "Trainer", "find_trainer", "last_words", "start_trainer", "write_job"]
 
 GRACE_SECONDS = 10.0
+LAST_LINES = 12
 MAX_LINE = 1024 * 1024
 MODULES = {"trl": "osmosis_trainer_trl"}
 _PACKAGE = Path(__file__).parents[1]
@@ -131,3 +135,45 @@ async def start_trainer(trainer: Trainer, job: Path, token: str, environ: Mappin
         running.stop()
         with anyio.CancelScope(shield=True):
             await process.wait()
+
+
+def write_job(
+    config: TrainingConfig, state: TrainingState, record: TrainingRecord, url: str, mode: Mode = "train"
+) -> None:
+    """Write the file that a trainer is started with; `url` is the runtime's address."""
+    job = TrainerJob(
+        name=record.name,
+        runtime_url=url,
+        policy_port=state.policy_port,
+        model=config.model,
+        output=str(record.checkpoints),
+        rows=state.rows,
+        training=config.training,
+        sampling={"temperature": config.temperature, "top_p": config.top_p},
+        checkpoints={"checkpoint_save_freq": config.save_frequency, "eval_interval": config.eval_interval},
+        advanced=config.advanced,
+        resume_from=state.checkpoints[-1].path if state.checkpoints else None,
+        seed=config.seed,
+        mode=mode,
+    )
+    record.job.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2))
+
+
+async def last_words(
+    running: Running,
+    record: TrainingRecord,
+    token: str,
+    environ: Mapping[str, str],
+    heard: Callable[[str], None] = lambda _: None,
+) -> str:
+    """Keep what a trainer prints, without keys, and return its last lines once it has ended."""
+    masker = Masker.from_environment(environ, [token])
+    last: list[str] = []
+    with record.log.open("a", encoding="utf-8") as log:
+        async for text in running.lines():
+            line = masker.text(text)
+            log.write(f"{line}\n")
+            log.flush()
+            last = [*last[1 - LAST_LINES :], line]
+            heard(line)
+    return "\n".join(f"  {line}" for line in last) or "  (no output)"
