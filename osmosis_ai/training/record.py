@@ -16,7 +16,16 @@ from osmosis_ai.folders import private_folder, replaced_file
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.training.contract import Checkpoint
 
-__all__ = ["LeftOutRow", "MetricsLine", "SavedCheckpoint", "State", "TrainingRecord", "TrainingState", "list_records"]
+__all__ = [
+    "LeftOutRow",
+    "MetricsLine",
+    "SavedCheckpoint",
+    "State",
+    "TrainingRecord",
+    "TrainingState",
+    "list_records",
+    "now",
+]
 
 State = Literal["running", "finished", "failed", "interrupted"]
 FOLDER = "training"

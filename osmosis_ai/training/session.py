@@ -33,7 +33,7 @@ from osmosis_ai.training.rows import Rows
 from osmosis_ai.training.server import Answers, serve_trainer
 from osmosis_ai.training.trainer import Running, Trainer, last_words, start_trainer, write_job
 
-__all__ = ["Listener", "TrainingError", "TrainingSession"]
+__all__ = ["Listener", "TrainingError", "TrainingSession", "find_record", "new_state", "resumed_state"]
 
 Given = TypeVar("Given", Batch, Evaluation)
 
@@ -203,12 +203,12 @@ def new_state(config: TrainingConfig, name: str, rows: Rows) -> TrainingState:
         trainer=config.trainer,
         status="running",
         created_at=now(),
-        policy_port=free_port(),
+        policy_port=_free_port(),
         total_steps=steps,
         rows=rows.trained,
         held_out=rows.held_out,
         left_out=rows.left_out,
-        options=options_of(config),
+        options=_options_of(config),
         rollouts_per_step=config.batch_rows * config.samples,
     )
 
@@ -217,7 +217,7 @@ def resumed_state(config: TrainingConfig, record: TrainingRecord) -> TrainingSta
     """Return the state of a training run to resume; raise UsageError if the config has changed."""
     state = record.read()
     changed = sorted(
-        name for name, value in options_of(config).items() if msgspec.to_builtins(value) != state.options.get(name)
+        name for name, value in _options_of(config).items() if msgspec.to_builtins(value) != state.options.get(name)
     )
     if changed:
         raise UsageError(
@@ -229,7 +229,7 @@ def resumed_state(config: TrainingConfig, record: TrainingRecord) -> TrainingSta
     return state
 
 
-def options_of(config: TrainingConfig) -> JsonObject:
+def _options_of(config: TrainingConfig) -> JsonObject:
     """Return everything that must be equal to resume a training run."""
     free = ("path", "root", "timeouts", "in_flight", "save_frequency")
     known: JsonObject = msgspec.to_builtins(config)
@@ -243,7 +243,7 @@ def find_record(config: TrainingConfig, store: str | None, name: str, cwd: Path)
     return TrainingRecord(folder, name), str(folder)
 
 
-def free_port() -> int:
+def _free_port() -> int:
     """Return a port of loopback that nothing listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
