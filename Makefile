@@ -4,8 +4,9 @@ VENV ?= .venv
 LOWEST ?= .venv-lowest
 TRAIN ?= .venv-train
 PROCESSES ?= 4
-# Tests of installed commands, servers and whole runs of pytest: an eighth of the tests, and a third of the time.
-WHOLE = tests/e2e tests/platform tests/pytest_plugin
+# Tests of installed commands, servers, trainers and whole runs of pytest: an eighth of the tests, and a third of the time.
+WHOLE = tests/e2e tests/platform tests/pytest_plugin tests/training tests/importers tests/docs/test_recording.py \
+	tests/cli/test_module_names.py tests/cli/test_workflow_faults.py
 BIN = $(VENV)/bin
 
 # uv needs a third of pip's time; where it is neither there nor in the package index, pip does the same.
@@ -30,7 +31,7 @@ test: $(VENV)/.dev  ## the test suite without make test-whole; one test: make te
 	$(BIN)/python -m compileall -q osmosis_ai
 	$(BIN)/python -m pytest -n $(if $(TESTS),0,$(PROCESSES)) --dist loadgroup $(or $(TESTS),$(addprefix --ignore=,$(WHOLE)))
 
-test-whole: $(VENV)/.dev  ## installed commands, the platform and the pytest plugin, each as whole processes
+test-whole: $(VENV)/.dev  ## what make test leaves out: installed commands, the platform, training, the pytest plugin
 	$(BIN)/python -m compileall -q osmosis_ai
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup $(WHOLE)
 
