@@ -223,6 +223,12 @@ _ORDER = "ORDER BY rollouts.row_index, run_index, policy, pk LIMIT :limit"
 
 # ruff: noqa: S608 - put together from the constants above; values are always bound
 _RUNS = f"SELECT {select(RunColumns)} FROM runs "
+_NAMED_SO = """
+    EXISTS (
+        SELECT 1 FROM json_each(:beginnings) AS beginning
+        WHERE substr(json_extract(config, '$.name'), 1, length(beginning.value)) = beginning.value
+    )
+"""
 _NAMED = "SELECT id FROM runs WHERE json_extract(config, '$.name') = ?"
 # By the order of their creation: the clock may have been set back since.
 _NEWEST_FIRST = "ORDER BY pk DESC"
@@ -317,6 +323,13 @@ class Queries:
         with open_reader(self._path) as db:
             found = db.execute(f"{_RUNS} {_NEWEST_FIRST} LIMIT ?", (limit,))
             return [self._run_info(RunColumns(*columns)) for columns in found]
+
+    def list_named(self, limit: int, beginnings: Sequence[str], *, so: bool = True) -> list[RunInfo]:
+        """List the latest runs whose names begin with one of these texts, newest first; unless `so`, all others."""
+        query = f"{_RUNS} WHERE {_NAMED_SO} = :so {_NEWEST_FIRST} LIMIT :limit"
+        values = {"beginnings": json.dumps(list(beginnings)), "so": so, "limit": limit}
+        with open_reader(self._path) as db:
+            return [self._run_info(RunColumns(*columns)) for columns in db.execute(query, values)]
 
     def named_run(self, name: str, command: str, shard: str | None = None) -> str | None:
         """Return the id of a command's newest run with this name and this shard, None if there is none."""

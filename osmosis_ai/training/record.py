@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -23,13 +23,21 @@ __all__ = [
     "State",
     "TrainingRecord",
     "TrainingState",
+    "evaluation_run",
+    "find_records",
     "list_records",
     "now",
+    "run_beginnings",
+    "step_run",
 ]
 
 State = Literal["running", "finished", "failed", "interrupted"]
+Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+"""Seconds since the epoch, until the year 5138: what can be shown as a date."""
 FOLDER = "training"
 MAX_TAIL_BYTES = 1024 * 1024
+LOOK_SECONDS = 0.2
+"""How long to wait for the lock: a process that looks whether there is one holds it for a moment."""
 
 
 class LeftOutRow(Record, frozen=True):
@@ -45,7 +53,7 @@ class SavedCheckpoint(Record, frozen=True, omit_defaults=False):
     step: int
     path: str
     kind: Literal["lora", "full"]
-    created_at: float
+    created_at: Moment
 
 
 class TrainingState(Record, frozen=True, omit_defaults=False):
@@ -57,7 +65,7 @@ class TrainingState(Record, frozen=True, omit_defaults=False):
     dataset: str
     trainer: str
     status: State
-    created_at: float
+    created_at: Moment
     policy_port: int
     total_steps: int
     rows: list[int]
@@ -68,7 +76,7 @@ class TrainingState(Record, frozen=True, omit_defaults=False):
     rollouts_per_step: int = 0
     step: int = 0
     reward: float | None = None
-    finished_at: float | None = None
+    finished_at: Moment | None = None
     error: str | None = None
     checkpoints: list[SavedCheckpoint] = []
 
@@ -79,7 +87,7 @@ class MetricsLine(Record, frozen=True):
     step: int
     kind: Literal["rollouts", "trainer", "evaluation"]
     metrics: dict[str, float]
-    time: float
+    time: Moment
 
 
 class TrainingRecord:
@@ -129,7 +137,7 @@ class TrainingRecord:
             raise UsageError(f"there is no training run {self.name} in {self.folder.parent}") from None
         except (OSError, msgspec.MsgspecError) as error:
             raise StoreError(f"{self._file} can't be read: {error}") from error
-        if state.status == "running" and not self._is_locked():
+        if state.status == "running" and not self.is_locked:
             return msgspec.structs.replace(state, status="interrupted")
         return state
 
@@ -155,11 +163,14 @@ class TrainingRecord:
             return []
         decode = msgspec.json.Decoder(MetricsLine).decode
         found: dict[tuple[int, str], MetricsLine] = {}
-        for text in self._metrics.read_bytes().splitlines(keepends=True):
-            # A process that was killed may have left a part of a line.
-            if text.endswith(b"\n"):
-                line = decode(text)
-                found[line.step, line.kind] = line
+        try:
+            for text in self._metrics.read_bytes().splitlines(keepends=True):
+                # A process that was killed may have left a part of a line.
+                if text.endswith(b"\n"):
+                    line = decode(text)
+                    found[line.step, line.kind] = line
+        except (OSError, msgspec.MsgspecError) as error:
+            raise StoreError(f"{self._metrics} can't be read: {error}") from error
         return sorted(found.values(), key=lambda line: (line.step, line.kind))
 
     def log_lines(self, count: int) -> list[str]:
@@ -174,13 +185,20 @@ class TrainingRecord:
     def locked(self) -> Iterator[None]:
         """Hold the training run; raise UsageError if another process does."""
         with self._lock.open("a", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"the training run {self.name} is going on in another process") from None
+            deadline = time.monotonic() + LOOK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise UsageError(f"the training run {self.name} is going on in another process") from None
+                time.sleep(0.01)
             yield
 
-    def _is_locked(self) -> bool:
+    @property
+    def is_locked(self) -> bool:
+        """True if a process holds the training run."""
         try:
             with self._lock.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -189,6 +207,16 @@ class TrainingRecord:
         except OSError:
             return False
         return False
+
+    def version(self) -> tuple[int, bool]:
+        """Return what changes with everything that is written, and with the end of the process that writes."""
+        written = 0
+        for file in (self._file, self._metrics):
+            # Two lines may be written within one tick of the file system's clock.
+            with suppress(OSError):
+                status = file.stat()
+                written += status.st_mtime_ns + status.st_size
+        return written, self.is_locked
 
     @property
     def _file(self) -> Path:
@@ -205,9 +233,34 @@ class TrainingRecord:
 
 def list_records(store: Path) -> list[TrainingState]:
     """Return the training runs of a store, newest first; raise StoreError."""
+    return sorted((each.read() for each in find_records(store)), key=lambda state: state.created_at, reverse=True)
+
+
+def find_records(store: Path) -> list[TrainingRecord]:
+    """Return the records in a store's folder, in no order; a link to another folder is none. Raise StoreError."""
     folder = store / FOLDER
-    found = [TrainingRecord(store, each.name) for each in folder.iterdir()] if folder.is_dir() else []
-    return sorted((each.read() for each in found if each.exists), key=lambda state: state.created_at, reverse=True)
+    try:
+        found = [TrainingRecord(store, each.name) for each in folder.iterdir() if not each.is_symlink()]
+        return [each for each in found if each.exists]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(f"{folder} can't be read: {error.strerror}") from error
+
+
+def step_run(name: str, step: int) -> str:
+    """Return the name of the run with the rollouts of a training run's step."""
+    return f"{name}.step-{step:05d}"
+
+
+def evaluation_run(name: str, step: int) -> str:
+    """Return the name of the run that evaluates a training run after a step."""
+    return f"{name}.eval-{step:05d}"
+
+
+def run_beginnings(name: str) -> tuple[str, str]:
+    """Return how the names of a training run's runs begin."""
+    return f"{name}.step-", f"{name}.eval-"
 
 
 def now() -> float:

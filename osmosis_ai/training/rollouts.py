@@ -16,6 +16,7 @@ from osmosis_ai.store.queries import RolloutFilter
 from osmosis_ai.text import counted
 from osmosis_ai.training.config import Policy, TrainingConfig
 from osmosis_ai.training.contract import Batch, BatchRequest, Evaluation, EvaluationRequest, Group, Sample
+from osmosis_ai.training.record import evaluation_run, step_run
 
 __all__ = ["NothingToLearnError", "StepRunner", "sample_of"]
 
@@ -71,7 +72,7 @@ class StepRunner:
         """
         began = monotonic()
         policy = Policy(request.policy_url, self._token)
-        name = f"{self._name}.step-{request.step:05d}"
+        name = step_run(self._name, request.step)
         # Later steps have another policy than an earlier attempt had.
         reusable, self._reusable = self._reusable, False
         try:
@@ -102,7 +103,7 @@ class StepRunner:
             return Evaluation(request.step, None, {})
         began = monotonic()
         policy = Policy(request.policy_url, self._token)
-        name = f"{self._name}.eval-{request.step:05d}"
+        name = evaluation_run(self._name, request.step)
         rollouts = await self._rolled_out(policy, self._held_out, 1, name, fresh=True)
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None and rollout.error is None]
         metrics = {

@@ -18,6 +18,8 @@ __all__ = [
     "number",
     "row_filter",
     "run_path",
+    "training_path",
+    "training_runs",
     "without",
 ]
 
@@ -26,7 +28,17 @@ _STATUSES: dict[str | None, Selected] = {name: name for name in get_args(Selecte
 
 def run_path(repository: str, run: str) -> str:
     """Return the path of a run's page."""
-    return f"/runs/{quote(repository)}/{quote(run)}"
+    return f"/runs/{quote(repository)}/{_quoted(run)}"
+
+
+def training_path(repository: str, name: str) -> str:
+    """Return the path of a training run's page."""
+    return f"/training/{quote(repository)}/{_quoted(name)}"
+
+
+def training_runs(name: str) -> str:
+    """Return the URL of the list of a training run's runs."""
+    return f"/?training={_quoted(name)}"
 
 
 def compare_path(repository: str, a: str, b: str) -> str:
@@ -78,6 +90,11 @@ def row_filter(query: Mapping[str, str]) -> RowFilter:
         text=query.get("q") or None,
         sort=query.get("sort") or "row",
     )
+
+
+def _quoted(name: str) -> str:
+    # The name of a folder may be no text.
+    return quote(name, errors="replace")
 
 
 def decimal(text: str | None) -> float | None:

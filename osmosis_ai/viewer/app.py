@@ -29,6 +29,7 @@ from osmosis_ai.viewer.live import changes
 from osmosis_ai.viewer.pages.compare import compare_page, compared_row_page
 from osmosis_ai.viewer.pages.run import figures_part, run_page, table_part
 from osmosis_ai.viewer.pages.runs import runs_page
+from osmosis_ai.viewer.pages.training import training_page
 from osmosis_ai.viewer.pages.trajectory import give_verdict, stored_rollout, trajectory_page
 from osmosis_ai.viewer.rendering import prepare
 from osmosis_ai.viewer.site import Site
@@ -115,6 +116,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, mask
             Route(f"{run}/rows/{{row:int}}", page(trajectory_page)),
             Route(f"{run}/rows/{{row:int}}/raw", raw),
             Route(f"{run}/rows/{{row:int}}/verdict", verdict, methods=["POST"]),
+            Route("/training/{repository}/{name}", page(training_page)),
             Route(compare, page(compare_page)),
             Route(f"{compare}/rows/{{row:int}}", page(compared_row_page)),
             Route("/live", events),

@@ -10,10 +10,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from osmosis_ai.reward_rubric.agreement import agreement_words
 from osmosis_ai.store.alignment import word_changes
-from osmosis_ai.text import content_text, cost, counted, duration, excerpt, failure_line, score_number, visible
+from osmosis_ai.text import (
+    content_text,
+    cost,
+    counted,
+    duration,
+    excerpt,
+    failure_line,
+    iso_time,
+    score_number,
+    visible,
+)
 from osmosis_ai.viewer.trees import TEXT_CHARACTERS, tree
 
-__all__ = ["environment", "images_of", "is_markup", "prepare", "shown"]
+__all__ = ["environment", "file_name", "images_of", "is_markup", "prepare", "shown"]
 
 IMAGE_CHARACTERS = 8 << 20
 _IMAGES = tuple(f"data:image/{kind};base64," for kind in ("png", "jpeg", "gif", "webp"))
@@ -45,10 +55,21 @@ def environment() -> Environment:
     found.filters.update(
         cost=cost, counted=counted, duration=duration, excerpt=excerpt, score=score_number, failure_line=failure_line
     )
+    found.filters.update(file_name=file_name, moment=moment)
     found.globals.update(tree=tree, text_of=content_text, images_of=images_of, word_changes=word_changes)
     found.globals["agreement_words"] = agreement_words
     found.globals["TEXT_CHARACTERS"] = TEXT_CHARACTERS
     return found
+
+
+def file_name(path: str) -> str:
+    """Return the last part of a path."""
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def moment(seconds: float) -> str:
+    """Format seconds since the epoch to the minute, in UTC."""
+    return iso_time(seconds)[:16].replace("T", " ")
 
 
 def prepare() -> None:

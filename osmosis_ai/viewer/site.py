@@ -22,6 +22,8 @@ __all__ = ["FIGURES_AT_ONCE", "Figures", "Site", "functions_of"]
 FIGURES_AT_ONCE = 3000
 """Rollouts of a run whose figures are in its page; those of a larger one follow."""
 
+COMPARED_RUNS = 50
+
 
 class Figures(NamedTuple):
     """What a run's scores and calls add up to."""
@@ -102,6 +104,10 @@ class Site:
         functions = self.compared(store, a, b, query).functions
         function = query["fn"] if query.get("fn") in functions else next(iter(functions), None)
         return [] if function is None else [flip.row_index for flip in functions[function].flips]
+
+    def others(self, store: Repository, run: RunInfo) -> list[RunInfo]:
+        """Return the latest runs that a run may be compared with: those of its own training run, if it has one."""
+        return [each for each in store.listed_runs(COMPARED_RUNS, store.training_of(run)) if each.id != run.id]
 
     def rollout(self, store: Repository, run: RunInfo, row: int, chosen: Outcome) -> ScoredRollout:
         """Read a rollout with its trajectory."""

@@ -15,6 +15,7 @@ from osmosis_ai.errors import StoreError
 from osmosis_ai.store.browsing import Browser
 from osmosis_ai.store.queries import RunInfo
 from osmosis_ai.store.schema import database_path
+from osmosis_ai.training.record import TrainingRecord, find_records, run_beginnings
 
 __all__ = ["Repository", "Stores"]
 
@@ -64,6 +65,31 @@ class Repository:
     def exists(self) -> bool:
         """True if the repository has a store; the first run creates it."""
         return database_path(self.folder).is_file()
+
+    def training_version(self) -> tuple[int, int]:
+        """Return what changes with every change of a training run's record."""
+        versions = [record.version() for record in find_records(self.folder)]
+        return sum(written for written, _ in versions), sum(locked for _, locked in versions)
+
+    def training(self, name: str) -> TrainingRecord:
+        """Return the record of a training run by its name; raises StoreError."""
+        # A name from a URL is compared, and never made a path.
+        for record in find_records(self.folder):
+            if record.name == name:
+                return record
+        raise StoreError(f"there is no training run {name!r} in {self.folder}")
+
+    def training_of(self, run: RunInfo) -> str | None:
+        """Return the name of the training run that a run belongs to, None if it belongs to none."""
+        name = run.config.get("name") or ""
+        names = [record.name for record in find_records(self.folder)] if name else []
+        return next((each for each in names if name.startswith(run_beginnings(each))), None)
+
+    def listed_runs(self, limit: int, training: str | None = None) -> list[RunInfo]:
+        """List the latest runs of a training run, else those that belong to none; newest first."""
+        names = [record.name for record in find_records(self.folder)] if training is None else [training]
+        beginnings = [beginning for name in names for beginning in run_beginnings(name)]
+        return self.runs.list_named(limit, beginnings, so=training is not None)
 
     def kept(self, key: Hashable, run: RunInfo, compute: Callable[[], T]) -> T:
         """Return what `compute` returned for this key, unless the run has changed since.
@@ -123,8 +149,11 @@ class Stores:
         return self._found[name]
 
     def version(self) -> str:
-        """Return a text that changes with every commit to one of the stores."""
-        versions = ("-".join(map(str, repository.version())) for repository in self._found.values())
+        """Return a text that changes with every commit to one of the stores, and with its training runs."""
+        versions = (
+            "-".join(map(str, (*repository.version(), *repository.training_version())))
+            for repository in self._found.values()
+        )
         return ".".join([self._started, *versions])
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from viewed import HOSTILE, hostile_run, made, write_run
+from msgspec.structs import replace
+from viewed import HOSTILE, hostile_run, made, write_run, write_training
 
 from commands import Osmosis
 from osmosis_ai.records import Failure
 from osmosis_ai.rollout.server.serve import address_of, open_socket
 from osmosis_ai.testing import Gate, Reply, Request, ScriptedEndpoint, text
+from osmosis_ai.training.record import MetricsLine
 from osmosis_ai.viewer.server import make_viewer
 from osmosis_ai.viewer.stores import Stores
 from running import running
@@ -38,7 +41,10 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 LIVE = "#connection:text-is('live')"
 BROKEN = Failure("model", "connection refused", "connection")
 PICTURE = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
-PICTURES = [*((name, 1280, "light") for name in ("runs", "run", "row", "compare", "compare-row")), ("run", 400, "dark")]
+PICTURES = [
+    *((name, 1280, "light") for name in ("runs", "run", "row", "compare", "compare-row", "training")),
+    ("run", 400, "dark"),
+]
 SCREENSHOTS = os.environ.get("SCREENSHOTS")
 """A folder for the pictures of the documents; without it none are made."""
 
@@ -128,7 +134,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     after[6][0].messages[2]["tool_calls"][0]["function"]["arguments"] = '{"a": 9, "b": 2}'
     for rollouts in (before, after):
         write_run(root, rollouts, n=3)
+    lines = [line for step in range(1, 41) for line in step_lines(step)]
+    write_training(root, lines=lines, status="finished", step=40, total_steps=40, reward=0.8)
     return root
+
+
+def step_lines(step: int) -> list[MetricsLine]:
+    """The figures of a training run's step, as they come."""
+    reward = 0.5 - math.cos(step / 12) / 3 + step % 5 / 40
+    shown = {"reward": reward, "groups_with_variance": 1 - step % 3 / 8, "turns": 2.0}
+    lines = [MetricsLine(step, "rollouts", shown, 1.0), MetricsLine(step, "trainer", {"loss": -reward / 50}, 1.0)]
+    return lines if step % 10 else [*lines, MetricsLine(step, "evaluation", {"reward": reward - 0.05}, 1.0)]
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +175,7 @@ def screens(root: Path) -> dict[str, str]:
         "row": f"/runs/shop/{after}/rows/2?status=not-passed",
         "compare": f"/compare/shop/{before}/{after}",
         "compare-row": f"/compare/shop/{before}/{after}/rows/2",
+        "training": "/training/shop/first",
         "no-match": f"/runs/shop/{after}?q=nothing+like+it",
     }
 
@@ -360,6 +377,24 @@ def test_a_run_is_followed_while_it_goes_on_is_killed_and_is_resumed(browser: Br
         page.wait_for_selector(".status.finished")
         assert page.locator("#in-flight").is_hidden()
         page.wait_for_selector("#window tr[data-row] >> nth=2")
+
+
+def test_a_training_run_is_followed(browser: Browser, tmp_path: Path) -> None:
+    root = tmp_path / "shop"
+    root.mkdir()
+    record = write_training(root)
+    with viewed(browser, root) as seen, record.locked():
+        page = seen.go("/training/shop/first")
+        page.wait_for_selector(".status.running")
+        for step in (1, 2):
+            for line in step_lines(step):
+                record.add(line)
+            page.wait_for_selector(f"#charts svg >> nth=0 >> a >> nth={step - 1}")
+        page.click("#charts summary")
+        record.write(replace(record.read(), status="finished"))
+        page.wait_for_selector(".status.finished")
+        # What someone opened meanwhile stays.
+        assert page.get_attribute("#charts details", "open") is not None
 
 
 def test_a_page_says_when_its_viewer_has_ended(browser: Browser, root: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from viewed import ADDRESS, HOSTILE, hostile_run, made, viewer, write_run
+from viewed import ADDRESS, HOSTILE, Elements, hostile_run, made, viewer, write_run
 
 from commands import Osmosis
 from osmosis_ai.records import Failure
@@ -18,28 +17,6 @@ from osmosis_ai.viewer.rendering import environment, images_of, shown
 from osmosis_ai.viewer.trees import MAX_NODES, tree
 
 BROKEN = Failure("model", "connection refused", "connection")
-
-
-class Elements(HTMLParser):
-    """The elements of a page, and its text."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def links(self, beginning: str) -> list[str]:
-        return [
-            str(attributes["href"]) for _, attributes in self.found if str(attributes.get("href")).startswith(beginning)
-        ]
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +159,15 @@ def test_a_rollout_shows_everything_that_is_known_of_it(root: Path) -> None:
     # The arguments and the result are trees, the system prompt and the reasoning are folded.
     assert [attributes for tag, attributes in found.found if tag == "details" and "open" in attributes]
     assert len([1 for tag, attributes in found.found if tag == "details" and "open" not in attributes]) >= 3
+
+
+def test_an_imported_run_has_no_command_that_runs_a_row_again(tmp_path: Path) -> None:
+    known = {"format": "inspect", "file": "/logs/a.eval", "sha256": "0", "tool": "inspect_ai", "task": None}
+    write_run(tmp_path, [made(0)], imported={**known, "scorers": [], "unreadable": 0, "left_out": {}})
+    found = page(tmp_path, f"/runs/{tmp_path.name}/latest/rows/0")
+    assert "Use the tools." in found.text
+    assert "Run it again" not in found.text
+    assert "osmosis test -i" not in found.text
 
 
 def test_a_failed_score_shows_its_traceback(root: Path) -> None:

@@ -40,7 +40,9 @@ def test_the_token_leads_to_no_other_host(tmp_path: Path, path: str) -> None:
         assert location[1:2] not in ("/", "\\")
 
 
-@pytest.mark.parametrize("path", ["/", "/runs/a/b", "/live", "/static/view.js", "/none", "/runs/a/b/rows/0/raw"])
+@pytest.mark.parametrize(
+    "path", ["/", "/runs/a/b", "/training/a/b", "/live", "/static/view.js", "/none", "/runs/a/b/rows/0/raw"]
+)
 def test_without_the_token_nothing_is_shown(tmp_path: Path, path: str) -> None:
     with viewer(tmp_path, cookie=False) as client:
         for url, headers in (

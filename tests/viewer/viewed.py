@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.testclient import TestClient
 from osmosis_ai.conversation import message_text
 from osmosis_ai.records import Failure, JudgeCall, Rollout, Row, Score, ToolCall, Turn, Usage
 from osmosis_ai.store.run_store import RunStore
+from osmosis_ai.training.record import MetricsLine, TrainingRecord, TrainingState
 from osmosis_ai.viewer.app import build_app
 from osmosis_ai.viewer.security import Guard, OneToken
 from osmosis_ai.viewer.stores import Stores
@@ -21,6 +23,28 @@ from osmosis_ai.viewer.stores import Stores
 PORT = 8123
 TOKEN = "the-token"
 ADDRESS = f"http://127.0.0.1:{PORT}"
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def links(self, beginning: str) -> list[str]:
+        return [
+            str(attributes["href"]) for _, attributes in self.found if str(attributes.get("href")).startswith(beginning)
+        ]
 
 
 @contextmanager
@@ -96,6 +120,19 @@ def write_run(root: Path, rollouts: Sequence[Made], *, status: Any = "finished",
     # In a thread of its own, because Playwright runs a loop in this one.
     with start_blocking_portal() as portal:
         return portal.call(write)
+
+
+def write_training(root: Path, name: str = "first", lines: Sequence[MetricsLine] = (), **state: Any) -> TrainingRecord:
+    """Record a training run in a repository's store; its process is gone."""
+    record = TrainingRecord(root / ".osmosis", name)
+    known = {"config": "configs/training/sums.toml", "model": "/models/qwen", "dataset": "/data/rows.jsonl"}
+    counts = {"rows": [0, 1, 2], "held_out": [3], "left_out": [], "options": {}, "policy_port": 1, "total_steps": 20}
+    record.create()
+    values = {"trainer": "trl", "status": "running", "created_at": 1.7e9, **known, **counts, **state}
+    record.write(TrainingState(name, **values))
+    for line in lines:
+        record.add(line)
+    return record
 
 
 HOSTILE = [

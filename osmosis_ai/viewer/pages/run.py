@@ -9,7 +9,7 @@ from osmosis_ai.store.browsing import RowFilter, Selection
 from osmosis_ai.store.queries import RunInfo
 from osmosis_ai.store.verdicts import verdicts_on
 from osmosis_ai.store.views import run_view
-from osmosis_ai.viewer.addresses import Address, number, row_filter, run_path, without
+from osmosis_ai.viewer.addresses import Address, number, row_filter, run_path, training_path, without
 from osmosis_ai.viewer.cells import TableRow, table_row
 from osmosis_ai.viewer.site import FIGURES_AT_ONCE, Site, functions_of
 from osmosis_ai.viewer.stores import Repository
@@ -30,6 +30,7 @@ def run_page(site: Site, repository: str, name: str, query: Mapping[str, str], *
     selection = site.select(store, run, wanted)
     offset = min(number(query.get("offset")), max(len(selection) - 1, 0))
     now = time.time()
+    training = store.training_of(run)
     figures = site.figures_of(store, run) if run.rollouts <= FIGURES_AT_ONCE else None
     # A page that reads itself again asks for its rows alone.
     rows = _table(store, run, selection, offset, PAGE_ROWS, query) if with_rows else []
@@ -51,7 +52,9 @@ def run_page(site: Site, repository: str, name: str, query: Mapping[str, str], *
         in_flight=[(each, max(now - each.started_at, 0.0) * 1000) for each in store.runs.in_flight(run)],
         figures=figures,
         verdicts=verdicts_on(store.runs, run),
-        others=[other for other in store.runs.list_runs(50) if other.id != run.id],
+        training=training,
+        training_url="" if training is None else training_path(repository, training),
+        others=site.others(store, run),
         live=live,
     )
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from osmosis_ai.errors import StoreError
 from osmosis_ai.store.queries import RunInfo
 from osmosis_ai.store.views import RunView, run_view
-from osmosis_ai.viewer.addresses import Address, run_path
+from osmosis_ai.text import score_number
+from osmosis_ai.training.record import TrainingState, find_records
+from osmosis_ai.viewer.addresses import Address, run_path, training_path, training_runs
+from osmosis_ai.viewer.charts import Chart, Value, line_chart
+from osmosis_ai.viewer.rendering import file_name
 from osmosis_ai.viewer.site import FIGURES_AT_ONCE, Site
 from osmosis_ai.viewer.stores import Repository
 
@@ -43,39 +48,40 @@ class ListedRun(NamedTuple):
 
     @property
     def dataset(self) -> str:
-        return (self.view.dataset or "").replace("\\", "/").rpartition("/")[2]
+        return file_name(self.view.dataset or "")
 
 
-class Point(NamedTuple):
-    """A run in the chart of a score over time, in the chart's coordinates."""
+class ListedTraining(NamedTuple):
+    """A training run in the list of runs; `state` is None if it can't be read."""
 
-    x: float
-    y: float
-    low: float
-    high: float
-    run: ListedRun
-    mean: float
+    repository: str
+    name: str
+    url: str
+    runs: str
+    state: TrainingState | None
 
 
-class Chart(NamedTuple):
+class DatasetChart(NamedTuple):
     """A function's mean over the runs of one dataset."""
 
     dataset: str
     function: str
     functions: list[str]
-    points: list[Point]
+    line: Chart
 
 
 def runs_page(site: Site, query: Mapping[str, str]) -> str:
     """The list of runs."""
     live = site.stores.version()
+    training = query.get("training") or None
     runs = [_listed(site, repository, run) for repository in site.stores
-            for run in (repository.runs.list_runs(LISTED_RUNS) if repository.exists else [])]  # fmt: skip
+            for run in (repository.listed_runs(LISTED_RUNS, training) if repository.exists else [])]  # fmt: skip
     total = len(runs)
     chart = _chart(runs, query)
     runs = _sorted_runs([run for run in runs if _run_matches(run, query)], query.get("sort", "-when"))
     return site.render(
         "runs.html",
+        trainings=_trainings(site),
         runs=runs,
         total=total,
         here=Address("/", query),
@@ -83,6 +89,23 @@ def runs_page(site: Site, query: Mapping[str, str]) -> str:
         chart=chart,
         live=live,
     )
+
+
+def _trainings(site: Site) -> list[ListedTraining]:
+    """List the training runs, newest first."""
+    found = []
+    for repository in site.stores:
+        for record in find_records(repository.folder):
+            try:
+                state = record.read()
+            except StoreError:
+                # Its page says why.
+                state = None
+            name = record.name
+            found.append(
+                ListedTraining(repository.name, name, training_path(repository.name, name), training_runs(name), state)
+            )
+    return sorted(found, key=lambda each: each.state.created_at if each.state else 0.0, reverse=True)
 
 
 def _listed(site: Site, repository: Repository, run: RunInfo) -> ListedRun:
@@ -121,7 +144,7 @@ def _sorted_runs(runs: list[ListedRun], sort: str) -> list[ListedRun]:
     return sorted(runs, key=keys.get(sort.removeprefix("-"), keys["when"]), reverse=sort.startswith("-"))
 
 
-def _chart(runs: Sequence[ListedRun], query: Mapping[str, str]) -> Chart | None:
+def _chart(runs: Sequence[ListedRun], query: Mapping[str, str]) -> DatasetChart | None:
     """Lay out the chart of the asked dataset, else of the newest one with two scored runs."""
     by_dataset: dict[str, list[ListedRun]] = {}
     for run in runs:
@@ -133,14 +156,13 @@ def _chart(runs: Sequence[ListedRun], query: Mapping[str, str]) -> Chart | None:
     if len(found) < 2 or not functions:
         return None
     function = query["fn"] if query.get("fn") in functions else functions[0]
-    scored = [(run, bar, bar.parts) for run in found for bar in run.scores if bar.function == function and bar.parts]
+    scored = [(run, bar) for run in found for bar in run.scores if bar.function == function and bar.parts]
     if len(scored) < 2:
         return None
-    points = [
-        Point(
-            18 + 570 * index / (len(scored) - 1), 110 - parts[0], 110 - parts[1], 110 - parts[2], run, bar.mean or 0.0
-        )
-        for index, (run, bar, parts) in enumerate(scored)
-        if parts is not None
-    ]
-    return Chart(dataset, function, functions, points)
+    values = []
+    for index, (run, bar) in enumerate(scored):
+        mean, low, high = (part / 100 for part in bar.parts or ())
+        values.append(Value(index, mean, f"{run.view.id}: {score_number(mean)}", run.url, (low, high)))
+    ends = f"from {score_number(values[0].value)} to {score_number(values[-1].value)}"
+    line = line_chart(f"Mean of {function} over {len(values)} runs, {ends}", values)
+    return None if line is None else DatasetChart(dataset, function, functions, line)

@@ -95,7 +95,7 @@ def trajectory_page(site: Site, repository: str, name: str, row: int, query: Map
             "comparison": "" if against is None else f"{compare_path(repository, run.id, against.id)}/rows/{row}",
         },
         against=against,
-        others=[other for other in store.runs.list_runs(50) if other.id != run.id],
+        others=site.others(store, run),
         note_characters=NOTE_CHARACTERS,
         live=live,
     )
@@ -162,9 +162,11 @@ def timeline(rollout: Rollout) -> list[Span]:
     return [Span(start / whole * 100, max(length / whole * 100, 0.2), *rest) for start, length, *rest in spans]  # type: ignore[arg-type]
 
 
-def rerun_command(run: RunInfo, row: int) -> str:
-    """Return the command that steps through a row as this run ran it."""
+def rerun_command(run: RunInfo, row: int) -> str | None:
+    """Return the command that steps through a row as this run ran it; None if another tool did."""
     config = run.config
+    if "imported" in config:
+        return None
     words = ["osmosis", "test", "-i", "--row", str(row)]
     for flag, name in (("-d", "dataset"), ("--model", "model"), ("--base-url", "base_url"), ("-m", "agent")):
         if config.get(name):

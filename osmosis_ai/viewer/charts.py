@@ -1,0 +1,73 @@
+"""Charts of a figure over runs or steps, in the coordinates of an SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Chart", "Value", "line_chart"]
+
+TOP, BOTTOM = 10, 110
+
+
+class Value(NamedTuple):
+    """A figure in a chart: its place from left to right, what it is, where it leads, and its 95 % interval if known."""
+
+    at: float
+    value: float
+    title: str
+    url: str = ""
+    interval: tuple[float, float] | None = None
+
+
+class Point(NamedTuple):
+    """A figure in the chart's coordinates."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    title: str
+    url: str
+
+
+class Chart(NamedTuple):
+    """A line through points. `ticks` are heights and what they stand for; `left` is where the grid begins."""
+
+    label: str
+    width: int
+    left: int
+    ticks: list[tuple[float, str]]
+    points: list[Point]
+
+
+def line_chart(
+    label: str,
+    values: Sequence[Value],
+    low: float = 0,
+    high: float = 1,
+    *,
+    ends: tuple[float, float] | None = None,
+    width: int = 600,
+    left: int = 14,
+) -> Chart | None:
+    """Lay out figures from `low` to `high`; None if there is none, or the range has no length that is a number.
+
+    `ends` are the places at the left and right, those of the first and the last figure by default.
+    """
+    if not values or not 0 < high - low < math.inf:
+        return None
+    first, last = ends or (values[0].at, values[-1].at)
+    span = last - first
+
+    def height(value: float) -> float:
+        return BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low)
+
+    points = []
+    for each in values:
+        x = left + 4 + (width - left - 16) * ((each.at - first) / span if span else 0)
+        ends = each.interval or (each.value, each.value)
+        points.append(Point(x, height(each.value), height(ends[0]), height(ends[1]), each.title, each.url))
+    ticks = [(height(value), f"{value:.3g}") for value in (high, low + (high - low) / 2, low)]
+    return Chart(label, width, left, ticks, points)
