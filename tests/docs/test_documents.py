@@ -42,6 +42,7 @@ from shell import Shell, script
 from commands import clean_environment
 from osmosis_ai.cli.app import app
 from osmosis_ai.cli.eval_rubric import EvalRubricConfig
+from osmosis_ai.config import RunConfig
 from osmosis_ai.options import declared_options
 from osmosis_ai.runtime.run.results import Cause
 from osmosis_ai.serve.config import ServeConfig
@@ -385,6 +386,17 @@ def test_every_option_is_documented_with_its_default(name: str) -> None:
             assert shown == f"`{default:.10g}`", option
         else:
             assert shown != "off", option
+
+
+@pytest.mark.parametrize("name", ["test", "eval"])
+def test_every_option_of_how_a_run_is_shown_is_documented(name: str) -> None:
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    real = {flag for parameter in command.params if not parameter.hidden for flag in parameter.opts}
+    # Those of a run are in docs/options.md, which is made from their declarations.
+    real -= {flag for option in declared_options(RunConfig) for flag in option.flags} | {"--help", "-h"}
+    headings = ("## osmosis test", "### Only osmosis test", "## osmosis eval")
+    documented = set().union(*map(option_table, headings))
+    assert real <= documented, real - documented
 
 
 def option_table(heading: str) -> dict[str, str]:
