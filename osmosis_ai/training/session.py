@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import anyio
 import msgspec
 
-from osmosis_ai.config import StoreConfig
+from osmosis_ai.config import StoreConfig, read_run_name
 from osmosis_ai.errors import OsmosisError, UsageError
 from osmosis_ai.records import JsonObject
 from osmosis_ai.rollout.server.serve import address_of, open_socket
@@ -238,7 +238,14 @@ def _options_of(config: TrainingConfig) -> JsonObject:
 
 
 def find_record(config: TrainingConfig, store: str | None, name: str, cwd: Path) -> tuple[TrainingRecord, str]:
-    """Return the record of a training run, and the folder of its store."""
+    """Return the record of a training run, and the folder of its store; raise UsageError for an unusable name."""
+    try:
+        # The names of its runs are longer.
+        read_run_name(f"{name}.step-00000")
+    except ValueError as error:
+        raise UsageError(
+            f"a training run can't be named {name!r}: {error}, and leave 11 of them for the steps"
+        ) from None
     folder = find_store(StoreConfig(store), Path(config.root), cwd)
     return TrainingRecord(folder, name), str(folder)
 

@@ -307,6 +307,8 @@ def test_a_config_that_cannot_be_used(workspace: Path, old: str, new: str, messa
     [
         (["--name", "x", "--resume", "x"], "remove one of them"),
         (["--resume", "none"], "there is no training run none"),
+        (["--name", "../out"], "a training run can't be named '../out': write up to 96 letters"),
+        (["--name", "x" * 90], "leave 11 of them for the steps"),
         (["--model-folder", "reward_fn"], "has no tokenizer.json"),
     ],
 )
