@@ -97,7 +97,7 @@ class _Command:
 
             # The platform starts an order again, with the same file, if it was interrupted.
             config, order = read_order(self._file, self._session.cwd)
-            record, store = find_record(config, order.output, order.name, self._session.cwd)
+            record, store = find_record(config, order.store, order.name, self._session.cwd)
             resume = order.name if record.exists else None
         else:
             config = self._config(model, dataset)

@@ -27,7 +27,6 @@ from osmosis_ai.platform.home import Home
 from osmosis_ai.platform.imports import ImportedEval, Imports
 from osmosis_ai.platform.logs import Logs, entry
 from osmosis_ai.platform.openapi import describe
-from osmosis_ai.platform.orders import OUTPUT
 from osmosis_ai.platform.pages import PagesAccess, page_path
 from osmosis_ai.platform.paging import iso, page, window
 from osmosis_ai.platform.queue import job_variables
@@ -464,14 +463,14 @@ class Api:
 
     def _list_runs(self, kind: Kind, call: Call) -> JsonObject:
         found, total = self._runs.listed(kind, call.workspace, window(call.query))
-        shown = [runs.listed(row) | (progress(row, self._output(row)) if kind == "training" else {}) for row in found]
+        shown = [runs.listed(row) | (progress(row, self._store(row)) if kind == "training" else {}) for row in found]
         return page("eval_runs" if kind == "eval" else "training_runs", shown, total, window(call.query))
 
     def _show_run(self, kind: Kind, call: Call) -> JsonObject:
         row = self._run(kind, call)
         shown = {**runs.detail(row), **self._page(call, row)}
         if kind == "training":
-            shown["training_run"] |= progress(row, self._output(row))
+            shown["training_run"] |= progress(row, self._store(row))
         return shown
 
     def _page(self, call: Call, row: Row) -> JsonObject:
@@ -487,11 +486,11 @@ class Api:
 
     def _run_metrics(self, kind: Kind, call: Call) -> JsonObject:
         row = self._run(kind, call)
-        return training_metrics(row, self._output(row)) if kind == "training" else runs.metrics(row)
+        return training_metrics(row, self._store(row)) if kind == "training" else runs.metrics(row)
 
-    def _output(self, row: Row) -> Path:
-        """Return the folder that a training run's trainer was given."""
-        return self._home.run(row["id"]) / OUTPUT
+    def _store(self, row: Row) -> Path:
+        """Return the folder of a run's store."""
+        return self._home.store(row["workspace"])
 
     def _stop_run(self, kind: Kind, call: Call) -> JsonObject:
         row = self._run(kind, call)
@@ -507,7 +506,7 @@ class Api:
 
     def _checkpoints(self, call: Call) -> JsonObject:
         row = self._run("training", call)
-        return {"training_run_name": row["name"], "checkpoints": checkpoints(row, self._output(row))}
+        return {"training_run_name": row["name"], "checkpoints": checkpoints(row, self._store(row))}
 
     def _list_rollouts(self, call: Call) -> JsonObject:
         found, total = self._runs.rollouts(call.workspace, call.query.get("branch"), window(call.query))

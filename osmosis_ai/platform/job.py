@@ -30,7 +30,6 @@ from osmosis_ai.discovery.eval_configs import eval_config_of
 from osmosis_ai.errors import OsmosisError, StartError
 from osmosis_ai.masking import VARIABLE, Masker
 from osmosis_ai.platform.orders import (
-    OUTPUT,
     Ended,
     JobMessage,
     JobOrder,
@@ -281,7 +280,7 @@ class TrainingJob(Job):
 
     def _write_order(self, code: Path) -> Path:
         order, document = self._order, self._order.document
-        experiment, output = document["experiment"], self._folder / OUTPUT
+        experiment, output = document["experiment"], self._folder / "output"
         output.mkdir(exist_ok=True)
         training_order = TrainingOrder(
             schema_version=1,
@@ -298,6 +297,7 @@ class TrainingJob(Job):
             **{name: document.get(name, {}) for name in ("training", "sampling", "checkpoints", "advanced", "env")},
             secrets=document["secrets"]["required"],
             output=str(output),
+            store=order.store,
         )
         file = self._folder / "training.json"
         file.write_bytes(msgspec.json.format(msgspec.json.encode(training_order), indent=2))

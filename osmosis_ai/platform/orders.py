@@ -12,7 +12,6 @@ import msgspec
 from osmosis_ai.records import JsonObject, Record
 
 __all__ = [
-    "OUTPUT",
     "Ended",
     "JobMessage",
     "JobOrder",
@@ -24,9 +23,6 @@ __all__ = [
     "TrainingOrder",
     "decode_message",
 ]
-
-OUTPUT = "output"
-"""The folder of a training run's trainer, in that of the run."""
 
 Step: TypeAlias = Literal[
     "submit", "clone", "secrets", "select", "environment", "preflight", "rollout", "train", "stop", "finish"
@@ -65,6 +61,7 @@ class TrainingOrder(Record, frozen=True, omit_defaults=False):
     """What the trainer is given: a training run's inputs, as they were when it was submitted.
 
     `code` is the workspace at `commit`. `output` is the trainer's own folder; it stays when the run is started again.
+    `store` is the folder of the workspace's runs, which the platform's pages show.
     The environment has `env` and the values of `secrets`.
     """
 
@@ -86,6 +83,7 @@ class TrainingOrder(Record, frozen=True, omit_defaults=False):
     env: dict[str, str]
     secrets: list[str]
     output: str
+    store: str
 
 
 class Logged(Record, frozen=True, tag="log"):

@@ -16,9 +16,9 @@ __all__ = ["checkpoints", "progress", "training_metrics"]
 TITLES = {"rollouts": "Rollouts", "trainer": "Trainer", "evaluation": "Held-out rows"}
 
 
-def progress(row: Row, folder: Path) -> JsonObject:
+def progress(row: Row, store: Path) -> JsonObject:
     """Return how far a training run is; nothing of it is known if another trainer trains it."""
-    state = _state(row, folder)
+    state = _state(row, store)
     if state is None:
         return {"current_step": None, "total_steps": None, "reward": None, "examples_processed_count": None}
     return {
@@ -29,10 +29,10 @@ def progress(row: Row, folder: Path) -> JsonObject:
     }
 
 
-def training_metrics(row: Row, folder: Path) -> JsonObject:
+def training_metrics(row: Row, store: Path) -> JsonObject:
     """Return a training run's figures, a series for each; raise ApiError if there are none yet."""
-    state = _state(row, folder)
-    lines = [] if state is None else TrainingRecord(folder, state.name).metrics()
+    state = _state(row, store)
+    lines = [] if state is None else TrainingRecord(store, state.name).metrics()
     if state is None or not lines:
         raise not_found(f"the run {row['name']} has no figures yet")
     began, ended = row["started_at"] or row["created_at"], row["completed_at"] or now()
@@ -51,9 +51,9 @@ def training_metrics(row: Row, folder: Path) -> JsonObject:
     }
 
 
-def checkpoints(row: Row, folder: Path) -> list[JsonObject]:
+def checkpoints(row: Row, store: Path) -> list[JsonObject]:
     """Return a training run's checkpoints, the first ones first."""
-    state = _state(row, folder)
+    state = _state(row, store)
     return [
         {
             "id": f"{row['id']}-{each.step}",
@@ -66,8 +66,8 @@ def checkpoints(row: Row, folder: Path) -> list[JsonObject]:
     ]
 
 
-def _state(row: Row, folder: Path) -> TrainingState | None:
-    record = TrainingRecord(folder, str(row["name"]))
+def _state(row: Row, store: Path) -> TrainingState | None:
+    record = TrainingRecord(store, str(row["name"]))
     try:
         return record.read() if record.exists else None
     except OsmosisError:

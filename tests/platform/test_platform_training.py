@@ -169,5 +169,7 @@ def test_osmosis_itself_is_the_trainer(tmp_path: Path, workspace: Path) -> None:
         rewards = next(one for one in figures["metrics"] if one["metric_key"] == "rollouts/reward")
         assert [point["value"] for point in rewards["data_points"]] == [shown["reward"]]
         assert figures["overview"]["latest_step"] == 1
+        # Where the platform's pages look for it.
+        assert list((tmp_path / "platform" / "stores").glob(f"*/training/{shown['name']}/run.json"))
         (listed,) = platform.ask("GET", TRAININGS).body["training_runs"]
         assert (listed["current_step"], listed["reward"]) == (1, shown["reward"])

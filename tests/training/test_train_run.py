@@ -384,6 +384,7 @@ def test_a_platform_s_order_is_trained_and_goes_on_where_it_was(workspace: Path,
         "env": {},
         "secrets": [],
         "output": str(output),
+        "store": str(output),
     }
     (tmp_path / "training.json").write_text(json.dumps(order), encoding="utf-8")
     command = ("train", "run", tmp_path / "training.json", "--trainer", TRAINER)
