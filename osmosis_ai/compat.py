@@ -10,7 +10,7 @@ New code doesn't need them. Everything kept for compatibility alone is defined o
   platform; nothing is registered now.
 - `FLAGS` and `COMMANDS`: options and commands released under a second name. `osmosis preview --path FILE` is the second
   form of `osmosis preview FILE`.
-- `EXTRAS` of `pip install osmosis-ai[…]`: the base install holds all of them; two used to add the MCP packages.
+- `EXTRAS` of `pip install osmosis-ai[…]`: the base install holds what they added; two used to add the MCP packages.
 """
 
 from __future__ import annotations
