@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -86,6 +85,8 @@ def import_files(
 def _runs(
     session: CommandSession, found: Sequence[tuple[Path, ImportFormat]], name: str | None, shared: SharedOptions
 ) -> None:
+    import asyncio
+
     from osmosis_ai.cli.runs_output import imported_words
     from osmosis_ai.runtime.run.imported import import_run
     from osmosis_ai.store.run_store import RunStore

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from pathlib import Path
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from osmosis_ai.training.contract import Checkpoint
     from osmosis_ai.training.dry import DryReport, Spread
     from osmosis_ai.training.record import MetricsLine, TrainingState
-    from osmosis_ai.training.session import TrainingSession
 
 __all__ = ["list_local", "print_local_log", "run_training", "show_local"]
 
@@ -68,6 +66,9 @@ def run_training(
     with command_session(quiet=quiet or json, store_error=ExitCode.FAILED) as session:
         if name is not None and resume is not None:
             raise UsageError("--name begins a run and --resume continues one; remove one of them")
+        # Imported here, because every command's start would pay for it.
+        import asyncio
+
         command = _Command(session, config, store, trainer, json=json)
         given = {"model": model, "dataset": dataset}
         code = asyncio.run(command.dry(**given) if dry else command.run(name, resume, **given))
@@ -84,7 +85,6 @@ class _Command:
         self._store = store
         self._trainer = trainer
         self._json = json
-        self._training: TrainingSession | None = None
 
     async def run(self, name: str | None, resume: str | None, *, model: str | None, dataset: str | None) -> int:
         """Train, and return the exit code."""
@@ -302,7 +302,7 @@ def list_local(session: Session) -> None:
     from osmosis_ai.cli.tables import Column
     from osmosis_ai.training.record import list_records
 
-    found = [_shown(state) for state in list_records(_store(session))]
+    found: list[JsonObject] = [msgspec.to_builtins(state) for state in list_records(_store(session))]
     columns = [Column("name", "name"), Column("status", "label"), Column("step", "label"), Column("reward", "label")]
     session.items(
         found,
@@ -356,8 +356,3 @@ def _store(session: Session) -> Path:
 
     _, folder = stored_runs(session.cwd, SharedOptions(None, None))
     return folder
-
-
-def _shown(state: TrainingState) -> JsonObject:
-    shown: JsonObject = msgspec.to_builtins(state)
-    return shown

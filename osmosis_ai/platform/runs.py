@@ -402,20 +402,26 @@ def detail(row: Row) -> JsonObject:
     }
 
 
+def duration_ms(row: Row) -> int:
+    """Return how long a run has taken so far, in milliseconds."""
+    began: float = row["started_at"] or row["created_at"]
+    ended: float = row["completed_at"] or now()
+    # A clock may be set back.
+    return round(max(0.0, ended - began) * 1000)
+
+
 def metrics(row: Row) -> JsonObject:
     """Return the figures of a run as the API has them; raise ApiError if there are none yet."""
     results = _results(row)
     if results is None:
         raise not_found(f"the run {row['name']} has no results yet")
     stats = results["reward_stats"]
-    began, ended = row["started_at"] or row["created_at"], row["completed_at"] or now()
     names = ("graded", "passed", "failed", "skipped", "pass_rate", "pass_threshold", "total_samples")
     return {
         "status": _status(row),
         "overview": {
             **{name: results[name] for name in names},
-            # A clock may be set back.
-            "duration_ms": round(max(0.0, ended - began) * 1000),
+            "duration_ms": duration_ms(row),
             "completed_samples": results["total_runs"],
             "tokens_used": results["total_tokens"],
         },

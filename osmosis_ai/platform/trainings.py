@@ -7,7 +7,8 @@ from pathlib import Path
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.platform.database import Row
 from osmosis_ai.platform.errors import not_found
-from osmosis_ai.platform.paging import iso, now
+from osmosis_ai.platform.paging import iso
+from osmosis_ai.platform.runs import duration_ms
 from osmosis_ai.records import JsonObject
 from osmosis_ai.training.record import MetricsLine, TrainingRecord, TrainingState
 
@@ -35,13 +36,11 @@ def training_metrics(row: Row, store: Path) -> JsonObject:
     lines = [] if state is None else TrainingRecord(store, state.name).metrics()
     if state is None or not lines:
         raise not_found(f"the run {row['name']} has no figures yet")
-    began, ended = row["started_at"] or row["created_at"], row["completed_at"] or now()
     series = [_series(lines, kind, name) for kind, name in dict.fromkeys((e.kind, n) for e in lines for n in e.metrics)]
     return {
         "status": row["status"],
         "overview": {
-            # A clock may be set back.
-            "duration_ms": round(max(0.0, ended - began) * 1000),
+            "duration_ms": duration_ms(row),
             "metric_summaries": [_summary(one) for one in series],
             "examples_processed_count": state.step * state.rollouts_per_step,
             "latest_step": state.step,

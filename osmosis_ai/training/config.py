@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from osmosis_ai.row_numbers import RowNumbers
 from osmosis_ai.toml_files import parse_toml, read_toml_text
 from osmosis_ai.validate.run_configs import check_config
 
-__all__ = ["Policy", "TrainingConfig", "read_order", "read_training_config", "training_config_of"]
+__all__ = ["TRAINERS", "Policy", "TrainingConfig", "read_order", "read_training_config", "training_config_of"]
 
-TRAINERS = ("trl",)
+TRAINERS = {"trl": "osmosis_trainer_trl"}
+"""The module of each trainer, by the name of its folder in `trainers/`."""
 DEFAULTS: JsonObject = {
     "lr": 1e-5,
     "total_epochs": 1,
@@ -249,8 +251,6 @@ def _model_folder(name: str, root: Path) -> Path:
     for folder in (Path(name).expanduser(), root / name):
         if folder.is_dir():
             return folder.resolve()
-    import os
-
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
     head = cache / "refs" / "main"

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from osmosis_ai.errors import OsmosisError
 from osmosis_ai.records import Record
 from osmosis_ai.runtime.run.session import open_run
 from osmosis_ai.training.config import TrainingConfig
 from osmosis_ai.training.contract import BatchRequest
-from osmosis_ai.training.record import LeftOutRow
-from osmosis_ai.training.rollouts import NothingToLearnError, StepRunner
+from osmosis_ai.training.record import LeftOutRow, step_run
+from osmosis_ai.training.rollouts import StepRunner
 from osmosis_ai.training.rows import Rows
 
 __all__ = ["Controls", "DryReport", "PolicyReport", "Spread", "look_at", "try_controls", "try_policy"]
@@ -142,10 +141,7 @@ async def try_policy(
     """Roll out some rows with the model as it is, and add what came out; raise OsmosisError."""
     runner = StepRunner(config, name, store, environ, [], token, say=say)
     chosen = rows.trained[:POLICY_ROWS]
-    try:
-        batch = await runner.batch(BatchRequest(0, chosen, config.samples, policy_url))
-    except NothingToLearnError as error:
-        raise OsmosisError(str(error)) from error
+    batch = await runner.batch(BatchRequest(0, chosen, config.samples, policy_url))
     samples = [sample for group in batch.groups for sample in group.samples]
     good = [sample for sample in samples if sample.reward is not None]
     policy = PolicyReport(
@@ -158,7 +154,7 @@ async def try_policy(
         response_tokens=_spread([len(sample.completion_ids) for sample in good]),
         sampled_share=batch.metrics["sampled_share"],
         seconds_per_rollout=batch.metrics["rollout_seconds"] / len(samples),
-        run=f"{name}.step-00000",
+        run=step_run(name, 0),
     )
     each = statistics.fmean(len(sample.prompt_ids) + len(sample.completion_ids) for sample in good)
     return msgspec.structs.replace(

@@ -48,14 +48,14 @@ async def choose_rows(config: TrainingConfig, store: str, environ: Mapping[str, 
     if "mcp" in config.agent:
         for row in rows:
             try:
-                lengths[row.index] = len(template.render(opening_messages(row), loaded.tools))
+                length = len(template.render(opening_messages(row), loaded.tools))
             except ChatTemplateError as error:
                 left_out.append(LeftOutRow(row.index, str(error)))
-    too_long = [number for number, length in lengths.items() if length > config.max_prompt]
-    left_out += [
-        LeftOutRow(number, f"its prompt has {lengths[number]:,} tokens; max_prompt_length is {config.max_prompt:,}")
-        for number in too_long
-    ]
+                continue
+            lengths[row.index] = length
+            if length > config.max_prompt:
+                reason = f"its prompt has {length:,} tokens; max_prompt_length is {config.max_prompt:,}"
+                left_out.append(LeftOutRow(row.index, reason))
     without = {each.row for each in left_out}
     usable = [row for row in rows if row.index not in without]
     if len(usable) < 2:
@@ -64,6 +64,6 @@ async def choose_rows(config: TrainingConfig, store: str, environ: Mapping[str, 
             + (f"; row {left_out[0].row}: {left_out[0].reason}" if left_out else "")
         )
     by_content = sorted(usable, key=lambda row: blake2b(row.id.encode(), digest_size=8).digest())
-    held_out = sorted(row.index for row in by_content[: config.held_out_of(len(usable))])
-    trained = [row.index for row in usable if row.index not in set(held_out)]
-    return Rows(trained, held_out, left_out, loaded.tools, loaded.functions, lengths)
+    held_out = {row.index for row in by_content[: config.held_out_of(len(usable))]}
+    trained = [row.index for row in usable if row.index not in held_out]
+    return Rows(trained, sorted(held_out), left_out, loaded.tools, loaded.functions, lengths)

@@ -27,7 +27,7 @@ from osmosis_ai.training.contract import (
     Ready,
     StepMetrics,
 )
-from osmosis_ai.training.record import MetricsLine, SavedCheckpoint, TrainingRecord, TrainingState, now
+from osmosis_ai.training.record import MetricsLine, SavedCheckpoint, TrainingRecord, TrainingState, now, step_run
 from osmosis_ai.training.rollouts import StepRunner
 from osmosis_ai.training.rows import Rows
 from osmosis_ai.training.server import Answers, serve_trainer
@@ -70,7 +70,9 @@ class TrainingSession:
         record: Where it is recorded.
         state: Its state: that of a new run, or of the one to resume.
         environ: The environment of workers and trainer.
+        store: The store's folder.
         listener: Hears what happens.
+        resumed: True if the state is that of a run to resume.
     """
 
     def __init__(
@@ -241,7 +243,7 @@ def find_record(config: TrainingConfig, store: str | None, name: str, cwd: Path)
     """Return the record of a training run, and the folder of its store; raise UsageError for an unusable name."""
     try:
         # The names of its runs are longer.
-        read_run_name(f"{name}.step-00000")
+        read_run_name(step_run(name, 0))
     except ValueError as error:
         raise UsageError(
             f"a training run can't be named {name!r}: {error}, and leave 11 of them for the steps"

@@ -20,7 +20,7 @@ from osmosis_ai.errors import RepositoryError, UsageError
 from osmosis_ai.masking import Masker, without_secrets
 from osmosis_ai.runtime.worker.workflows import keeper
 from osmosis_ai.runtime.worker.workflows.environments import prepare_environment
-from osmosis_ai.training.config import TrainingConfig
+from osmosis_ai.training.config import TRAINERS, TrainingConfig
 from osmosis_ai.training.contract import TOKEN_VARIABLE, Mode, TrainerJob
 from osmosis_ai.training.record import TrainingRecord, TrainingState
 
@@ -29,7 +29,6 @@ __all__ = ["Running", "Trainer", "find_trainer", "last_words", "start_trainer", 
 GRACE_SECONDS = 10.0
 LAST_LINES = 12
 MAX_LINE = 1024 * 1024
-MODULES = {"trl": "osmosis_trainer_trl"}
 _PACKAGE = Path(__file__).parents[1]
 _PLACES = (_PACKAGE / "trainers", _PACKAGE.parent / "trainers")
 """Where trainers' distributions are: in an installed package, and in a checkout."""
@@ -82,7 +81,7 @@ async def find_trainer(name: str, command: str | None, say: Callable[[str], None
         )
     finally:
         stopped.set()
-    return Trainer([str(made), "-m", MODULES[name]], str(folder))
+    return Trainer([str(made), "-m", TRAINERS[name]], str(folder))
 
 
 class Running:

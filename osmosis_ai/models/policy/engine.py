@@ -170,6 +170,9 @@ class _PolicyHost:
         self._client = PolicyClient(spec)
 
     def for_rollout(self, row: Row, run_index: int, draw: str = "") -> ChatModel:
+        return self._model()
+
+    def _model(self) -> ChatModel:
         model = _PolicyModel(self._client, self._template, self._form)
         return RetryingModel(model, self._options.policy, self._limiter, self._options.on_wait)
 
@@ -177,10 +180,8 @@ class _PolicyHost:
         return False
 
     async def probe(self) -> None:
-        model = _PolicyModel(self._client, self._template, self._form)
-        retrying = RetryingModel(model, self._options.policy, self._limiter, self._options.on_wait)
         try:
-            await retrying.complete([{"role": "user", "content": "ping"}], [], {"max_tokens": 1})
+            await self._model().complete([{"role": "user", "content": "ping"}], [], {"max_tokens": 1})
         except ModelError as error:
             hint = await CHAT.hint(self.spec, error.kind)
             raise ModelStartError(f"{str(error).rstrip('.')}. {hint}") from error
