@@ -4,10 +4,12 @@ VENV ?= .venv
 LOWEST ?= .venv-lowest
 TRAIN ?= .venv-train
 PROCESSES ?= 4
-# Tests of installed commands, servers, trainers and whole runs of pytest: an eighth of the tests, and a third of the time.
-WHOLE = tests/e2e tests/platform tests/pytest_plugin tests/training tests/importers tests/docs/test_recording.py \
-	tests/cli/test_module_names.py tests/cli/test_workflow_faults.py
+# Tests of installed commands, servers, trainers and whole runs of pytest: a sixth of the tests, and half of the time.
+WHOLE = tests/e2e tests/workflow_runs tests/platform tests/pytest_plugin tests/training tests/importers \
+	tests/docs/test_recording.py tests/docs/test_documented_programs.py tests/docs/test_adding.py tests/cli/test_module_names.py
 BIN = $(VENV)/bin
+# Without compiled tests each process of pytest compiles all of them: 10 s, whenever it starts.
+export PYTHONDONTWRITEBYTECODE =
 
 # uv needs a third of pip's time; where it is neither there nor in the package index, pip does the same.
 # On a terminal both show their progress.
@@ -49,7 +51,7 @@ test-lowest: $(LOWEST)/.dev  ## the test suite on the lowest versions that pypro
 	$(LOWEST)/bin/python -m pytest -n $(PROCESSES) --dist loadgroup $(TESTS)
 
 test-released: $(VENV)/.dev  ## workflows on released SDKs, and the platform's released clients, from the package index; skipped, with the reason, without it
-	$(BIN)/python -m pytest -m released -rs -n 2 tests/runtime/worker/workflows tests/test_example_workflow.py tests/platform
+	$(BIN)/python -m pytest -m released -rs -n 2 tests/runtime/worker/workflows tests/workflow_runs tests/platform
 
 test-train: $(VENV)/.dev  ## exports, read by the trainers' libraries, and the trainer: minutes, when they are new
 	$(BIN)/python -m pytest -m released -rs tests/test_trainer_exports.py

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commands import COMMAND, Finished, Osmosis, clean_environment, run_osmosis
+from commands import Finished, Osmosis, run_osmosis
 from osmosis_ai.store.queries import Queries, ScoredRollout
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, by_turn, status, text, tool_call
 from repos import copy_repo, seen, write_rows
 from running import running
-from waiting import PATIENCE
 from watching import Watching
 
 INSTANCE = ("-m", "server:agent_loop")
@@ -256,6 +254,7 @@ def test_runs_resume_and_replies_are_cached(tmp_path: Path, endpoint: ScriptedEn
     assert len(endpoint.chats) == asked
 
 
+@pytest.mark.in_process
 def test_a_save_reruns_what_it_makes_stale(tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
     root = copy_repo("agent_class", tmp_path, SUMS)
     options = ("--watch", "--json", "--base-url", endpoint.url, "--model", "m")
@@ -279,16 +278,13 @@ def test_a_save_reruns_what_it_makes_stale(tmp_path: Path, endpoint: ScriptedEnd
 def test_stepping_through_a_loop(tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
     root = copy_repo("agent_instance", tmp_path, SUMS)
     lines = ("n", "n", "call add {}", "m", "c", "q")
-    done = subprocess.run(
-        [str(COMMAND), "test", *INSTANCE, "-i", "--base-url", endpoint.url, "--model", "scripted"],
+    done = run_osmosis(
+        *("test", *INSTANCE, "-i", "--base-url", endpoint.url, "--model", "scripted"),
         cwd=root,
-        env=clean_environment(TERM="dumb"),
-        input="".join(f"{line}\n" for line in lines),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=PATIENCE * 3,
+        env={"TERM": "dumb"},
+        typed="".join(f"{line}\n" for line in lines),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert "an agent loop runs its tools itself" in done.stdout
     assert [len(scored.stored.rollout.turns) for scored in recorded(root)] == [2]

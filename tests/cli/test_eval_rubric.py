@@ -345,6 +345,8 @@ def test_the_judge_is_compared_with_the_verdicts_on_a_run(
     assert (both.code, "--data and --run exclude each other" in both.stderr) == (2, True)
 
 
+@pytest.mark.litellm
+@pytest.mark.in_process
 def test_an_interrupt_leaves_no_file(tmp_path: Path) -> None:
     gate = Gate()
     with ScriptedEndpoint(lambda request: script(request).after(gate)).run_in_thread() as endpoint:

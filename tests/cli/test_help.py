@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
 import shlex
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,14 @@ OFFERED = dict(all_commands(OSMOSIS))
 
 @functools.cache
 def help_of(path: str) -> str:
-    result = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "80"})
-    assert result.exit_code == 0, result.output
-    return result.output
+    with redirect_stdout(io.StringIO()) as shown:
+        assert OSMOSIS([*path.split(), "--help"], prog_name="osmosis", standalone_mode=False) == 0
+    return shown.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 @pytest.mark.parametrize("path", OFFERED)

@@ -44,6 +44,7 @@ TRUTHS = "truth-[0-9]{8}"
 RUNNING = '''
 import contextlib
 import io
+import time
 
 from fastmcp import FastMCP
 from osmosis_ai import current_rollout
@@ -63,8 +64,7 @@ def run(code: str) -> str:
 @mcp.tool
 async def spin() -> str:
     """Hold the event loop."""
-    while True:
-        pass
+    time.sleep(3600)
 '''
 
 REWARDS = """
@@ -527,6 +527,7 @@ def test_scores_of_a_run_in_sandboxes_are_repeated_in_sandboxes(tmp_path: Path) 
     assert again.json["functions"]["reward_fn.rewards:exact"]["mean"] == 0.5, again
 
 
+@pytest.mark.in_process
 def test_a_saved_tool_is_loaded_into_new_sandboxes(tmp_path: Path) -> None:
     solution = [{"tool": "add", "arguments": {"a": 1, "b": 2}}, "{{result[0]}}"]
     rows = [{"system_prompt": "s", "user_prompt": "u", "ground_truth": "3", "solution": solution}]

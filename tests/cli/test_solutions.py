@@ -142,6 +142,7 @@ def test_an_agent_loop_does_not_see_it(osmosis: Osmosis, tmp_path: Path) -> None
     assert done.json["summary"]["eval_fns"]["looking"]["mean"] == 1.0
 
 
+@pytest.mark.in_process
 def test_a_tool_that_is_edited_flips_the_rows_whose_solutions_call_it(tmp_path: Path) -> None:
     repo = write_repo(tmp_path / "repo", rows=SOLVED)
     main = (repo / "mcp" / "main.py").read_text(encoding="utf-8")

@@ -229,6 +229,7 @@ def test_a_main_that_never_returns(tmp_path: Path) -> None:
     assert monotonic() - started < 60
 
 
+@pytest.mark.in_process
 def test_interrupted(tmp_path: Path) -> None:
     repo = write_repo(
         tmp_path / "repo", main="from pathlib import Path\nPath('started').touch()\nwhile True:\n    pass\n"

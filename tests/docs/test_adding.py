@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_documents import ADDING, ROOT, Section, as_pattern, sections, stable
+from sections import ADDING, ROOT, Section, all_sections, as_pattern, stable
 
 from commands import clean_environment
 
-SECTIONS = [section for section in sections() if section.document == ADDING]
+SECTIONS = [section for section in all_sections() if section.document == ADDING]
 
 
 def with_lines(text: str, diff: str) -> str:

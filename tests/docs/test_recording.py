@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from test_documents import stable
+from sections import stable
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "terminal.svg"

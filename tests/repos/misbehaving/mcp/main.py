@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -89,9 +88,9 @@ async def blocks_the_loop() -> str:
 
 @mcp.tool
 def holds_the_interpreter() -> str:
-    """Backtrack in one regular expression, which never lets another thread run."""
+    """Sleep for an hour in C code that lets no other thread run."""
     leave_trace("holds_the_interpreter")
-    re.match(r"(a+)+$", "a" * 60 + "b")
+    ctypes.PyDLL(None).sleep(3600)
     return "not reached"
 
 
@@ -100,7 +99,7 @@ def leaks() -> str:
     """Take memory until somebody objects."""
     leave_trace("leaks")
     # In one go and with the interpreter held, so that no time limit can come first, however busy the machine is.
-    KEPT.append(b"x" * (2 << 30))
+    KEPT.append(b"x" * (1 << 30))
     time.sleep(3600)
 
 

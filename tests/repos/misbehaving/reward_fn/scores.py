@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -39,10 +38,10 @@ def faulty(solution_str: str, ground_truth: str, extra_info: dict = None) -> flo
     if fault == "blocks":
         time.sleep(3600)
     if fault == "holds_the_interpreter":
-        re.match(r"(a+)+$", "a" * 60 + "b")
+        ctypes.PyDLL(None).sleep(3600)
     if fault == "leaks":
         # In one go and with the interpreter held, so that no time limit can come first, however busy the machine is.
-        KEPT.append(b"x" * (2 << 30))
+        KEPT.append(b"x" * (1 << 30))
         time.sleep(3600)
     if fault == "leaves_children":
         subprocess.Popen(["sleep", "3600"])

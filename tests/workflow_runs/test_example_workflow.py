@@ -9,7 +9,7 @@ import pytest
 
 from commands import run_osmosis
 
-WORKSPACE = Path(__file__).parents[1] / "examples" / "workflow"
+WORKSPACE = Path(__file__).parents[2] / "examples" / "workflow"
 
 
 @pytest.fixture
