@@ -1,4 +1,4 @@
-"""`osmosis train run`: train a model on this machine; and the training runs of the repository's store."""
+"""`osmosis train run`: train a model on this machine. Also shows the training runs in the repository's store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run_training(
     context: typer.Context,
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="The training config, or a platform's order.")],
     dry: Annotated[
-        bool, typer.Option("--dry", help="Train nothing: say what would be trained on, and whether it can be learned.")
+        bool, typer.Option("--dry", help="Train nothing; report what would be trained on, and if it can be learned.")
     ] = False,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name the run. Default: by config and time.")
@@ -51,8 +51,8 @@ def run_training(
         typer.Option(
             "--trainer",
             metavar="COMMAND",
-            help="Start the trainer by this command, to which the file of its job is added. Default: the config's "
-            "trainer, in an environment made by uv.",
+            help="Start the trainer with this command; the job file is its last argument. Default: the config's "
+            "trainer, in an environment that uv builds.",
         ),
     ] = None,
     store: Store = None,
@@ -61,12 +61,12 @@ def run_training(
 ) -> None:
     """Train a model on the rollouts of this repository, in the foreground.
 
-    The rollouts run here, and the trainer in an environment of its own. Every step is a run of the store.
+    The rollouts run here, the trainer in its own environment. Each step is stored as a run.
     """
     with command_session(quiet=quiet or json, store_error=ExitCode.FAILED) as session:
         if name is not None and resume is not None:
-            raise UsageError("--name begins a run and --resume continues one; remove one of them")
-        # Imported here, because every command's start would pay for it.
+            raise UsageError("--name starts a new run and --resume continues one; remove one of them")
+        # Imported here to keep the start-up of every other command fast.
         import asyncio
 
         command = _Command(session, config, store, trainer, json=json)
@@ -95,7 +95,7 @@ class _Command:
         if self._file.endswith(".json"):
             from osmosis_ai.training.config import read_order
 
-            # The platform starts an order again, with the same file, if it was interrupted.
+            # A platform restarts an interrupted order with the same file, so an existing record means resume.
             config, order = read_order(self._file, self._session.cwd)
             record, store = find_record(config, order.store, order.name, self._session.cwd)
             resume = order.name if record.exists else None
@@ -138,7 +138,7 @@ class _Command:
         return ExitCode.OK
 
     async def dry(self, *, model: str | None, dataset: str | None) -> int:
-        """Say whether the config can be trained on; return 1 if nothing would be learned."""
+        """Report if the config can be trained on; return 1 if little or nothing would be learned."""
         from osmosis_ai.training.dry import look_at, try_policy
         from osmosis_ai.training.rows import choose_rows
         from osmosis_ai.training.serving import served_policy
@@ -177,12 +177,12 @@ class _Command:
         lacking = [name for name in config.secrets if not self._session.environ.get(name)]
         if lacking:
             raise UsageError(
-                f"the config needs the secrets {', '.join(lacking)}: put them into the environment or .env"
+                f"the config needs the secrets {', '.join(lacking)}; set them in the environment or in .env"
             )
         if config.top_p < 1:
             self._output.warn(
-                f"warning: rollout_top_p is {config.top_p}: tokens are sampled from a cut distribution, and learned "
-                "from as if from the whole one"
+                f"warning: rollout_top_p is {config.top_p}: tokens are sampled from a truncated distribution, but the "
+                "update treats them as samples of the full one, which biases it"
             )
         return config
 
@@ -196,7 +196,7 @@ class _Command:
 
 
 class _Heard:
-    """Prints what happens in a training run."""
+    """Prints the events of a training run."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -207,7 +207,7 @@ class _Heard:
         self._output.say(message)
 
     def printed(self, line: str) -> None:
-        # Until the first figures come, this is all there is to see.
+        # Loading the model takes minutes; after that, the steps' metrics say more than the trainer's own lines.
         if not self._measured:
             self._output.say(f"trainer: {line}")
 
@@ -273,7 +273,7 @@ def _print_policy(output: Output, config: TrainingConfig, report: DryReport) -> 
     output.line(f"sampled by the model: {policy.sampled_share:.0%} of the response tokens")
     output.line(
         f"estimate: {report.tokens or 0:,} tokens; {_duration(report.rollout_seconds or 0)} of rollouts on this "
-        "machine, and the updates"
+        "machine, plus the updates"
     )
     output.line(f"to see the rollouts: osmosis runs show {policy.run}")
 
@@ -309,12 +309,12 @@ def list_local(session: Session) -> None:
         columns,
         lambda one: [one["name"], one["status"], f"{one['step']} of {one['total_steps']}", _number(one["reward"])],
         len(found),
-        empty="no training runs yet; `osmosis train run CONFIG` begins one",
+        empty="no training runs yet; start one with `osmosis train run CONFIG`",
     )
 
 
 def show_local(session: Session, name: str) -> None:
-    """Show a training run of the repository's store: its state, figures and checkpoints."""
+    """Show a training run of the repository's store: its state, rewards and checkpoints."""
     from osmosis_ai.training.record import TrainingRecord
 
     record = TrainingRecord(_store(session), name)
@@ -331,12 +331,12 @@ def show_local(session: Session, name: str) -> None:
     for kind, label in (("rollouts", "Reward"), ("evaluation", "Held-out reward")):
         values = [line.metrics["reward"] for line in metrics if line.kind == kind and "reward" in line.metrics]
         if values:
-            lines.append((label, f"{values[0]:.3f} at first, {values[-1]:.3f} at last"))
+            lines.append((label, f"{values[0]:.3f} at the first step, {values[-1]:.3f} at the last"))
     session.detail({"training_run": msgspec.to_builtins(state), "metrics": msgspec.to_builtins(metrics)}, lines)
 
 
 def print_local_log(session: Session, name: str, limit: int) -> None:
-    """Print the last lines that the trainer of a training run has printed."""
+    """Print the last `limit` lines that a training run's trainer printed."""
     from osmosis_ai.cli.tables import Column
     from osmosis_ai.training.record import TrainingRecord
 

@@ -1,1 +1,1 @@
-"""The self-hosted platform: a server that runs what is submitted to it, and the client of its commands."""
+"""The self-hosted platform: a server that runs submitted evaluations and training runs, and its client."""

@@ -1,4 +1,4 @@
-"""Users, their tokens, and the workspaces that they work in. A token is shown once; only its hash is kept."""
+"""Users, their tokens and their workspaces. A token is shown once; only its hash is stored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREFIX = "osm_"
 LOGIN_SECONDS = 900
 MAX_LOGINS = 100
 CODE_LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
-"""Without vowels, no word comes about."""
+"""No vowels, so that a code never spells a word."""
 
 
 class Holder(NamedTuple):
@@ -39,7 +39,7 @@ class Holder(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """A repository, and where its code can be cloned from."""
+    """A repository, and the places to clone its code from."""
 
     id: str
     identity: str
@@ -48,14 +48,20 @@ class Workspace(NamedTuple):
 
 
 class Accounts:
-    """Who may use the platform, and for what."""
+    """The users, tokens and workspaces of a platform."""
 
     def __init__(self, database: Database, *, local_paths: bool) -> None:
         self._database = database
         self._local_paths = local_paths
 
     def create_token(self, user: str, label: str, *, days: float | None = None) -> tuple[str, str]:
-        """Make a token for a user, who is created if new; return its id and the token. Raises UsageError."""
+        """Create a token, and its user if new; return the token's id and the token itself. Raises UsageError.
+
+        Args:
+            user: The user's name.
+            label: A label to recognise the token by.
+            days: How long it is valid; None for no expiry.
+        """
         _check_user(user)
         token, token_id, at = PREFIX + secrets.token_urlsafe(32), str(uuid.uuid4()), now()
         expires_at = None if days is None else at + days * 86400
@@ -72,7 +78,7 @@ class Accounts:
         return token_id, token
 
     def begin_login(self, name: str) -> JsonObject:
-        """Begin the login of a device that has no token; raise ApiError if too many have begun."""
+        """Start the login of a device without a token; raise ApiError if too many logins are pending."""
         code, user_code, at = secrets.token_urlsafe(32), _user_code(), now()
         with self._database.write("beginning a login") as db:
             db.execute("DELETE FROM devices WHERE expires_at < ?", (at,))
@@ -84,9 +90,10 @@ class Accounts:
         return {"device_code": code, "user_code": user_code, "expires_in": LOGIN_SECONDS, "interval": 2}
 
     def approve_login(self, user_code: str, user: str) -> str:
-        """Let the device of this code have a token of a user, who is created if new; return its name.
+        """Approve the login with this code, creating the user if new; return the device's name.
 
-        Raises UsageError.
+        Raises:
+            UsageError: No login is waiting with this code.
         """
         _check_user(user)
         with self._database.write("approving a login") as db:
@@ -94,11 +101,11 @@ class Accounts:
             found = db.execute("SELECT name FROM devices WHERE user_code = ? AND expires_at > ?", waiting).fetchone()
             db.execute("UPDATE devices SET user = ? WHERE user_code = ? AND expires_at > ?", (user, *waiting))
         if found is None:
-            raise UsageError(f"no login waits with the code {user_code[:20]}; codes are valid for 15 minutes")
+            raise UsageError(f"no login is waiting with the code {user_code[:20]}; codes are valid for 15 minutes")
         return str(found[0])
 
     def finish_login(self, code: str) -> tuple[str, Holder]:
-        """Return the token of a device that was approved, once; raise ApiError until then."""
+        """Return the token of an approved device, once only; raise ApiError until it is approved."""
         row = self._database.one("SELECT * FROM devices WHERE code = ?", _hash(code))
         if row is None or row["expires_at"] <= now():
             raise ApiError(400, "expired_token", "EXPIRED_TOKEN")
@@ -111,7 +118,7 @@ class Accounts:
         return token, self.holder(f"Bearer {token}")
 
     def tokens(self) -> list[JsonObject]:
-        """List all tokens, without the tokens themselves."""
+        """List all tokens: their metadata, not the tokens themselves."""
         rows = self._database.all(
             "SELECT t.*, u.name AS user_name FROM tokens t JOIN users u ON u.id = t.user ORDER BY t.created_at"
         )
@@ -127,7 +134,7 @@ class Accounts:
         ]
 
     def revoke(self, token_id: str, *, owner: str | None = None) -> bool:
-        """Revoke a token, of this user if one is given; return False if there is no such token."""
+        """Revoke a token; return False if there is none, or if it isn't `owner`'s."""
         with self._database.write("revoking a token") as db:
             done = db.execute(
                 "UPDATE tokens SET revoked_at = coalesce(revoked_at, ?1) WHERE id = ?2 AND user = coalesce(?3, user)",
@@ -136,7 +143,7 @@ class Accounts:
             return bool(done.rowcount)
 
     def holder(self, authorization: str | None) -> Holder:
-        """Return the user of a request by its Authorization header; raise ApiError."""
+        """Return the user that an Authorization header identifies; raise ApiError if its token isn't valid."""
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise _refused("a token is missing: set OSMOSIS_TOKEN, or run `osmosis auth login`", "TOKEN_MISSING")
@@ -146,7 +153,7 @@ class Accounts:
             _hash(token.strip()),
         )
         if row is None:
-            raise _refused("the token isn't known here", "TOKEN_INVALID")
+            raise _refused("this platform doesn't know the token", "TOKEN_INVALID")
         if row["revoked_at"] is not None:
             raise _refused("the token is revoked", "TOKEN_REVOKED")
         if row["expires_at"] is not None and row["expires_at"] <= now():
@@ -161,7 +168,13 @@ class Accounts:
         )
 
     def workspace(self, identity: str | None, remote: str | None, path: str | None) -> Workspace:
-        """Return the workspace of a request, registered at first sight; raise ApiError."""
+        """Return the workspace of a request, and register it if new; raise ApiError if a header is invalid.
+
+        Args:
+            identity: `owner/repo`, from the header X-Osmosis-Git.
+            remote: The URL of its origin, from X-Osmosis-Remote.
+            path: Its folder on this machine, from X-Osmosis-Path; None for requests from elsewhere.
+        """
         if not identity:
             raise ApiError(400, "the header X-Osmosis-Git names no repository", "GIT_SCOPE_HEADER_REQUIRED")
         identity = identity.lower()
@@ -170,7 +183,7 @@ class Accounts:
         if remote is not None and not _is_remote(remote):
             raise ApiError(400, "the header X-Osmosis-Remote isn't the URL of a repository", "GIT_SCOPE_HEADER_INVALID")
         if path is not None and (not self._local_paths or not os.path.isabs(path) or "\0" in path):  # noqa: PTH117
-            # Elsewhere it would let a remote user read any repository of this machine.
+            # From another machine, a path would let a remote user read any repository here.
             path = None
         found = self._find(identity)
         if found is not None and (remote in (None, found.remote)) and (path in (None, found.path)):
@@ -186,7 +199,7 @@ class Accounts:
         return found
 
     def workspaces(self) -> list[JsonObject]:
-        """List the workspaces as the API has them."""
+        """List the workspaces in the API's format."""
         rows = self._database.all("SELECT id, identity FROM workspaces ORDER BY identity")
         return [
             {"id": row["id"], "name": row["identity"], "connected_repo": {"repo_full_name": row["identity"]}}
@@ -194,7 +207,7 @@ class Accounts:
         ]
 
     def workspaces_by_id(self, ids: Sequence[str]) -> list[Workspace]:
-        """Return the workspaces of these ids, in the order of their names."""
+        """Return the workspaces with these ids, ordered by name."""
         marks = ", ".join("?" * len(ids))
         rows = self._database.all(f"{_WORKSPACES} WHERE id IN ({marks}) ORDER BY identity", *ids)
         return [Workspace(*row) for row in rows]
@@ -218,7 +231,7 @@ def _user_code() -> str:
 
 
 def _is_remote(text: str) -> bool:
-    # No `ext::`, no option, no path of this machine.
+    # Git would run `ext::COMMAND`, parse a leading dash as an option, and clone a path of this machine.
     return re.fullmatch(r"(https?|ssh|git)://[^\s-]\S*|[\w.-]+@[\w.-]+:[^\s:-]\S*", text) is not None
 
 

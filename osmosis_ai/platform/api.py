@@ -1,4 +1,4 @@
-"""The routes of the API, and what each does."""
+"""The API's routes and their handlers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MAX_IMPORT_URLS = 100
 MAX_IMPORT_BODY = 16 << 20
 EVENT_SECONDS = 15.0
 RESOLVE_SECONDS = 25.0
-"""Clients wait 30 s for an answer."""
+"""Less than the 30 s that clients wait for an answer."""
 
 
 class Device(Record, frozen=True):
@@ -56,13 +56,13 @@ class Device(Record, frozen=True):
 
 
 class DeviceCode(Record, frozen=True):
-    """The code of a login that was begun."""
+    """The code of a pending login."""
 
     device_code: str
 
 
 class NewDataset(Record, frozen=True):
-    """An upload to come."""
+    """An announced upload."""
 
     file_name: str
     file_size: int
@@ -86,7 +86,7 @@ class NamedSecret(Record, frozen=True):
 
 
 class Retry(Record, frozen=True):
-    """The secrets that were provided for the run, because they aren't kept."""
+    """The secrets provided for the run, sent again because the platform doesn't keep them after its end."""
 
     secrets: dict[str, str] = {}
 
@@ -129,10 +129,10 @@ class Operation(NamedTuple):
 
 
 class Api:
-    """The application's parts, and the handlers over them.
+    """The application's parts, and the handlers of its routes.
 
-    `wake` is called after a submission, `stop` to stop a run that goes on, and `changes` waits for the next change of a
-    run.
+    The handlers call `wake` after a submission and `stop` to stop a running run; `changes` waits for a run's next
+    change.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Api:
         ]
         return [
             Route("/health", self._health, methods=["GET"]),
-            # Of clients that have no token yet.
+            # For clients without a token yet.
             Route("/api/cli/device/authorize", self._begin_login, methods=["POST"]),
             Route("/api/cli/device/token", self._finish_login, methods=["POST"]),
             Route("/api/openapi.json", self._describe, methods=["GET"]),
@@ -200,7 +200,7 @@ class Api:
     def _endpoint(self, operation: Operation) -> Callable[..., object]:
         def handler(call: Call) -> JsonObject | Response:
             if operation.scoped:
-                # Also where what is asked for is the same in all of them.
+                # Every scoped route requires a valid workspace, even if its handler doesn't use it.
                 _ = call.workspace
             return operation.handler(call)
 
@@ -256,7 +256,7 @@ class Api:
 
     def _revoke(self, call: Call) -> JsonObject:
         if not self._accounts.revoke(call.named("id"), owner=call.holder.user_id):
-            raise not_found("there is no such token of yours")
+            raise not_found("you have no such token")
         return {}
 
     def _workspaces(self, call: Call) -> JsonObject:
@@ -295,7 +295,7 @@ class Api:
         """Return how a client uploads a file."""
         return {
             "method": "simple",
-            # Clients of 0.2 expect it, and don't use it.
+            # Clients of version 0.2 require this field but ignore it.
             "s3_key": path.rpartition("/")[2],
             "presigned_url": self._signed(call.origin, "PUT", path),
             "upload_headers": {"Content-Type": "application/octet-stream"},
@@ -322,7 +322,7 @@ class Api:
     def _dataset_url(self, call: Call) -> JsonObject:
         row = self._datasets.find(call.workspace, call.named())
         if row["status"] != "uploaded":
-            raise conflict(f"the dataset {row['name']} is {row['status']}; it must be uploaded")
+            raise conflict(f"the dataset {row['name']} is {row['status']}; upload it first")
         _, name = self._datasets.file(row["id"])
         url = self._signed(call.origin, "GET", f"/api/files/datasets/{row['id']}")
         return {"presigned_url": url, "expires_in": SIGNED_SECONDS, "file_name": name}
@@ -343,7 +343,7 @@ class Api:
         self._vault.delete(call.holder, call.workspace, asked.name, asked.scope)
         return {}
 
-    # Runs that ran elsewhere
+    # Imported runs
 
     def _import_operations(self) -> list[Operation]:
         many = "/api/cli/eval-runs/imports"
@@ -456,7 +456,7 @@ class Api:
             commit, _ = resolve(revision, runs.sources_of(workspace), repository, environ, seconds=RESOLVE_SECONDS)
             is_there = has_file(repository, commit, entrypoint, environ)
         except RepositoryError as error:
-            raise invalid(f"the code can't be had: {error}", "experiment") from None
+            raise invalid(f"the code can't be fetched: {error}", "experiment") from None
         if not is_there:
             raise invalid(f"commit {commit[:12]} has no {entrypoint}", "experiment.entrypoint")
         return commit
@@ -474,7 +474,7 @@ class Api:
         return shown
 
     def _page(self, call: Call, row: Row) -> JsonObject:
-        """Return the address of a run's page, which is there once the run has started."""
+        """Return the URL of a run's page, which exists once the run has started."""
         if row["kind"] != "eval":
             return {}
         is_shown = row["started_at"] and not row["imported"]
@@ -557,10 +557,10 @@ class Api:
     def _files(self, row: Row) -> Path:
         folder = self._home.run(row["id"]) / "files" / str(row["name"])
         if not folder.is_dir():
-            raise conflict(f"the run {row['name']} is {row['status']}; its files are there when it has ended")
+            raise conflict(f"the run {row['name']} is {row['status']}; its files are available once it has ended")
         return folder
 
-    # Signed URLs, which are their own authorization
+    # Signed URLs: the signature authorizes the request
 
     def _signed(self, origin: str, method: str, path: str) -> str:
         expires = int(time.time()) + SIGNED_SECONDS
@@ -623,7 +623,7 @@ class Api:
         return StreamingResponse(self._stream(run_id, cursor), media_type="text/event-stream")
 
     async def _stream(self, run_id: str, cursor: int) -> AsyncIterator[str]:
-        """Yield a run's log entries after the cursor, and its state after every change, until it has ended."""
+        """Yield a run's log entries after `cursor`, and its state after each change, until the run ends."""
         yield "retry: 1000\n\n"
         before = b""
         while not self._stopping():
@@ -655,7 +655,7 @@ _TYPES = {
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return a file in a folder; raise ApiError if there is none of this name."""
+    """Return the file with this name in a folder; raise ApiError if there is none or the name leads outside."""
     path = folder / name
     if "\0" in name or not path.resolve().is_relative_to(folder.resolve()) or not path.is_file() or path.is_symlink():
         raise not_found(f"there is no file {name[:200]!r}")
@@ -664,7 +664,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _is_wanted(name: str, types: set[str], rows: RowNumbers | None) -> bool:
     folder = name.partition("/")[0]
-    # Released clients refuse a list with a file of another type in it.
+    # Released clients reject a whole list that has a file of an unknown type.
     kind = _TYPES.get(name, folder)
     if kind not in types:
         return False

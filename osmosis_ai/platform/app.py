@@ -33,7 +33,7 @@ __all__ = ["Place", "build_app"]
 
 
 class Place(NamedTuple):
-    """Where the server listens; `public` is the host by which a proxy in front of it is reached."""
+    """Where the server listens; `public` is the host name of a proxy in front of it."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
 
 class _Changes:
-    """Wakes those who follow a run."""
+    """Wakes the requests that follow a run."""
 
     def __init__(self) -> None:
         self._events: dict[str, anyio.Event] = {}
@@ -62,8 +62,8 @@ def build_app(
     place: Place,
     stopping: Callable[[], bool] = lambda: False,
 ) -> ASGIApp:
-    """Make the application. Once `stopping` returns True, streams of events end."""
-    # Anyone who reaches the server from elsewhere would read this machine's repositories.
+    """Build the application. Event streams end once `stopping` returns True."""
+    # Otherwise anyone who can reach the server from elsewhere could read this machine's repositories.
     accounts = Accounts(database, local_paths=is_loopback(place.host))
     cipher, logs = Cipher(home), Logs(database)
     pages = PagesAccess(home, accounts, cipher, stopping)
@@ -83,9 +83,9 @@ def build_app(
 
     async def missing(request: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 404)
-        what = "there is no such address" if status == 404 else "this address takes another method"
+        what = "no such path" if status == 404 else "this path doesn't support the method"
         answer = error_response(ApiError(status, what, "NOT_FOUND"))
-        # Such as the methods that an address takes.
+        # Such as Allow, which lists the methods of a path.
         answer.headers.update(getattr(error, "headers", None) or {})
         return answer
 

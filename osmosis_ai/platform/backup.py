@@ -1,4 +1,4 @@
-"""A copy of the platform's folder that can be put in its place."""
+"""Back up the platform's folder, in an archive that can replace it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ DATABASES = {"platform.db", "runs.db"}
 
 
 def write_backup(home: Home, target: Path) -> int:
-    """Write the folder into a tar archive, each database as at one moment, and return its size; raise UsageError.
+    """Write the folder to a tar archive, with a consistent copy of each database, and return the archive's size.
 
-    It holds the key of the secrets: whoever has it can read them.
+    The archive contains the key: anyone who has it can read the secrets.
+
+    Raises:
+        UsageError: There is no platform, or the archive can't be written.
     """
     if not home.database.is_file():
         raise UsageError(f"there is no platform in {home.folder}")
@@ -32,7 +35,7 @@ def write_backup(home: Home, target: Path) -> int:
         with tempfile.TemporaryDirectory(dir=home.folder, prefix=".backup-") as folder:
             copy = Path(folder, "copy.db")
             with replaced_file(target, private=True) as file, tarfile.open(fileobj=file, mode="w") as archive:
-                # First, so that all files that it names are still there.
+                # The database first, so that its copy names no file that is added only later.
                 Database(home.database).backup(copy)
                 archive.add(copy, home.database.name)
                 for path in sorted(home.folder.rglob("*")):

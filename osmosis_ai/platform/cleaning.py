@@ -1,4 +1,4 @@
-"""What nothing needs any more: the code of ended runs, files of no dataset, and uploads that were given up."""
+"""Delete what is no longer needed: the code of ended runs, unused dataset files, and abandoned uploads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIVEN_UP_SECONDS = 7 * 86400
 
 
 def clean(database: Database, home: Home) -> None:
-    """Remove what an earlier server left behind."""
+    """Delete what an earlier server left behind."""
     for part in home.datasets.glob("*.part"):
         part.unlink(missing_ok=True)
     long_ago = now() - GIVEN_UP_SECONDS
@@ -40,12 +40,12 @@ def clean(database: Database, home: Home) -> None:
 
 
 def drop_code(home: Home, run_id: str) -> None:
-    """Remove the code of a run that has ended; a retry writes it again, from the clone."""
+    """Delete the code of an ended run; a retry checks it out again from the clone."""
     shutil.rmtree(home.run(run_id) / "code", ignore_errors=True)
 
 
 def drop_unused_file(database: Database, home: Home, name: str) -> None:
-    """Remove a dataset's file if it is of no dataset, and no run waits for it. Runs that have begun have a link."""
+    """Delete a dataset file that no dataset and no waiting run uses. Runs that have started hold a hard link."""
     sha256 = name.partition(".")[0]
     users = database.count(
         "SELECT (SELECT count(*) FROM datasets WHERE sha256 = ?1 AND status IN ('uploaded', 'processing')) + "

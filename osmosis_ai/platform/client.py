@@ -1,4 +1,4 @@
-"""The client of a platform: where it is, who asks, and its requests."""
+"""The platform's client: find the server, authenticate, send requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _CODES = {
 
 
 class ClientError(OsmosisError):
-    """A platform command failed. `code` is a word for programs, `details` what else they may want."""
+    """A platform command failed. `code` identifies the error for programs; `details` has further fields for them."""
 
     def __init__(self, message: str, code: str = "VALIDATION", details: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class ClientError(OsmosisError):
 
 
 class Server(NamedTuple):
-    """A platform, and the token for it. `source` says where the token is from."""
+    """A platform's URL and the token for it. `source` says where the token came from."""
 
     url: str
     token: str | None
@@ -58,13 +58,13 @@ class Server(NamedTuple):
 
 
 class Credentials:
-    """The tokens of logins, by URL, in a file that only its owner can read."""
+    """The tokens of logins by URL, in a file that only its owner can read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> dict[str, str]:
-        """Return the tokens."""
+        """Return the tokens by URL; raise ClientError if the file can't be read."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=dict[str, str])
         except FileNotFoundError:
@@ -73,7 +73,7 @@ class Credentials:
             raise ClientError(f"{self.path} can't be read: {error}", "CREDENTIALS_UNREADABLE") from None
 
     def set(self, url: str, token: str | None) -> None:
-        """Store a token, or forget it."""
+        """Store the token for a URL, or remove it if None."""
         known = {**self.read(), **({} if token is None else {url: token})}
         if token is None:
             known.pop(url, None)
@@ -86,9 +86,10 @@ class Credentials:
 
 
 def find_server(given: str | None, environ: Mapping[str, str], home: Home, credentials: Credentials) -> Server:
-    """Return the platform to use: `--platform`, else `OSMOSIS_PLATFORM_URL`, else the one that runs here.
+    """Return the platform to use: `--platform`, else `OSMOSIS_PLATFORM_URL`, else the one running on this machine.
 
-    Raises ClientError.
+    Raises:
+        ClientError: There is none, or its URL or token can't be used.
     """
     local = home.read_info()
     named = given or environ.get(URL_VARIABLE)
@@ -97,7 +98,7 @@ def find_server(given: str | None, environ: Mapping[str, str], home: Home, crede
     elif local is not None:
         url = local.url
     else:
-        raise ClientError(f"there is no platform here: {START}", "PLATFORM_ERROR")
+        raise ClientError(f"no platform is running on this machine: {START}", "PLATFORM_ERROR")
     if token := environ.get(TOKEN_VARIABLE):
         meant = environ.get(TOKEN_URL_VARIABLE)
         if named and meant is not None and meant.rstrip("/") != url:
@@ -127,14 +128,14 @@ def _checked(text: str, environ: Mapping[str, str]) -> str:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """Follows no redirect, which would send the token to another host."""
+    """Follows no redirect, because that would send the token to another host."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 class Client:
-    """Requests to a platform, for one workspace if `headers` name it."""
+    """Sends requests to a platform, for one workspace if `headers` name it."""
 
     def __init__(self, server: Server, headers: Mapping[str, str]) -> None:
         self.server = server
@@ -144,24 +145,32 @@ class Client:
             "Accept": "application/json",
             **headers,
         }
-        # Proxies of the environment aren't for a server of one's own.
+        # The environment's proxies are for the internet, not for a server of one's own.
         proxies = ProxyHandler({}) if is_loopback(urlsplit(server.url).hostname or "") else ProxyHandler()
         self._opener = build_opener(proxies, _NoRedirects())
 
     def get(self, path: str, **query: object) -> JsonObject:
-        """Return an answer's object; raise ClientError."""
+        """GET a path with a query, and return the answer's JSON object; raise ClientError."""
         given = {name: str(value) for name, value in query.items() if value is not None}
         return self._send("GET", f"{path}?{urlencode(given)}" if given else path, None)
 
     def post(
         self, path: str, body: object, *, seconds: float = SECONDS, key: str | None = None, anonymous: bool = False
     ) -> JsonObject:
-        """Send an object, `anonymous` without a token; return the answer's; raise ClientError."""
+        """POST a JSON object, and return the answer's; raise ClientError.
+
+        Args:
+            path: The path of the API.
+            body: The object to send.
+            seconds: How long to wait for the answer.
+            key: An idempotency key, which makes the request safe to repeat.
+            anonymous: True to send no token.
+        """
         more = {} if key is None else {"Idempotency-Key": key}
         return self._send("POST", path, body, seconds=seconds, more=more, anonymous=anonymous)
 
     def delete(self, path: str, body: object = None) -> JsonObject:
-        """Delete what a path names."""
+        """DELETE a path, and return the answer's JSON object; raise ClientError."""
         return self._send("DELETE", path, body)
 
     def pages(self, path: str, name: str, *, limit: int | None, **query: object) -> tuple[list[JsonObject], JsonObject]:
@@ -190,13 +199,13 @@ class Client:
                 raise self._unreachable(error) from error
 
     def upload(self, url: str, file: IO[bytes], size: int, headers: Mapping[str, str]) -> None:
-        """Send a file to a signed URL."""
+        """PUT a file of `size` bytes to a signed URL; raise ClientError."""
         request = Request(url, file, {**headers, "Content-Length": str(size)}, method="PUT")  # noqa: S310 - checked
         with self._open(request, 3600):
             pass
 
     def download(self, url: str, target: Path) -> None:
-        """Write what a signed URL has into a file."""
+        """Download a signed URL into a file; raise ClientError."""
         with self._open(Request(url), 3600) as answer, replaced_file(target) as file:  # noqa: S310 - as above
             shutil.copyfileobj(answer, file, 1 << 20)
 
@@ -219,7 +228,7 @@ class Client:
         try:
             return msgspec.json.decode(text or b"{}", type=dict)
         except msgspec.DecodeError:
-            raise ClientError(f"{self.server.url} doesn't answer as a platform does", "PLATFORM_ERROR") from None
+            raise ClientError(f"{self.server.url} doesn't answer like a platform", "PLATFORM_ERROR") from None
 
     def _request(
         self, method: str, path: str, body: object, more: Mapping[str, str], *, anonymous: bool = False
@@ -267,5 +276,5 @@ class Client:
 
 
 def quoted(name: str) -> str:
-    """Return a name as a part of a path."""
+    """Return a name percent-encoded as one segment of a path."""
     return quote(name, safe="")

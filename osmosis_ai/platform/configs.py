@@ -1,4 +1,4 @@
-"""Run configs as they are submitted: read, checked with line numbers, and put into the request's form."""
+"""Read run configs for submission: check them with line numbers, and convert them to the request's body."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ MAX_SECRETS_BYTES = 1 << 20
 
 
 class RunConfigFile(NamedTuple):
-    """A checked config: its tables."""
+    """The tables of a checked config."""
 
     document: JsonObject
 
     @property
     def secrets(self) -> list[str]:
-        """The names of the secrets that it requires."""
+        """Names of the secrets that the run requires."""
         required: list[str] = self.document.get("secrets", {}).get("required", [])
         return required
 
     @property
     def pinned(self) -> bool:
-        """True if it says which code to run."""
+        """True if the config names a commit or a branch."""
         return bool({"commit_sha", "branch"} & self.document["experiment"].keys())
 
     def submission(self, provided: Mapping[str, str], commit: str | None = None) -> JsonObject:
@@ -55,7 +55,7 @@ class RunConfigFile(NamedTuple):
 
 
 def read_config(text: str, kind: Kind, root: Path) -> RunConfigFile:
-    """Read a config of the workspace; raise ClientError with everything that is wrong with it.
+    """Read a config of the workspace; raise ClientError with all of its problems.
 
     A relative path starts from the workspace, and the file must be in the folder of its kind.
     """
@@ -71,7 +71,7 @@ def read_config(text: str, kind: Kind, root: Path) -> RunConfigFile:
     if not path.is_relative_to(folder):
         raise ClientError(f"{text}: the configs of `osmosis {_command(kind)} submit` are in {FOLDERS[kind]}/")
     root = root.resolve()
-    # A doubtful value is an error here: the platform refuses it too.
+    # Warnings count as errors here, because the platform rejects such values too.
     errors = check_config(path, root, kind)
     if errors:
         header = f"Invalid {kind} config:"
@@ -82,7 +82,7 @@ def read_config(text: str, kind: Kind, root: Path) -> RunConfigFile:
 
 
 def provided_secrets(names: Sequence[str], file: str | None, cwd: Path, stdin: StringIO) -> dict[str, str]:
-    """Return the values of required secrets in a dotenv file, or in stdin if it is `-`; raise ClientError."""
+    """Return the values of required secrets from a dotenv file, or from stdin if `file` is `-`; raise ClientError."""
     if file is None:
         return {}
     from dotenv import dotenv_values

@@ -1,4 +1,4 @@
-"""The platform's database. What a request was told is written survives a kill and a power failure."""
+"""The platform's database. A write that a request has acknowledged survives a kill and a power failure."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ Row = sqlite3.Row
 
 
 class Database:
-    """Connections to the database: one that writes, under a lock, and one that reads for every thread."""
+    """Connections to the database: one for writing, behind a lock, and one per thread for reading."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -182,13 +182,16 @@ class Database:
             migrate(self._writer, path, MIGRATIONS)
 
     def close(self) -> None:
-        """Close the connection that writes; those that read end with their threads."""
+        """Close the writing connection; the reading ones end with their threads."""
         with self._lock:
             self._writer.close()
 
     @contextmanager
     def write(self, doing: str) -> Iterator[sqlite3.Connection]:
-        """Run the block in a transaction that is durable once the block is left; raise StoreError."""
+        """Run the block in a transaction, which is durable once the block ends; raise StoreError.
+
+        `doing` names the operation in error messages, such as "creating a token".
+        """
         with self._lock, database_errors(self._path, doing):
             self._writer.execute("BEGIN IMMEDIATE")
             try:
@@ -210,13 +213,13 @@ class Database:
         return next(iter(self.all(query, *values)), None)
 
     def count(self, query: str, *values: Any) -> int:
-        """Return the only number of a query; raise StoreError."""
+        """Return the single number that a query selects; raise StoreError."""
         row = self.one(query, *values)
         assert row is not None
         return int(row[0])
 
     def backup(self, target: Path) -> None:
-        """Copy the database as it is at one moment; raise StoreError."""
+        """Write a consistent copy of the database to a file; raise StoreError."""
         private_file(target)
         with database_errors(target, "writing the backup"):
             copy = sqlite3.connect(target)

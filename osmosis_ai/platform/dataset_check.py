@@ -1,7 +1,7 @@
-"""Check an uploaded dataset in a process of its own: `python -m osmosis_ai.platform.dataset_check FILE`.
+"""Check an uploaded dataset in a separate process: `python -m osmosis_ai.platform.dataset_check FILE`.
 
-A file may be made to fill the memory or to keep a parser busy, so the process has limits, and the server isn't slowed
-down by it. Prints one JSON object.
+A malicious file can exhaust memory or keep a parser busy, so the process has limits and leaves the server responsive.
+It prints one JSON object.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS = 1500
 
 
 class Checked(Record, frozen=True):
-    """The result: an error, or figures and the first rows."""
+    """The result of a check: an error, or the columns' statistics and the first rows."""
 
     error: str | None = None
     row_count: int = 0
@@ -36,7 +36,7 @@ class Checked(Record, frozen=True):
 
 
 def check_file(path: Path, name: str) -> Checked:
-    """Check a file in a limited process; `name` stands for its path in messages."""
+    """Check a file in a process with limits; error messages call it `name`."""
     try:
         done = subprocess.run(  # noqa: S603 - this module itself
             [sys.executable, "-m", "osmosis_ai.platform.dataset_check", str(path)],
@@ -45,9 +45,9 @@ def check_file(path: Path, name: str) -> Checked:
             timeout=SECONDS * 2,
         )
     except subprocess.TimeoutExpired:
-        return Checked(error=f"{name}: checking it takes more than {SECONDS * 2} s")
+        return Checked(error=f"{name}: the check took more than {SECONDS * 2} s")
     if done.returncode:
-        return Checked(error=f"{name}: can't be checked within {MEMORY >> 30} GiB of memory and {SECONDS} s")
+        return Checked(error=f"{name}: the check needs more than {MEMORY >> 30} GiB of memory or {SECONDS} s of CPU")
     checked = msgspec.json.decode(done.stdout, type=Checked)
     if checked.error is None:
         return checked
@@ -55,7 +55,7 @@ def check_file(path: Path, name: str) -> Checked:
 
 
 class _Column:
-    """Figures of one column's values."""
+    """Collects statistics of one column."""
 
     def __init__(self) -> None:
         self._count = self._characters = self._longest = 0

@@ -1,4 +1,4 @@
-"""Datasets: uploaded to a signed URL, checked, and stored once per content. None is ever half there."""
+"""Datasets: uploaded to a signed URL, checked, stored once per content, and visible only once complete."""
 
 from __future__ import annotations
 
@@ -40,17 +40,26 @@ class Datasets:
     def create(
         self, holder: Holder, workspace: Workspace, name: str, extension: str, size: int, replaces: str | None
     ) -> Row:
-        """Announce an upload; raise ApiError if the name is taken, and not by the dataset it `replaces`."""
+        """Register an upload, and return its row; raise ApiError if it isn't acceptable.
+
+        Args:
+            holder: The user who uploads.
+            workspace: The dataset's workspace.
+            name: The dataset's name, which must be free unless it is the one of `replaces`.
+            extension: The file's extension, which selects the format.
+            size: The file's size in bytes.
+            replaces: The name or id of the dataset to replace; None for a new one.
+        """
         extension = extension.lower().removeprefix(".")
         if not DATASET_NAME.fullmatch(name) or name in (".", "..") or name != name.strip():
             raise invalid(f"{name[:60]!r} can't be a dataset's name", "file_name")
         if extension not in FILE_FORMATS:
             raise invalid(f"a dataset is one of {suffixes(' or ')}", "extension")
         if not 0 < size <= MAX_BYTES:
-            raise invalid(f"a dataset has from 1 byte to {MAX_BYTES >> 30} GiB", "file_size")
+            raise invalid(f"a dataset must have from 1 byte to {MAX_BYTES >> 30} GiB", "file_size")
         taken = self._named(workspace.id, name)
         if taken is not None and taken["id"] != replaces:
-            raise conflict(f"there is a dataset {name} already", {"existing_dataset_id": taken["id"]})
+            raise conflict(f"a dataset {name} already exists", {"existing_dataset_id": taken["id"]})
         dataset_id, at = str(uuid.uuid4()), now()
         with self._database.write("creating a dataset") as db:
             db.execute(
@@ -61,7 +70,7 @@ class Datasets:
         return self._by_id(dataset_id)
 
     async def receive(self, dataset_id: str, stream: AsyncIterator[bytes]) -> str:
-        """Write an upload to disk and return its hash; raise ApiError. What it acknowledges is durable."""
+        """Write an upload to disk durably, and return its hash; raise ApiError."""
         row = await anyio.to_thread.run_sync(self._by_id, dataset_id)
         if row["status"] not in ("pending", "uploading"):
             raise conflict("this dataset is uploaded already")
@@ -75,7 +84,7 @@ class Datasets:
         return digest
 
     def complete(self, workspace: Workspace, dataset_id: str) -> Row:
-        """Check an upload, and make it the dataset of its name. Repeating it is harmless. Raises ApiError."""
+        """Check an upload, and publish it as the dataset of its name; raise ApiError. Safe to repeat."""
         row = self.find(workspace, dataset_id)
         if row["status"] in ("uploaded", "error"):
             return row
@@ -109,14 +118,14 @@ class Datasets:
         except Exception as error:
             if isinstance(error.__cause__, sqlite3.IntegrityError):
                 self._set(row["id"], "cancelled")
-                raise conflict(f"there is a dataset {row['name']} already") from None
+                raise conflict(f"a dataset {row['name']} already exists") from None
             raise
         if row["replaces"] is not None:
             drop_unused_file(self._database, self._home, self._file(self._by_id(row["replaces"])).name)
         return self._by_id(row["id"])
 
     def abort(self, workspace: Workspace, dataset_id: str) -> None:
-        """Give up an upload."""
+        """Cancel an upload; raise ApiError if it is complete."""
         row = self.find(workspace, dataset_id)
         if row["status"] == "uploaded":
             raise conflict("this dataset is uploaded already")
@@ -124,7 +133,7 @@ class Datasets:
         self._upload(row).unlink(missing_ok=True)
 
     def delete(self, workspace: Workspace, name: str) -> None:
-        """Delete a dataset. Runs that have begun with it keep its file."""
+        """Delete a dataset; raise ApiError if there is none. Runs that have started keep their copy of the file."""
         row = self.find(workspace, name)
         self._set(row["id"], "cancelled")
         if row["sha256"] is not None:
@@ -149,7 +158,7 @@ class Datasets:
         return row
 
     def item(self, row: Row) -> JsonObject:
-        """Return a dataset as the API has it."""
+        """Return a dataset in the API's format."""
         return {
             "id": row["id"],
             "file_name": row["name"],
@@ -167,7 +176,7 @@ class Datasets:
         }
 
     def detail(self, row: Row) -> JsonObject:
-        """Return a dataset with its first rows and the figures of its columns."""
+        """Return a dataset in the API's format, with its first rows and column statistics."""
         return {
             **self.item(row),
             "data_preview": None if row["preview"] is None else msgspec.json.decode(row["preview"]),
@@ -175,7 +184,7 @@ class Datasets:
         }
 
     def file(self, dataset_id: str) -> tuple[Path, str]:
-        """Return the file of a dataset and the name to download it as."""
+        """Return the file of a dataset and its name for download."""
         row = self._by_id(dataset_id)
         return self._file(row), f"{row['name']}.{row['format']}"
 

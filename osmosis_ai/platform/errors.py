@@ -1,4 +1,4 @@
-"""The error of a request, as its answer."""
+"""Errors of the API's requests, and their HTTP answers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["ApiError", "conflict", "invalid", "not_found"]
 
 
 class ApiError(OsmosisError):
-    """A request can't be answered as asked. The message is what the user reads.
+    """A request failed. The user sees the message.
 
     Args:
         status: The HTTP status.
         message: What is wrong, and what to do.
-        code: A word for programs.
+        code: Identifies the error for programs.
         more: Further members of the body, such as `field` and `issues`.
     """
 
@@ -28,7 +28,7 @@ class ApiError(OsmosisError):
 
 
 def invalid(message: str, field: str | None = None, issues: Sequence[Mapping[str, JsonValue]] = ()) -> ApiError:
-    """Make the error of a request whose content can't be used."""
+    """Make the error of a request with invalid content."""
     more: dict[str, JsonValue] = {} if field is None else {"field": field}
     if issues:
         more["issues"] = [dict(issue) for issue in issues]
@@ -41,5 +41,5 @@ def not_found(message: str) -> ApiError:
 
 
 def conflict(message: str, more: Mapping[str, JsonValue] | None = None) -> ApiError:
-    """Make the error of a request that something else rules out."""
+    """Make the error of a request that conflicts with the current state."""
     return ApiError(409, message, "CONFLICT", more)

@@ -1,6 +1,6 @@
-"""The platform's folder: its database, keys, datasets and runs, and what tells commands of this user about the server.
+"""The platform's folder: its database, keys, datasets and runs, and how this user's commands find the server.
 
-Only its owner can read it. One server at a time uses it, which a lock guards.
+Only its owner can read it. A lock ensures that one server uses it at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DATA_VARIABLE = "OSMOSIS_PLATFORM_DATA"
 
 
 class ServerInfo(Record, frozen=True):
-    """The server that uses the folder, or used it last."""
+    """The server that uses the folder, or the last one that did."""
 
     url: str
     pid: int
@@ -42,12 +42,12 @@ class Home:
 
     @property
     def key(self) -> Path:
-        """The key of the secrets' encryption and of presigned URLs."""
+        """The key that encrypts secrets and signs URLs."""
         return self.folder / "key"
 
     @property
     def token(self) -> Path:
-        """The token of this user, which commands find here."""
+        """The token of this user, for commands on this machine."""
         return self.folder / "token"
 
     @property
@@ -57,7 +57,7 @@ class Home:
 
     @property
     def jobs_log(self) -> Path:
-        """The stderr of jobs, beside what their runs' logs tell."""
+        """The stderr of jobs, in addition to their runs' logs."""
         return self.folder / "jobs.log"
 
     @property
@@ -66,7 +66,7 @@ class Home:
         return self.folder / "datasets"
 
     def run(self, run_id: str) -> Path:
-        """Return the folder of a run: its code, its log and the files made for download."""
+        """Return the folder of a run: its code, its log and its files for download."""
         return self.folder / "runs" / run_id
 
     def repository(self, workspace: str) -> Path:
@@ -90,12 +90,14 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the server of this folder, while the block runs; raise UsageError if another process is."""
+        """Hold the folder's lock during the block; raise UsageError if another server holds it."""
         with (self.folder / "lock").open("w", encoding="utf-8") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UsageError(f"a platform runs in {self.folder} already; see `osmosis platform status`") from None
+                raise UsageError(
+                    f"a platform is already running in {self.folder}; see `osmosis platform status`"
+                ) from None
             yield
 
     def is_served(self) -> bool:
@@ -110,12 +112,12 @@ class Home:
         return False
 
     def write_info(self, info: ServerInfo) -> None:
-        """Tell commands of the server."""
+        """Publish the server's address to this user's commands."""
         with replaced_file(self.folder / "server.json", private=True) as file:
             file.write(msgspec.json.encode(info))
 
     def read_info(self) -> ServerInfo | None:
-        """Return the server of the folder, None if there was none yet."""
+        """Return the folder's current or last server, or None if there has been none."""
         try:
             return msgspec.json.decode((self.folder / "server.json").read_bytes(), type=ServerInfo)
         except (OSError, msgspec.DecodeError):

@@ -1,6 +1,6 @@
-"""Evaluations that ran elsewhere: their files are uploaded one by one, and become a run once all of them are there.
+"""Import evaluations that ran elsewhere: clients upload their files one by one; once complete, they become a run.
 
-An upload is known by the id of the local run. Repeating it, or continuing one that was interrupted, is harmless.
+The id of the local run identifies an import, so a client can safely repeat it or continue an interrupted one.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Evaluation(Record, frozen=True):
 
 
 class LocalRun(Record, frozen=True):
-    """The run as it was."""
+    """The local run."""
 
     name: str
     started_at: str
@@ -113,7 +113,7 @@ class Line(Record, frozen=True):
 
 
 class Progress(Record, frozen=True):
-    """How much there was to run."""
+    """The number of rows that the run sampled, of those in the dataset."""
 
     sampled_rows: int
     total_dataset_rows: int
@@ -127,7 +127,7 @@ class Imports:
         self._home = home
 
     def start(self, holder: Holder, workspace: Workspace, asked: ImportedEval) -> Row:
-        """Return the import of a local run, begun or continued; raise ApiError."""
+        """Start or continue the import of a local run, and return its row; raise ApiError."""
         _check(asked)
         content = msgspec.json.encode(msgspec.structs.replace(asked, reimport=False)).decode()
         known = self._database.one(
@@ -153,11 +153,11 @@ class Imports:
         """Return an import; raise ApiError."""
         row = self._database.one("SELECT * FROM imports WHERE id = ? AND workspace = ?", session, workspace.id)
         if row is None:
-            raise not_found("there is no such import; begin it again")
+            raise not_found("there is no such import; start it again")
         return row
 
     def state(self, row: Row) -> JsonObject:
-        """Return an import as the API has it."""
+        """Return an import in the API's format."""
         content = _content(row)
         done = [bool(row["finalized"]) or self._file(row, number).is_file() for number in range(len(content.files))]
         files = [
@@ -173,7 +173,7 @@ class Imports:
         }
 
     def missing(self, row: Row, paths: Sequence[str]) -> list[tuple[int, File]]:
-        """Return which of these files aren't there yet, each with its number; raise ApiError."""
+        """Return those of these files that are still to be uploaded, with their numbers; raise ApiError."""
         known = {file.path: (number, file) for number, file in enumerate(_content(row).files)}
         strangers = [path for path in paths if path not in known]
         if strangers:
@@ -185,7 +185,7 @@ class Imports:
         row = await anyio.to_thread.run_sync(self._database.one, "SELECT * FROM imports WHERE id = ?", session)
         files = [] if row is None else _content(row).files
         if row is None or number >= len(files) or row["finalized"]:
-            raise conflict("this file isn't awaited")
+            raise conflict("the import doesn't expect this file")
         target = self._file(row, number)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -196,7 +196,7 @@ class Imports:
             raise ApiError(507, f"the upload can't be stored: {error.strerror}", "STORAGE_FULL") from error
 
     def finalize(self, workspace: Workspace, row: Row) -> str:
-        """Make a run of a complete import, and return the run's id; raise ApiError."""
+        """Turn a complete import into a run, and return the run's id; raise ApiError if files are missing."""
         if row["finalized"]:
             return str(row["run"])
         content = _content(row)
@@ -212,7 +212,7 @@ class Imports:
         with self._database.write("finishing an import") as db:
             name = self._put(db, workspace, row, content, run_id, results)
             db.execute("UPDATE imports SET run = ?, finalized = 1 WHERE id = ?", (run_id, row["id"]))
-            # In the transaction: a run without its files would be half an import.
+            # Inside the transaction, so that there is never a run without its files.
             shutil.rmtree(arranged.with_name(name), ignore_errors=True)
             arranged.rename(arranged.with_name(name))
         shutil.rmtree(self._folder(row), ignore_errors=True)
@@ -316,7 +316,7 @@ class Imports:
         return name
 
     def _arrange(self, row: Row, files: Sequence[File], lines: Sequence[Line], target: Path) -> None:
-        """Put the files where those of other runs are; raise ApiError."""
+        """Move the files to where other runs have theirs; raise ApiError if two would collide."""
         shutil.rmtree(target, ignore_errors=True)
         trials = {line.rollout_id: line for line in lines}
         for number, file in enumerate(files):
@@ -325,7 +325,7 @@ class Imports:
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.hardlink_to(self._file(row, number))
             except (FileExistsError, NotADirectoryError):
-                raise invalid(f"{file.path} has the place of another file", "files") from None
+                raise invalid(f"{file.path} would overwrite another file", "files") from None
 
     def _folder(self, row: Row) -> Path:
         return self._home.folder / "imports" / str(row["id"])
@@ -366,7 +366,7 @@ def _check(asked: ImportedEval) -> None:
 
 
 def _place(path: str, trials: Mapping[str, Line]) -> str:
-    """Return where a file goes: released clients have a folder per rollout, others the names of downloads."""
+    """Return a file's destination: released clients send a folder per rollout, others the names of downloads."""
     first, _, rest = path.partition("/")
     rollout, _, name = rest.partition("/")
     line = trials.get(rollout)

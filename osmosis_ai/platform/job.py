@@ -1,8 +1,8 @@
-"""A run's job, in a process of its own: `python -m osmosis_ai.platform.job`.
+"""Run one run in a separate process: `python -m osmosis_ai.platform.job`.
 
-It reads its order from stdin, and then `stop` if the user wants that. It tells the server what happens on stdout, which
-is taken from everything else. At the end of stdin the server is gone: then the job ends at once with all its processes,
-and the next server starts it again, from the recorded items.
+The job reads its order from stdin, then `stop` if the user stops the run. It reports to the server on stdout, which no
+other code can write to. EOF on stdin means that the server is gone: the job and all its processes end at once, and the
+next server restarts it from the recorded items.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from osmosis_ai.text import counted
 __all__ = ["Job", "main", "sampled_rows"]
 
 SAMPLE = 10
-"""Without a limit, one row of so many is run."""
+"""Without a limit, a run samples one row in this many."""
 GRACE_SECONDS = 10.0
 RESULT_SECONDS = 0.5
 MAX_OUTPUT_LINE = 1 << 20
@@ -79,7 +79,7 @@ class Job:
         self._changed = asyncio.Event()
 
     def stop(self) -> None:
-        """Stop the run at the user's wish: rollouts in flight have a grace period, then they end."""
+        """Stop the run for the user: in-flight rollouts get a grace period, then are cancelled."""
         self._stopping = True
         if self._session is None:
             self._scope.cancel()
@@ -89,7 +89,7 @@ class Job:
         asyncio.get_running_loop().call_later(GRACE_SECONDS, self._session.cancel)
 
     async def run(self) -> None:
-        """Run to the end, and tell how it ended."""
+        """Run to the end, and report how it ended."""
         try:
             with self._scope:
                 if not self._stopping:
@@ -198,7 +198,7 @@ class Job:
             self._changed.set()
 
     async def _report_results(self, session: RunSession) -> None:
-        """Tell the results after items; the more there are to summarize, the longer the pauses."""
+        """Report the results as items end, at intervals that grow with the cost of summarizing them."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -238,17 +238,17 @@ class Job:
 
 
 class TrainingJob(Job):
-    """A training run: its inputs are written down for the trainer, whose output is the run's log."""
+    """A training run: writes the trainer's order file, starts the trainer, and logs its output."""
 
     _trainer: asyncio.subprocess.Process | None = None
 
     def stop(self) -> None:
-        """Stop the trainer at the user's wish: it gets SIGTERM, and after a grace period SIGKILL."""
+        """Stop the trainer for the user, with SIGTERM, then SIGKILL after a grace period."""
         self._stopping = True
         if self._trainer is None or self._trainer.stdin is None:
             self._scope.cancel()
             return
-        self._log("stop", f"stopping: the trainer has {GRACE_SECONDS:.0f} s to end")
+        self._log("stop", f"stopping: the trainer has {GRACE_SECONDS:.0f} s to exit")
         self._trainer.stdin.close()
 
     async def _run(self) -> None:
@@ -257,9 +257,11 @@ class TrainingJob(Job):
         self._step = "train"
         command = shlex.split(self._order.trainer or "")
         if not command or shutil.which(command[0]) is None:
-            raise StartError(f"the trainer {self._order.trainer!r} isn't there; `platform up --trainer` names it")
+            raise StartError(
+                f"the trainer command {self._order.trainer!r} doesn't exist; set it with `platform up --trainer`"
+            )
         self._trainer = await asyncio.create_subprocess_exec(
-            # Ends the trainer with this process, however that ends.
+            # The keeper ends the trainer with this process, even if this process is killed.
             *(sys.executable, "-I", "-S", keeper.__file__, str(GRACE_SECONDS)),
             *(*command, str(self._write_order(code))),
             cwd=code,
@@ -336,11 +338,11 @@ async def _main(order: JobOrder, orders: BinaryIO, answers: BinaryIO) -> None:
 def main() -> None:
     """Run the job that stdin describes."""
     orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # What libraries read or print has nothing to do with the server.
+    # Keep the protocol's file descriptors away from libraries, which may read stdin or print.
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a device
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    # Imports what workers need, while this process waits for its order.
+    # Import what workers need while this process waits for its order.
     forkserver.start([forkserver.WORKFLOWS])
     line = orders.readline()
     if not line:
@@ -348,7 +350,7 @@ def main() -> None:
     order = msgspec.json.decode(line, type=JobOrder)
     asyncio.run(_main(order, orders, answers))
     answers.flush()
-    # Threads that wait for stdin don't hold the process up.
+    # A normal exit would wait for the thread that reads stdin.
     os._exit(0)
 
 

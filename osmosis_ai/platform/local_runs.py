@@ -1,4 +1,4 @@
-"""Local evaluations for upload: the files that `osmosis eval run` wrote, hashed."""
+"""Upload local evaluations: hash the files that `osmosis eval run` wrote, and send those that are missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMPORTS = "/api/cli/eval-runs/imports"
 
 
 class LocalRunFiles(NamedTuple):
-    """A finished run in its folder, and the request that announces it."""
+    """The folder of a finished run, and the request that announces its files."""
 
     request: JsonObject
     files: Mapping[str, Path]
@@ -39,7 +39,7 @@ def read_local_run(folder: Path) -> LocalRunFiles:
         raise ClientError(f"{folder} isn't finished: continue the run with `osmosis eval run`, then upload it")
     files = {name: folder / name for name in FILES if (folder / name).is_file()}
     for each in FOLDERS:
-        # What a link leads to isn't the run's.
+        # A symbolic link may lead to a file that isn't part of the run.
         found = (path for path in (folder / each).rglob("*") if path.is_file() and not path.is_symlink())
         files |= {path.relative_to(folder).as_posix(): path for path in found}
     try:
@@ -73,7 +73,7 @@ def read_local_run(folder: Path) -> LocalRunFiles:
 
 
 def upload_local_run(client: Client, run: LocalRunFiles, *, replace: bool) -> JsonObject:
-    """Upload the files that the platform hasn't got yet, and return the import's end; raise OsmosisError."""
+    """Upload the files that the platform lacks, and return the finished import; raise OsmosisError."""
     state = client.post(IMPORTS, {**run.request, "reimport": replace})
     session = f"{IMPORTS}/{state['session_id']}"
     missing = [file["path"] for file in state["files"] if file["state"] == "pending"]

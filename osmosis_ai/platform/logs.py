@@ -1,4 +1,4 @@
-"""What happened to a run or a dataset, step by step, read with a cursor."""
+"""The logs of runs and datasets, read page by page with a cursor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Logs:
             limit + 1,
         )
         rows, more = rows[:limit], len(rows) > limit
-        # Someone who follows the log asks again with the last cursor, even if there is nothing new.
+        # A client that follows the log needs a cursor to ask with again, even if there is nothing new.
         last = rows[-1]["pk"] if rows else cursor
         following = str(last) if more or not older else None
         entries = rows[::-1] if older else rows
@@ -62,7 +62,7 @@ class Logs:
 
 
 def entry(row: Row) -> JsonObject:
-    """Return an entry as the API has it."""
+    """Return an entry in the API's format."""
     return {
         "timestamp": iso(row["at"]),
         "level": row["level"],

@@ -1,4 +1,4 @@
-"""Names of runs: an adjective, an animal and a number. An id, a UUID, never looks like one."""
+"""Generate names for runs: an adjective, an animal and a number, which can't be mistaken for an id (a UUID)."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ ANIMALS = """
 
 
 def new_name() -> str:
-    """Draw a name."""
+    """Return a random name."""
     return f"{secrets.choice(ADJECTIVES)}-{secrets.choice(ANIMALS)}-{secrets.randbelow(900) + 100}"

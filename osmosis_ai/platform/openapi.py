@@ -1,4 +1,4 @@
-"""The description of the API, derived from its routes."""
+"""Derive the API's OpenAPI description from its routes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the server tells a job's process, and what that tells the server: JSON objects, one per line.
+"""The messages between the server and a job's process: JSON objects, one per line.
 
-A training run's job hands its frozen inputs on to the trainer, as a `TrainingOrder`.
+A training job passes its frozen inputs on to the trainer, as a `TrainingOrder`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Step: TypeAlias = Literal[
 
 
 class JobOrder(Record, frozen=True):
-    """Everything that a job needs. It comes through a pipe, because it holds the secrets' values.
+    """Everything that a job needs, sent through a pipe because it holds the values of secrets.
 
-    `secrets` are those from the vault and those provided for this run; `variables` are the environment that the
-    operator lets jobs have. `commit` is known once an earlier process of this job has resolved it, and from the start
-    for a training run. `trainer` is the command of a training run's trainer.
+    `secrets` come from the vault and from the submission; `variables` are the environment variables that the operator
+    allows jobs. `commit` is set once an earlier process of this job has resolved it, and from the start for a training
+    run. `trainer` is the command that starts a training run's trainer.
     """
 
     run_id: str
@@ -58,11 +58,11 @@ class JobOrder(Record, frozen=True):
 
 
 class TrainingOrder(Record, frozen=True, omit_defaults=False):
-    """What the trainer is given: a training run's inputs, as they were when it was submitted.
+    """The trainer's input: a training run as it was submitted.
 
-    `code` is the workspace at `commit`. `output` is the trainer's own folder; it stays when the run is started again.
-    `store` is the folder of the workspace's runs, which the platform's pages show.
-    The environment has `env` and the values of `secrets`.
+    `code` is the workspace's folder at `commit`. `output` is the trainer's own folder, which survives a restart of the
+    run. `store` is the run store of the workspace, which the platform's pages show. The trainer's environment has the
+    variables of `env` and the values of `secrets`.
     """
 
     schema_version: int
@@ -102,7 +102,7 @@ class Resolved(Record, frozen=True, tag="resolved"):
 
 
 class Started(Record, frozen=True, tag="started"):
-    """The first rollout starts; these rows are run."""
+    """The first rollout starts; `rows` are the rows of the run."""
 
     row_numbers: str | None
 

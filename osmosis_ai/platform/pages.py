@@ -1,7 +1,7 @@
-"""The viewer's pages of a platform: which browser sees which workspaces' runs.
+"""Access to a platform's viewer pages: which browser may see which workspaces' runs.
 
-`osmosis platform open` gets a URL with a ticket, which the browser exchanges for a cookie. A cookie is of one token and
-holds the workspaces that were opened with it; it is worth nothing once the token is revoked.
+`osmosis platform open` gets a URL with a ticket, which the browser exchanges for a cookie. A cookie belongs to one
+token and lists the workspaces opened with it; revoking the token invalidates it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["PagesAccess", "page_name", "page_path"]
 TICKET_SECONDS = 600
 SESSION_SECONDS = 14 * 86400
 MAX_WORKSPACES = 20
-"""A cookie has at most 4 KiB."""
+"""Bounds the cookie, which browsers limit to 4 KiB."""
 KEPT_APPS = 32
 
 
 class Ticket(Record, frozen=True, tag="ticket"):
-    """Lets a browser see a workspace's runs, if it comes in time."""
+    """Lets a browser see a workspace's runs, if it is exchanged before it expires."""
 
     token_id: str
     workspace: str
@@ -41,7 +41,7 @@ class Ticket(Record, frozen=True, tag="ticket"):
 
 
 class BrowserSession(Record, frozen=True, tag="session"):
-    """What a cookie says: whose it is, and the workspaces that were opened."""
+    """The content of a cookie: its token's id, and the opened workspaces."""
 
     token_id: str
     workspaces: list[str]
@@ -59,7 +59,7 @@ def page_path(identity: str, run: str | None) -> str:
 
 
 class PagesAccess:
-    """Who may see which runs: what `viewer.security.Guard` asks."""
+    """Decides which browser may see which runs, for `viewer.security.Guard`."""
 
     hint = "run `osmosis platform open` in the workspace: it prints a URL for this browser"
 
@@ -72,15 +72,15 @@ class PagesAccess:
         self._apps: OrderedDict[tuple[str, ...], ASGIApp] = OrderedDict()
 
     def ticket(self, holder: Holder, workspace: Workspace) -> str:
-        """Return a token for a URL that this user opens."""
+        """Return a ticket, for the URL that this user opens."""
         return self._sealed(Ticket(holder.token_id, workspace.id, now() + TICKET_SECONDS))
 
     async def enter(self, token: str, cookies: Sequence[str]) -> str | None:
-        """Return the cookie for a URL's token, with what the browser may see already; None if it isn't valid."""
+        """Exchange a URL's ticket for a cookie that keeps the workspaces already opened; return None if invalid."""
         return await anyio.to_thread.run_sync(self._enter, token, cookies)
 
     async def admit(self, cookies: Sequence[str]) -> ASGIApp | None:
-        """Return the pages that a browser with these cookies may see, None if it may see none."""
+        """Return the pages that a browser with these cookies may see, or None if there are none."""
         found = await anyio.to_thread.run_sync(self._workspaces, cookies)
         return None if found is None else self._app(found)
 
@@ -128,7 +128,7 @@ class PagesAccess:
         return self._cipher.encrypt(msgspec.json.encode(content)).decode("ascii")
 
     def _opened(self, text: str) -> Ticket | BrowserSession | None:
-        """Return what was sealed, if it hasn't expired and its token is still valid."""
+        """Return the sealed content, if it hasn't expired and its token is still valid."""
         try:
             data = self._cipher.decrypt(text.encode("utf-8", "replace"))
         except StoreError:

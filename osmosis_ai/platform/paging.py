@@ -1,4 +1,4 @@
-"""Pages of lists, times and cursors, as the API has them."""
+"""Pages of lists, times and cursors in the API's format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def window(query: Mapping[str, str]) -> Window:
 
 
 def number(query: Mapping[str, str], name: str, default: int, *, least: int = 0, most: int = 2**53) -> int:
-    """Return a number of a query string."""
+    """Return an integer of a query string; raise ApiError if it is outside `least` to `most`."""
     text = query.get(name)
     if text is None:
         return default
@@ -45,12 +45,12 @@ def page(name: str, items: list[JsonObject], total: int, window: Window, **more:
 
 
 def iso(seconds: float | None) -> str | None:
-    """Format a time of day."""
+    """Format seconds since the epoch as ISO 8601; None stays None."""
     if seconds is None:
         return None
     return iso_time(seconds).replace("+00:00", "Z")
 
 
 def now() -> float:
-    """Return the time of day in seconds since the epoch."""
+    """Return the current time in seconds since the epoch."""
     return time.time()

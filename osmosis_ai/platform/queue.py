@@ -1,4 +1,4 @@
-"""The queue of runs and the processes of their jobs: so many at a time, and each user in turn."""
+"""Schedule runs and supervise their jobs' processes, within limits and fairly between users."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ KEPT_VARIABLES = frozenset(
     """.split()  # noqa: SIM905 - a list of 20 strings is harder to read
 )
 KEPT_PREFIXES = ("LC_", "XDG_", "UV_", "PIP_", "GIT_SSL_")
-"""The operator's variables that jobs get. Keys aren't among them: a run has only its own secrets."""
+"""The operator's environment variables that jobs inherit. None is a key: a run gets only its own secrets."""
 
 
 class Limits(NamedTuple):
-    """How many runs go on at a time, in all and for one model; `trainer` is the command that runs training runs."""
+    """The maximum number of concurrent runs, in all and per model; `trainer` is the command for training runs."""
 
     runs: int = 2
     runs_per_model: int | None = None
@@ -63,7 +63,7 @@ class _Job:
         self.process: asyncio.subprocess.Process | None = None
 
     def stop(self) -> None:
-        """Pass on the user's wish."""
+        """Tell the job that the user stops the run."""
         self.stopping = True
         if self.process is not None and self.process.stdin is not None:
             with suppress(ConnectionError, RuntimeError):
@@ -71,7 +71,7 @@ class _Job:
 
 
 class Queue:
-    """Starts jobs and hears them. `changed` is called with a run's id after every change of the run."""
+    """Starts jobs and records what they report. Calls `changed` with a run's id after every change of that run."""
 
     def __init__(
         self,
@@ -92,21 +92,21 @@ class Queue:
         self._changed = changed
         self._jobs: dict[str, _Job] = {}
         self._stopped: set[str] = set()
-        # The next job's process: its imports take longer than all else before a run's first rollout.
+        # A spare process for the next job, because importing takes most of the time to a run's first rollout.
         self._spare: asyncio.subprocess.Process | None = None
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def wake(self) -> None:
-        """Look for work again. May be called in any thread."""
+        """Look for work again. Thread-safe."""
         self._loop.call_soon_threadsafe(self._news.set)
 
     def stop(self, run_id: str) -> None:
-        """Stop a run's job, if it has one. May be called in any thread."""
+        """Stop a run's job, if it has one. Thread-safe."""
         self._loop.call_soon_threadsafe(self._stop, run_id)
 
     async def run(self) -> None:
-        """Start jobs until cancelled; then the jobs end, and their runs go on with the next server."""
+        """Start jobs until cancelled. On cancellation the jobs end, and the next server continues their runs."""
         async with anyio.create_task_group() as group, self._closing_spare():
             while True:
                 self._news.clear()
@@ -127,7 +127,7 @@ class Queue:
                 await _close(self._spare)
 
     async def _fill(self, group: TaskGroup) -> None:
-        # A run that waits for a free place is stopped without one.
+        # A run that is still waiting for its turn needs no job to be stopped.
         while self._stopped:
             run_id = self._stopped.pop()
             if run_id not in self._jobs:
@@ -148,11 +148,11 @@ class Queue:
         self._news.set()
 
     async def _serve(self, run_id: str, job: _Job) -> None:
-        """Run a run's job to its end, and record what it tells."""
+        """Run a job to its end, and record what it reports."""
         try:
             row = await anyio.to_thread.run_sync(self._runs.by_id, run_id)
             if row["stopping"]:
-                # Nothing of it is in flight.
+                # It has no rollouts in flight, so its code can be removed.
                 await self._take(run_id, Ended("stopped"))
                 return
             order = await anyio.to_thread.run_sync(self._order, row)
@@ -161,7 +161,7 @@ class Queue:
                 await self._lost(run_id)
             await anyio.to_thread.run_sync(self._drop_code, run_id)
         except StoreError as error:
-            # A full disk, for example. The run goes on from its records once they can be written again.
+            # A full disk, for example. The run continues from its records once they can be written again.
             _logger.error("%s", error)
             await anyio.sleep(PAUSE_SECONDS)
         except Exception as error:
@@ -177,7 +177,7 @@ class Queue:
             drop_code(self._home, run_id)
 
     async def _process(self, run_id: str, job: _Job, order: JobOrder) -> bool:
-        """Return True if the job has told its run's end."""
+        """Follow a job's process to its end; return True if it reported the end of its run."""
         process, self._spare = self._spare, None
         if process is None or process.returncode is not None:
             process = await self._start()
@@ -209,7 +209,8 @@ class Queue:
                 env=job_variables(),
                 cwd=self._home.folder,
                 limit=MAX_LINE,
-                # Ctrl-C at the server isn't theirs, and the group ends as a whole.
+                # Its own session, so that Ctrl-C at the server doesn't reach it, and its group can be killed as a
+                # whole.
                 start_new_session=True,
             )
 
@@ -226,9 +227,9 @@ class Queue:
 
     async def _lost(self, run_id: str) -> None:
         losses = await anyio.to_thread.run_sync(self._runs.lost, run_id)
-        said = "the run's process ended without a word (killed, or out of memory)"
+        said = "the run's process died without reporting an end (killed, or out of memory)"
         again = losses < LOSSES
-        message = f"{said}; it is started again, and keeps what is recorded" if again else f"{said}, {losses} times"
+        message = f"{said}; restarting it from the recorded results" if again else f"{said}, {losses} times"
         await anyio.to_thread.run_sync(self._logs.add, run_id, "WARNING" if again else "ERROR", "submit", message)
         if not again:
             await self._take(run_id, Ended("failed"))
@@ -237,14 +238,14 @@ class Queue:
         values, scopes = self._runs.secrets_for(row)
         folder = self._home.run(row["id"])
         file, name = self._datasets.file(row["dataset"])
-        # Under its name, which results and pages show, and in a folder where nothing else can have that name.
+        # Results and pages show the file's name; a folder of its own keeps it from clashing with another file.
         dataset = folder / "dataset" / name
         dataset.parent.mkdir(parents=True, exist_ok=True)
         if not dataset.exists():
             try:
                 dataset.hardlink_to(file)
             except FileNotFoundError:
-                raise DatasetError(f"the dataset {name} was deleted before the run began; submit a new run") from None
+                raise DatasetError(f"the dataset {name} was deleted before the run started; submit a new run") from None
         rows = self._database.count("SELECT row_count FROM datasets WHERE id = ?", row["dataset"])
         return JobOrder(
             run_id=row["id"],
@@ -269,7 +270,7 @@ class Queue:
 
 
 async def _close(process: asyncio.subprocess.Process) -> None:
-    """End a job's process by the end of its stdin."""
+    """End a job's process by closing its stdin."""
     assert process.stdin is not None
     process.stdin.close()
     with anyio.move_on_after(CLOSE_SECONDS, shield=True) as waiting:
@@ -280,9 +281,9 @@ async def _close(process: asyncio.subprocess.Process) -> None:
 
 
 def choose(waiting: Iterable[Row], jobs: Mapping[str, _Job], limits: Limits) -> list[Row]:
-    """Choose the runs to start now: each time the oldest of the user with the fewest running ones.
+    """Choose the runs to start now: repeatedly, the oldest run of the user with the fewest running ones.
 
-    Runs whose model has as many as it may are left out.
+    Skips runs whose model is at its limit.
     """
     free = limits.runs - len(jobs)
     users = Counter(job.user for job in jobs.values())
@@ -293,7 +294,7 @@ def choose(waiting: Iterable[Row], jobs: Mapping[str, _Job], limits: Limits) -> 
         fitting = [row for row in left if limits.runs_per_model is None or models[row["model"]] < limits.runs_per_model]
         if not fitting:
             break
-        # `min` returns the first of equals: the oldest.
+        # `min` returns the first of equals, which is the oldest.
         row = min(fitting, key=lambda row: users[row["creator"]])
         chosen.append(row)
         left.remove(row)
@@ -303,7 +304,7 @@ def choose(waiting: Iterable[Row], jobs: Mapping[str, _Job], limits: Limits) -> 
 
 
 def job_variables() -> dict[str, str]:
-    """Return the operator's variables that jobs get."""
+    """Return the operator's environment variables that jobs inherit."""
     return {
         name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES)
     }

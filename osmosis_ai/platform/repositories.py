@@ -1,6 +1,6 @@
-"""The code of a run: fetched from its repository, and written to a folder without running anything of it.
+"""Fetch a run's code from its repository and write it to a folder, without running any of it.
 
-No hook, filter or submodule of the repository takes effect, and no link leads out of the folder.
+Hooks, filters and submodules of the repository have no effect, and no link may lead out of the folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GIT_SECONDS = 120
 SUBMODULE, LINK = "160000", "120000"
 
 _UNTRUSTED = {
-    # Nothing asks, nothing runs: neither hooks, nor filters, nor transports that are commands.
+    # Git must neither prompt nor run anything from the repository: no hooks, no filters, no `ext::` transports.
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_ASKPASS": "true",
     "SSH_ASKPASS": "true",
@@ -40,14 +40,14 @@ _UNTRUSTED = {
 
 
 class Revision(NamedTuple):
-    """The code that a run asks for: a commit, else the head of a branch, else that of the default branch."""
+    """The code that a run requests: a commit, else a branch's head, else the default branch's head."""
 
     commit: str | None
     branch: str | None
 
 
 class Checkout(NamedTuple):
-    """The code of a run in its folder. `left_out` are the submodules, which aren't fetched."""
+    """A run's code in its folder. `left_out` lists the submodules, which aren't fetched."""
 
     commit: str
     source: str
@@ -61,10 +61,10 @@ def check_out(
 
     Args:
         revision: The code to write.
-        sources: Where to fetch from: URLs or folders; the first that has it is used.
-        repository: A bare repository, created at first.
-        folder: The new files' folder; what was there is removed.
-        environ: The environment of git.
+        sources: URLs or folders to fetch from; the first that has the revision is used.
+        repository: A bare repository, created if it doesn't exist.
+        folder: The folder to write; its old content is removed.
+        environ: The environment for git.
 
     Raises:
         RepositoryError: No source has the revision, or its files can't be used.
@@ -93,14 +93,14 @@ def resolve(
     *,
     seconds: float = FETCH_SECONDS,
 ) -> tuple[str, str]:
-    """Fetch a revision as `check_out` does; return its commit and its source. Raises RepositoryError."""
+    """Fetch a revision as `check_out` does, and return its commit and source; raise RepositoryError."""
     git = _Git(repository, {**environ, **_UNTRUSTED})
     repository.parent.mkdir(parents=True, exist_ok=True)
     with _locked(repository.with_suffix(".lock")):
         if not (repository / "HEAD").is_file():
             git.run("init", "--quiet", "--bare", "--template=", str(repository))
         commit, source = _fetch(git, revision, sources, seconds)
-        # Kept from git's own cleaning up.
+        # A ref keeps git's garbage collection from deleting the commit.
         git.run("update-ref", f"refs/osmosis/runs/{commit}", commit)
     return commit, source
 
@@ -112,14 +112,14 @@ def has_file(repository: Path, commit: str, name: str, environ: dict[str, str]) 
 
 
 class _Git:
-    """Commands of git in one repository."""
+    """Runs git commands in one repository."""
 
     def __init__(self, repository: Path, environ: dict[str, str]) -> None:
         self._repository = repository
         self._environ = environ
 
     def run(self, *arguments: str, more: dict[str, str] | None = None, seconds: float = GIT_SECONDS) -> str:
-        """Run a command and return its output; raise RepositoryError."""
+        """Run a git command for at most `seconds` and return its output; raise RepositoryError."""
         try:
             with _limited_files():
                 done = subprocess.run(  # noqa: S603 - git, with arguments that can't be options
@@ -131,7 +131,7 @@ class _Git:
                     check=False,
                 )
         except subprocess.TimeoutExpired:
-            raise RepositoryError(f"git {arguments[0]} takes more than {seconds:.0f} s") from None
+            raise RepositoryError(f"git {arguments[0]} took more than {seconds:.0f} s") from None
         except FileNotFoundError:
             raise RepositoryError("git isn't installed") from None
         if done.returncode:
@@ -141,7 +141,7 @@ class _Git:
         return done.stdout.decode("utf-8", "surrogateescape")
 
     def lines(self, *arguments: str) -> Generator[str, None, None]:
-        """Run a command whose output has NULs at its lines' ends. It ends when no more of them are taken."""
+        """Run a git command and yield its NUL-terminated lines. Closing the generator ends the command."""
         with subprocess.Popen(  # noqa: S603 - as above
             self._command(*arguments),
             env=self._environ,
@@ -164,7 +164,7 @@ class _Git:
         return ["git", *safe, f"--git-dir={self._repository}", *arguments]
 
     def find(self, name: str) -> str | None:
-        """Return the commit of a name, None if it isn't here, or ambiguous."""
+        """Return the commit that a name refers to, or None if it is unknown or ambiguous."""
         try:
             return self.run("rev-parse", "--quiet", "--verify", "--end-of-options", f"{name}^{{commit}}").strip()
         except RepositoryError:
@@ -202,13 +202,13 @@ def _fetch(git: _Git, revision: Revision, sources: Sequence[str], seconds: float
         if found is not None:
             return found, source
         reasons.append(f"{source}: no commit {name}; push it first")
-    raise RepositoryError("; ".join(reasons) or "the workspace has no repository: submit from its folder")
+    raise RepositoryError("; ".join(reasons) or "the workspace has no repository to fetch from; submit from its folder")
 
 
 def _check_tree(git: _Git, commit: str) -> tuple[list[str], list[str]]:
     """Check that a commit's files aren't too many or too large; return its submodules and its links.
 
-    A few objects can describe billions of files, so the list is read only as far as it is acceptable.
+    A few git objects can describe billions of files, so reading stops at the limit.
     """
     submodules, links, files, size = [], [], 0, 0
     with closing(git.lines("ls-tree", "-r", "-z", commit)) as lines:
@@ -220,15 +220,15 @@ def _check_tree(git: _Git, commit: str) -> tuple[list[str], list[str]]:
                 links.append(name)
             files += 1
             if files > MAX_FILES:
-                raise RepositoryError(f"the repository has more than {MAX_FILES:,} files, the most that a run takes")
-    # Sizes take git much longer than names.
+                raise RepositoryError(f"the repository has more than {MAX_FILES:,} files, the limit for a run")
+    # A second pass, because git takes much longer for sizes than for names.
     with closing(git.lines("ls-tree", "-r", "-l", "-z", commit)) as lines:
         for line in lines:
             length = line.partition("\t")[0].split()[3]
             size += int(length) if length != "-" else 0
             if size > MAX_CODE_BYTES:
                 most = f"{MAX_CODE_BYTES >> 20:,} MiB"
-                raise RepositoryError(f"the repository has more than {most} of files, the most that a run takes")
+                raise RepositoryError(f"the repository's files are larger than {most}, the limit for a run")
     return submodules, links
 
 
@@ -252,7 +252,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _limited_files() -> Iterator[None]:
-    """Limit the size of files that processes started in the block write."""
+    """Limit the size of files that processes started in the block can write."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     soft = MAX_PACK_BYTES if before[1] == resource.RLIM_INFINITY else min(MAX_PACK_BYTES, before[1])
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))

@@ -1,4 +1,4 @@
-"""A request of the API: who asks, for which workspace, with which body. Authorization is here, for every route."""
+"""Requests of the API: authorize the user, find the workspace, decode the body. Every route goes through here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Call(NamedTuple):
         """The workspace of the request; raises ApiError."""
         headers = self.request.headers
         path = headers.get(PATH)
-        # Percent-encoded, because headers hold no other alphabets.
+        # Percent-encoded, because headers can't hold non-Latin characters.
         found = None if path is None else os.fsdecode(unquote_to_bytes(path))
         return self.accounts.workspace(headers.get(IDENTITY), headers.get(REMOTE), found)
 
@@ -53,15 +53,15 @@ class Call(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """The address by which the client reaches the server."""
+        """The origin at which the client reaches the server."""
         return str(self.request.base_url).rstrip("/")
 
     def named(self, name: str = "name") -> str:
-        """Return a part of the path."""
+        """Return a parameter of the path."""
         return str(self.request.path_params[name])
 
     def read(self, kind: type[T]) -> T:
-        """Return the body; raise ApiError if it isn't of this kind."""
+        """Return the decoded body; raise ApiError if it doesn't match the type."""
         return decoded(self.body, kind)
 
 
@@ -69,7 +69,7 @@ Handler = Callable[[Call], "JsonObject | Response"]
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """Decode a body; raise ApiError that names the field."""
+    """Decode a body; raise an ApiError that names the wrong field."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except RecursionError:
@@ -85,7 +85,7 @@ def decoded(body: bytes, kind: type[T]) -> T:
 async def answer(
     request: Request, accounts: Accounts, handler: Handler, status: int = 200, max_body: int = MAX_BODY
 ) -> Response:
-    """Authorize a request, and answer it in a thread, because queries block."""
+    """Authorize a request, then call its handler in a thread, because database queries block."""
     try:
         holder = await anyio.to_thread.run_sync(accounts.holder, request.headers.get("authorization"))
         body = await read_body(request, max_body)
@@ -98,7 +98,7 @@ async def answer(
 
 
 async def answer_stranger(request: Request, kind: type[T], handler: Callable[[T], JsonObject]) -> Response:
-    """Answer a request without authorization, by its body."""
+    """Answer a request that needs no authorization, such as a login."""
     try:
         asked = decoded(await read_body(request, MAX_STRANGER_BODY), kind)
         return json_response(await anyio.to_thread.run_sync(handler, asked))
@@ -109,7 +109,7 @@ async def answer_stranger(request: Request, kind: type[T], handler: Callable[[T]
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Read a body within its limit; raise ApiError."""
+    """Read a body of at most `limit` bytes; raise ApiError if it is larger."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -119,7 +119,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def same(expected: str, given: str) -> bool:
-    """Compare two texts in a time that tells nothing about them."""
+    """Compare two strings in constant time."""
     return hmac.compare_digest(expected.encode("utf-8"), given.encode("utf-8", "surrogatepass"))
 
 
@@ -130,7 +130,7 @@ def json_response(content: JsonObject, status: int = 200) -> Response:
 
 
 def error_response(error: Exception) -> Response:
-    """Make the answer of an error. What goes wrong in the server itself is in its log alone."""
+    """Make the response for an error. Details of an internal error go only to the server's log."""
     if isinstance(error, ApiError):
         body: dict[str, Any] = {"error": str(error), "code": error.code, **error.more}
         return json_response(body, error.status)
@@ -140,4 +140,4 @@ def error_response(error: Exception) -> Response:
     if isinstance(error, OsmosisError):
         return json_response({"error": str(error), "code": "VALIDATION"}, 400)
     _logger.error("a request failed", exc_info=error)
-    return json_response({"error": "the platform failed; `osmosis platform logs` says why", "code": "INTERNAL"}, 500)
+    return json_response({"error": "the platform failed; see `osmosis platform logs`", "code": "INTERNAL"}, 500)

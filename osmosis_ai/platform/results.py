@@ -1,4 +1,4 @@
-"""The results of a run, as its recorded items have them."""
+"""Summarize a run's recorded items into its results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Graded", "graded", "run_results"]
 
 
 class Graded(NamedTuple):
-    """An item as results count it. Without a reward, it has failed or was left out by its grader."""
+    """One item of the results. Without a reward it either failed or was left out by its grader."""
 
     row: str
     reward: float | None
@@ -23,7 +23,7 @@ class Graded(NamedTuple):
 
 
 def graded(outcome: Outcome) -> Graded:
-    """Return a recorded rollout as an item."""
+    """Convert a recorded rollout to an item."""
     reward = outcome.reward if outcome.failure is None else None
     failures = (score.failure is not None for score in outcome.scores.values())
     failed = reward is None and (outcome.failure is not None or any(failures))
@@ -35,8 +35,8 @@ def run_results(
 ) -> JsonObject:
     """Summarize the recorded items of a run of `rows` rows with `n` attempts each.
 
-    A failed item counts as not passed in `pass_rate`; one that its grader left out counts nowhere. `pass_rate_interval`
-    is the rate's 95 % confidence interval, with rows as clusters.
+    A failed item counts as not passed in `pass_rate`; an item that its grader left out doesn't count at all.
+    `pass_rate_interval` is the rate's 95 % confidence interval, clustered by row.
     """
     rewards: list[float] = []
     by_row: dict[str, list[bool]] = {}

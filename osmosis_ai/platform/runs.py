@@ -1,4 +1,4 @@
-"""Runs: accepted once their config, dataset and secrets are checked, and then told by their jobs."""
+"""Runs: accept a submission after checking its config, dataset and secrets, then record what its job reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SEED_BITS = 31
 
 
 class Provided(Record, frozen=True):
-    """The secrets of a submission: names, and values for this run only."""
+    """The secrets of a submission: required names, and values for this run only."""
 
     required: list[str] = []
     provided: dict[str, str] | None = None
@@ -51,7 +51,7 @@ class Submission(Record, frozen=True, forbid_unknown_fields=True):
     secrets: Provided | None = None
 
     def document(self) -> JsonObject:
-        """Return the run config as its file has it."""
+        """Return the run config in the form of its file."""
         tables = {
             "experiment": self.experiment_config,
             "evaluation": self.evaluation_config,
@@ -60,7 +60,7 @@ class Submission(Record, frozen=True, forbid_unknown_fields=True):
             "checkpoints": self.checkpoints_config,
             "advanced": self.advanced_config,
             "env": self.env_config,
-            # Older clients leave out an empty list.
+            # Older clients omit an empty list.
             "secrets": {"required": [] if self.secrets is None else self.secrets.required},
         }
         return {name: table for name, table in tables.items() if table}
@@ -84,9 +84,15 @@ class Runs:
         key: str | None,
         commit: str | None = None,
     ) -> tuple[Row, bool]:
-        """Accept a run, and return it; False if it was accepted before, with the same key. Raises ApiError.
+        """Accept a run, and return its row, and False if the same request was accepted before. Raises ApiError.
 
-        `commit` is its code, if that is known already.
+        Args:
+            kind: `eval` or `training`.
+            holder: The user who submits.
+            workspace: The run's workspace.
+            submission: The request's body.
+            key: The idempotency key, if the client sent one.
+            commit: The commit of the code, if already resolved.
         """
         digest = hashlib.sha256(msgspec.json.encode([kind, workspace.id, submission])).digest()
         if key is not None:
@@ -136,7 +142,7 @@ class Runs:
                     (run_id, at, f"{name} is queued"),
                 )
         except Exception as error:
-            # The same key at the same moment.
+            # A concurrent request with the same key was accepted first.
             if key is None or not isinstance(error.__cause__, sqlite3.IntegrityError):
                 raise
             known = self._submitted(holder, key, digest)
@@ -147,7 +153,7 @@ class Runs:
     def check(
         self, kind: Kind, holder: Holder, workspace: Workspace, submission: Submission
     ) -> tuple[JsonObject, Row, dict[str, str]]:
-        """Return a submission's document, dataset and provided secrets; raise ApiError if it can't be accepted."""
+        """Check a submission, and return its config, dataset and provided secrets; raise ApiError if it isn't valid."""
         document = submission.document()
         self._check(kind, document)
         dataset = self._usable_dataset(workspace, document["experiment"]["dataset"])
@@ -156,7 +162,7 @@ class Runs:
         return document, dataset, provided
 
     def rollouts(self, workspace: Workspace, branch: str | None, window: Window) -> tuple[list[JsonObject], int]:
-        """Return a page of the rollouts that were evaluated, on a branch if one is given, and how many there are."""
+        """Return a page of the evaluated rollouts, of one branch if given, and their total number."""
         where = "FROM runs WHERE workspace = ?1 AND (?2 IS NULL OR branch = ?2)"
         total = self._database.count(f"SELECT count(DISTINCT rollout) {where}", workspace.id, branch)
         latest = "SELECT l.commit_sha FROM runs AS l WHERE l.workspace = ?1 AND l.rollout = runs.rollout"
@@ -183,7 +189,7 @@ class Runs:
         return found, total
 
     def models(self, workspace: Workspace, window: Window) -> tuple[list[JsonObject], int]:
-        """Return a page of the models that were evaluated or trained, and how many there are."""
+        """Return a page of the evaluated or trained models, and their total number."""
         total = self._database.count("SELECT count(DISTINCT model) FROM runs WHERE workspace = ?", workspace.id)
         rows = self._database.all(
             "SELECT model, min(created_at) AS created_at FROM runs WHERE workspace = ? GROUP BY model ORDER BY model "
@@ -203,7 +209,7 @@ class Runs:
         return found, total
 
     def listed(self, kind: Kind, workspace: Workspace, window: Window) -> tuple[list[Row], int]:
-        """Return a page of runs, newest first, and how many there are."""
+        """Return a page of runs, newest first, and their total number."""
         total = self._database.count("SELECT count(*) FROM runs WHERE workspace = ? AND kind = ?", workspace.id, kind)
         rows = self._database.all(
             f"{_SELECT} WHERE r.workspace = ? AND r.kind = ? ORDER BY r.pk DESC LIMIT ? OFFSET ?",
@@ -235,7 +241,7 @@ class Runs:
         return row
 
     def stop(self, row: Row) -> None:
-        """Note that a run is to stop; raise ApiError if it has ended."""
+        """Mark a run as stopping; raise ApiError if it has ended."""
         with self._database.write("stopping a run") as db:
             (status,) = db.execute("SELECT status FROM runs WHERE id = ?", (row["id"],)).fetchone()
             if status in TERMINAL:
@@ -245,10 +251,10 @@ class Runs:
     def retry(self, row: Row, provided: Mapping[str, str]) -> int:
         """Put an ended run back into the queue, and return how many rollouts will run; raise ApiError.
 
-        Failed rollouts are run again, and those that were never run. `provided` are secrets for this run only.
+        Failed rollouts run again, and those that never ran. `provided` holds secrets for this run only.
         """
         if row["imported"]:
-            raise conflict(f"{row['name']} ran elsewhere; run it there again, and `osmosis eval upload --replace`")
+            raise conflict(f"{row['name']} ran elsewhere; run it again there, then use `osmosis eval upload --replace`")
         results = _results(row)
         left = 0 if results is None else results["total_samples"] - results["graded"]
         if row["status"] == "finished" and not left:
@@ -260,7 +266,7 @@ class Runs:
                 (results is not None, self._vault.seal(provided), row["id"]),
             )
             if not done.rowcount:
-                raise conflict(f"the run {row['name']} is {row['status']}; it can be retried when it has ended")
+                raise conflict(f"the run {row['name']} is {row['status']}; it can be retried once it has ended")
         self._logs.add(row["id"], "INFO", "submit", f"{row['name']} is queued again")
         return int(left)
 
@@ -272,7 +278,7 @@ class Runs:
         )
 
     def take(self, run_id: str, message: JobMessage) -> None:
-        """Record what a job tells."""
+        """Record a job's message."""
         if isinstance(message, Logged):
             self._logs.add(run_id, message.level, message.step, message.message, message.details)
         elif isinstance(message, Resolved):
@@ -285,13 +291,13 @@ class Runs:
                 now(),
             )
         elif isinstance(message, Results):
-            # Progress means that a later loss of the job isn't the job's own fault again.
+            # After progress, losses count from zero: only a job that dies again and again without progress is given up.
             self._set(run_id, "results = ?, losses = 0", msgspec.json.encode(message.results).decode())
         else:
             self.end(run_id, message.status)
 
     def end(self, run_id: str, status: str) -> None:
-        """Record a run's end, unless it has ended. The secrets that were provided for it are gone."""
+        """Record a run's end, unless it has already ended, and delete the secrets provided for it."""
         with self._database.write("ending a run") as db:
             db.execute(
                 "UPDATE runs SET status = ?, completed_at = ?, provided = NULL "
@@ -300,12 +306,12 @@ class Runs:
             )
 
     def lost(self, run_id: str) -> int:
-        """Count a job that ended without a word; return how often that has happened without progress."""
+        """Count a job that died without reporting an end; return how often that has happened without progress."""
         self._set(run_id, "losses = losses + 1")
         return int(self.by_id(run_id)["losses"])
 
     def secrets_for(self, row: Row) -> tuple[dict[str, str], dict[str, str]]:
-        """Return the values of a run's secrets, and the scope of each, which is recorded."""
+        """Return the values of a run's secrets and each one's scope, and record the scopes."""
         names = msgspec.json.decode(row["document"])["secrets"]["required"]
         provided = self._vault.unseal(row["provided"])
         stored = [name for name in names if name not in provided]
@@ -338,7 +344,7 @@ class Runs:
     def _usable_dataset(self, workspace: Workspace, name: str) -> Row:
         dataset = self._datasets.find(workspace, name)
         if dataset["status"] != "uploaded":
-            raise invalid(f"the dataset {name} is {dataset['status']}; it must be uploaded", "experiment.dataset")
+            raise invalid(f"the dataset {name} is {dataset['status']}; upload it first", "experiment.dataset")
         return dataset
 
     def _check_secrets(
@@ -350,7 +356,7 @@ class Runs:
         scopes = self._vault.scopes(holder.user_id, workspace.id, required)
         missing = [name for name, scope in scopes.items() if scope is None and name not in provided]
         if missing:
-            # Released clients look for this beginning.
+            # Released clients recognise the error by this prefix.
             raise ApiError(404, f"Secret(s) not found: {', '.join(missing)}", "NOT_FOUND")
 
 
@@ -358,19 +364,19 @@ _SELECT = "SELECT r.*, u.name AS creator_name, u.email AS creator_email FROM run
 
 
 def sources_of(workspace: Workspace) -> list[str]:
-    """Return where a workspace's code may be fetched from."""
-    # Released clients name the repository alone, and know only one host of repositories.
+    """Return the places to fetch a workspace's code from."""
+    # Released clients send only owner/repo, which is always on GitHub.
     known = [source for source in (workspace.remote, workspace.path) if source]
     return known or [f"https://github.com/{workspace.identity}"]
 
 
 def submitted(row: Row) -> JsonObject:
-    """Return an accepted run as the API has it."""
+    """Return an accepted run in the API's format."""
     return {"id": row["id"], "name": row["name"], "status": _status(row), "created_at": iso(row["created_at"])}
 
 
 def detail(row: Row) -> JsonObject:
-    """Return a run as the API has it, with its config and results."""
+    """Return a run in the API's format, with its config and results."""
     document = msgspec.json.decode(row["document"])
     experiment = document["experiment"]
     evaluation = row["kind"] == "eval"
@@ -406,12 +412,12 @@ def duration_ms(row: Row) -> int:
     """Return how long a run has taken so far, in milliseconds."""
     began: float = row["started_at"] or row["created_at"]
     ended: float = row["completed_at"] or now()
-    # A clock may be set back.
+    # The clock may have been set back.
     return round(max(0.0, ended - began) * 1000)
 
 
 def metrics(row: Row) -> JsonObject:
-    """Return the figures of a run as the API has them; raise ApiError if there are none yet."""
+    """Return a run's metrics in the API's format; raise ApiError if there are none yet."""
     results = _results(row)
     if results is None:
         raise not_found(f"the run {row['name']} has no results yet")
@@ -451,7 +457,7 @@ def _training(row: Row) -> JsonObject:
 
 
 def listed(row: Row) -> JsonObject:
-    """Return a run as lists of the API have it."""
+    """Return a run in the format of the API's lists."""
     return {
         **_run(row),
         "model": {"id": row["model"], "name": row["model"], "model_name": row["model"]},

@@ -1,4 +1,4 @@
-"""Serve the platform: `python -m osmosis_ai.platform.server` is what `osmosis platform up` starts."""
+"""Serve the platform: `osmosis platform up` starts `python -m osmosis_ai.platform.server`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def serve_platform(home: Home, listener: socket.socket, place: Place, limits: Li
 
 
 def local_token(home: Home, accounts: Accounts) -> str:
-    """Return the token that commands of this user find, made at the first start."""
+    """Return the token for this user's commands on this machine, created at the first start."""
     found = home.read_token()
     if found is None:
         _, found = accounts.create_token(_user(), "made by the first `osmosis platform up`")

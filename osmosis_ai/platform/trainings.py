@@ -1,4 +1,7 @@
-"""What a platform shows of training runs whose trainer is `osmosis train run`: progress, figures and checkpoints."""
+"""Read the progress, metrics and checkpoints of a platform's training runs, if `osmosis train run` trains them.
+
+Other trainers keep no record in the workspace's store, so the platform knows only their status and log.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ TITLES = {"rollouts": "Rollouts", "trainer": "Trainer", "evaluation": "Held-out 
 
 
 def progress(row: Row, store: Path) -> JsonObject:
-    """Return how far a training run is; nothing of it is known if another trainer trains it."""
+    """Return a training run's progress; every field is null if another trainer trains it."""
     state = _state(row, store)
     if state is None:
         return {"current_step": None, "total_steps": None, "reward": None, "examples_processed_count": None}
@@ -31,11 +34,11 @@ def progress(row: Row, store: Path) -> JsonObject:
 
 
 def training_metrics(row: Row, store: Path) -> JsonObject:
-    """Return a training run's figures, a series for each; raise ApiError if there are none yet."""
+    """Return a training run's metrics, one series each; raise ApiError if there are none yet."""
     state = _state(row, store)
     lines = [] if state is None else TrainingRecord(store, state.name).metrics()
     if state is None or not lines:
-        raise not_found(f"the run {row['name']} has no figures yet")
+        raise not_found(f"the run {row['name']} has no metrics yet")
     series = [_series(lines, kind, name) for kind, name in dict.fromkeys((e.kind, n) for e in lines for n in e.metrics)]
     return {
         "status": row["status"],
@@ -51,7 +54,7 @@ def training_metrics(row: Row, store: Path) -> JsonObject:
 
 
 def checkpoints(row: Row, store: Path) -> list[JsonObject]:
-    """Return a training run's checkpoints, the first ones first."""
+    """Return a training run's checkpoints, oldest first."""
     state = _state(row, store)
     return [
         {
@@ -70,7 +73,7 @@ def _state(row: Row, store: Path) -> TrainingState | None:
     try:
         return record.read() if record.exists else None
     except OsmosisError:
-        # Another trainer's file of that name: the run's log says what it does.
+        # Another trainer may write a file of this name in its own format.
         return None
 
 

@@ -1,4 +1,4 @@
-"""A file from the network: streamed to disk, hashed, and under its name only when it is whole and durable."""
+"""Receive a file from the network: stream it to disk, hash it, and give it its name only once complete and durable."""
 
 from __future__ import annotations
 
@@ -17,18 +17,29 @@ PART = ".part"
 
 
 class UploadError(Exception):
-    """What came isn't the file that was announced."""
+    """The upload differs from the announced file."""
 
 
 async def receive_file(target: Path, stream: AsyncIterator[bytes], size: int, sha256: str | None = None) -> str:
-    """Write a file of this size, and of this hash if that is known, and return its hash; raise UploadError, OSError."""
+    """Write an upload to `target`, and return its hash.
+
+    Args:
+        target: The file, which appears only once it is complete.
+        stream: The content, in parts.
+        size: The expected size in bytes.
+        sha256: The expected hash, if known.
+
+    Raises:
+        UploadError: The size or the hash differs.
+        OSError: The file can't be written.
+    """
     part = target.with_name(f"{target.name}.{uuid.uuid4().hex}{PART}")
     try:
         digest, written = await _write(part, stream, size)
         if written != size:
-            raise UploadError(f"the upload has {written} bytes, not the {size} that were announced")
+            raise UploadError(f"the upload has {written} bytes, not the announced {size}")
         if sha256 not in (None, digest):
-            raise UploadError("the upload isn't the file that was announced: its hash differs")
+            raise UploadError("the upload's hash differs from the announced file's")
         await anyio.to_thread.run_sync(part.replace, target)
         await anyio.to_thread.run_sync(sync_folder, target.parent)
     finally:
@@ -37,7 +48,7 @@ async def receive_file(target: Path, stream: AsyncIterator[bytes], size: int, sh
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Flush a folder to disk, so that new and renamed files in it survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -62,7 +73,7 @@ async def _write(part: Path, stream: AsyncIterator[bytes], limit: int) -> tuple[
         async for chunk in stream:
             size += len(chunk)
             if size > limit:
-                raise UploadError(f"the upload has more than the {limit} bytes that were announced")
+                raise UploadError(f"the upload has more than the announced {limit} bytes")
             waiting += chunk
             if len(waiting) >= CHUNK:
                 await anyio.to_thread.run_sync(flush)

@@ -1,4 +1,4 @@
-"""Secrets of users and workspaces, encrypted at rest. Nothing reads a value back but the job that needs it."""
+"""Secrets of users and workspaces, encrypted at rest. Only a job that needs a value can read it back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Scope = Literal["workspace", "user"]
 
 
 class Cipher:
-    """Encrypts with the key of the platform's folder, which is created at first."""
+    """Encrypts with the key in the platform's folder, and creates the key if there is none."""
 
     def __init__(self, home: Home) -> None:
         from cryptography.fernet import Fernet
@@ -44,11 +44,11 @@ class Cipher:
             raise StoreError(f"{home.key} doesn't hold a key: put back the one that secrets were stored with") from None
 
     def encrypt(self, data: bytes) -> bytes:
-        """Encrypt data, with a signature."""
+        """Encrypt and authenticate data."""
         return self._fernet.encrypt(data)
 
     def decrypt(self, data: bytes) -> bytes:
-        """Decrypt data; raise StoreError if it was encrypted with another key, or changed."""
+        """Decrypt data; raise StoreError if it was tampered with, or encrypted with another key."""
         from cryptography.fernet import InvalidToken
 
         try:
@@ -71,7 +71,7 @@ class Vault:
         self._cipher = cipher
 
     def set(self, holder: Holder, workspace: Workspace, name: str, value: str, scope: str) -> JsonObject:
-        """Store a secret, in place of one of the same name and scope."""
+        """Store a secret, replacing one of the same name and scope; raise ApiError if it isn't valid."""
         owner = _owner(holder, scope)
         _check_name(name)
         if not value or len(value) > MAX_VALUE or "\0" in value:
@@ -114,14 +114,14 @@ class Vault:
         return page("environment_secrets", items, len(rows), window)
 
     def scopes(self, user_id: str, workspace_id: str, names: Iterable[str]) -> dict[str, str | None]:
-        """Map names to the scope that a run takes each from; None if there is no such secret."""
+        """Map each name to the scope that a run would take it from, or None if there is no such secret."""
         return {
             name: None if not found else _scope_word(found)
             for name, found in self._found(user_id, workspace_id, names).items()
         }
 
     def values(self, user_id: str, workspace_id: str, names: Iterable[str]) -> dict[str, str]:
-        """Return the values for a job: personal ones over those of the workspace."""
+        """Return the values for a job; a user's own secrets override the workspace's."""
         found = self._found(user_id, workspace_id, names)
         chosen = {name: by_owner.get(user_id, by_owner.get("")) for name, by_owner in found.items()}
         return {name: self._decrypted(value) for name, value in chosen.items() if value is not None}

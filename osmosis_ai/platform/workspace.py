@@ -1,4 +1,4 @@
-"""The workspace of the working directory: a Git repository with the folders of a workspace, and what names it."""
+"""The workspace of the working directory: a Git repository with a workspace's folders, and its identity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS = 60
 
 
 class LocalWorkspace(NamedTuple):
-    """A workspace on this machine. `identity` names it to platforms; `remote` is its origin, without credentials."""
+    """A workspace on this machine. `identity` is its name on platforms; `remote` its origin, without credentials."""
 
     root: Path
     identity: str
@@ -31,12 +31,12 @@ class LocalWorkspace(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Name the workspace, and where its code is, to a platform."""
+        """Headers that tell a platform the workspace and where its code is."""
         found = {"X-Osmosis-Git": self.identity, "X-Osmosis-Path": quote(os.fsencode(self.root))}
         return {**found, "X-Osmosis-Remote": self.remote} if self.remote else found
 
     def shown(self) -> JsonObject:
-        """Return what results of commands say of it."""
+        """Return the workspace as commands print it."""
         git = {"identity": self.identity, "remote_url": self.remote}
         return {"git": git, "workspace_directory": str(self.root)}
 
@@ -46,15 +46,15 @@ def top_of(cwd: Path) -> Path:
     top = _git(cwd, "rev-parse", "--show-toplevel")
     if top is None:
         raise ClientError(
-            f"{cwd} isn't in a Git repository: platform commands run in a workspace, whose code is submitted; "
-            "`git init` makes one",
+            f"{cwd} isn't in a Git repository: platform commands submit the code of a workspace; create one with "
+            "`git init`",
             "WORKSPACE_REQUIRED",
         )
     return Path(top)
 
 
 def find_workspace(cwd: Path) -> LocalWorkspace:
-    """Return the workspace of a folder; raise ClientError if it is none."""
+    """Return the workspace that a folder is in; raise ClientError if there is none."""
     root = top_of(cwd)
     missing = [name for name in REQUIRED if not (root / name).is_dir()]
     if missing:
@@ -72,7 +72,7 @@ def find_workspace(cwd: Path) -> LocalWorkspace:
 
 
 def git_notes(workspace: LocalWorkspace, *, pinned: bool) -> list[str]:
-    """Say what of the working tree a run won't have."""
+    """Return notes about the working tree's changes that a run won't include."""
     root, notes = workspace.root, []
     if _git(root, "status", "--porcelain"):
         notes.append("uncommitted changes aren't in the run's code; --snapshot submits the working tree as it is")
@@ -84,17 +84,17 @@ def git_notes(workspace: LocalWorkspace, *, pinned: bool) -> list[str]:
         elif ahead not in (None, "0"):
             notes.append(f"{ahead} commits aren't pushed to {upstream}")
         if not pinned:
-            notes.append("the config names neither commit_sha nor branch: the origin's default branch is run")
+            notes.append("the config names neither commit_sha nor branch: the run uses the origin's default branch")
     return [*notes, "the config's values are those of the local file"] if notes else []
 
 
 def snapshot(workspace: LocalWorkspace) -> str:
-    """Commit the working tree as it is, beside all branches, and return the commit; raise ClientError."""
+    """Commit the working tree as it is, outside any branch, and return the commit; raise ClientError."""
     root = workspace.root
     with tempfile.TemporaryDirectory() as folder:
         own = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
         tree = commit = None
-        # Ignored files stay out, as they do of any commit.
+        # As in any commit, ignored files are left out.
         if _git(root, "add", "--all", more=own) is not None:
             tree = _git(root, "write-tree", more=own)
         if tree:
@@ -107,7 +107,7 @@ def snapshot(workspace: LocalWorkspace) -> str:
 
 
 def _identity(remote: str) -> str | None:
-    """Return `owner/repo` of a repository on GitHub, and `host/path` of others with - for /; None for a folder."""
+    """Return `owner/repo` for a GitHub repository, `host/path` (with - for /) for others, None for a folder."""
     if "://" in remote:
         host, path = urlsplit(remote).hostname or "", urlsplit(remote).path
     elif scp := _SCP.fullmatch(remote):
@@ -130,13 +130,13 @@ def _public(remote: str | None) -> str | None:
         return remote
     parts = urlsplit(remote)
     host = parts.netloc.rpartition("@")[2]
-    # The user of an ssh URL is no credential.
+    # The user name of an ssh URL isn't a credential.
     user = f"{parts.username}@" if parts.scheme == "ssh" and parts.username else ""
     return parts._replace(netloc=f"{user}{host}", query="", fragment="").geturl()
 
 
 def _git(root: Path, *arguments: str, more: dict[str, str] | None = None) -> str | None:
-    """Return the output of git, None if it fails."""
+    """Return git's output, or None if it fails."""
     try:
         done = subprocess.run(  # noqa: S603 - git, in the user's own repository
             ["git", *arguments],  # noqa: S607 - found as the user's shell finds it

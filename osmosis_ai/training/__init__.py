@@ -1,5 +1,5 @@
-"""Train a model on the repository: rollouts and scores are ours, and a trainer in an environment of its own learns.
+"""Train a model on the repository: the runtime rolls out and scores, and a trainer in its own environment learns.
 
-The two talk over HTTP on loopback (`contract`). The trainer serves the policy that it trains; the rollouts of each step
-are a run of the store like any other, called with tokens (`models.policy`).
+The two talk over HTTP on loopback (`contract`). The trainer serves the policy that it trains. The rollouts of each step
+are an ordinary run in the store, whose model is called with tokens (`models.policy`).
 """

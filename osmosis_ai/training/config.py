@@ -1,4 +1,4 @@
-"""Read training configs: what to roll out, how to train, and what passes through to the trainer."""
+"""Read training configs: which agent and rows to roll out, how to train, and what to pass through to the trainer."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 64
 
 
 class Policy(Record, frozen=True):
-    """A served policy: its address, and the token that it asks for."""
+    """A served policy: its base URL, and the bearer token it requires."""
 
     url: str
     token: str | None
 
 
 class TrainingConfig(Record, frozen=True):
-    """A training config.
+    """A training config, with every default filled in.
 
     Attributes:
-        path: Its file.
-        root: The workspace.
-        agent: The option that names what is rolled out.
-        dataset: The dataset's file.
-        model: The folder of the model.
-        training: The table `[training]` for the trainer, with defaults.
+        path: The config file.
+        root: The workspace folder.
+        agent: The run option that selects the agent: `mcp` or `rollout`.
+        dataset: The dataset file.
+        model: The model folder.
+        training: The `[training]` table for the trainer.
         temperature, top_p: The sampling parameters.
         eval_interval: Steps between evaluations on held-out rows; None for no evaluation.
         save_frequency: Steps between checkpoints.
-        timeouts: Options for the seconds that a rollout and a score may take.
-        env: Variables of a rollout server.
-        secrets: Names of variables that must be set.
+        timeouts: Run options that limit the seconds of a rollout and of a score.
+        env: Environment variables for the rollout server.
+        secrets: Names of environment variables that must be set.
         trainer: The trainer's name.
-        reply_form: How the model writes tool calls; None to recognise it.
-        held_out: Rows to hold out; None for a tenth of them.
-        in_flight: Rollouts at a time.
-        seed: The seed of the trainer: of the rows' order and of what is sampled.
-        advanced: What passes through to the trainer.
+        reply_form: How the model writes tool calls; None to detect it from the chat template.
+        held_out: The number of rows to hold out; None for a tenth of them.
+        in_flight: Maximum concurrent rollouts.
+        seed: Seeds the row order, the adapter and sampling.
+        advanced: The `[advanced]` options passed through to the trainer.
     """
 
     path: str
@@ -102,23 +102,24 @@ class TrainingConfig(Record, frozen=True):
 
     @property
     def max_prompt(self) -> int:
-        """The most tokens of a prompt."""
+        """The maximum length of a prompt, in tokens."""
         return int(self.training["max_prompt_length"])
 
     @property
     def max_response(self) -> int:
-        """The most tokens after the prompt, those of tool results included."""
+        """The maximum number of tokens after the prompt, including tool results."""
         return int(self.training["max_response_length"])
 
     def held_out_of(self, rows: int) -> int:
-        """Return how many of so many rows are held out for evaluation."""
+        """Return how many rows to hold out for evaluation, given the number of usable rows."""
         if self.eval_interval is None:
             return 0
         wanted = min(MOST_HELD_OUT, max(1, round(rows * HELD_OUT_SHARE))) if self.held_out is None else self.held_out
+        # At least one row must remain to train on.
         return min(wanted, rows - 1)
 
     def rollouts(self, policy: Policy, rows: Sequence[int], n: int, **options: Any) -> RunConfig:
-        """Return the config of a run of the policy on these rows; `options` are those of the run itself."""
+        """Return the config of a run with `n` rollouts of the policy per row; `options` are further run options."""
         param: JsonObject = {"top_p": self.top_p, MAX_RESPONSE: self.max_response}
         if self.reply_form is not None:
             param[REPLY_FORM] = self.reply_form
@@ -136,7 +137,7 @@ class TrainingConfig(Record, frozen=True):
         )
 
     def run_config(self, rows: Sequence[int] | None = None, **options: Any) -> RunConfig:
-        """Return the config of a run of this agent on these rows, None for all."""
+        """Return the config of a run of this agent on `rows`, or on the whole dataset if None."""
         chosen = {} if rows is None else {"rows": str(RowNumbers(",".join(map(str, rows))))}
         variables = {"rollout_env": self.env} if "rollout" in self.agent else {}
         return RunConfig.of(
@@ -147,14 +148,20 @@ class TrainingConfig(Record, frozen=True):
 def read_training_config(
     text: str, cwd: Path, *, model: str | None = None, dataset: str | None = None
 ) -> TrainingConfig:
-    """Read and check a training config; `model` and `dataset` name a folder and a file instead of its own.
+    """Read and check a training config.
+
+    Args:
+        text: The config file, as given on the command line.
+        cwd: The folder that relative paths start from.
+        model: A model folder that overrides the config's.
+        dataset: A dataset file that overrides the config's.
 
     Raises:
-        UsageError: It can't be used; the message has every reason, with its line.
+        UsageError: The config is unusable; the message lists every reason with its line.
     """
     path = given_path(text, cwd)
     if not path.is_file():
-        raise UsageError(f"there is no training config {path}")
+        raise UsageError(f"no training config at {path}")
     root = _workspace(path)
     if found := check_config(path, root, "training"):
         said = [f"{path}:{each.line}: {each.message}" if each.line else f"{path}: {each.message}" for each in found]
@@ -164,12 +171,12 @@ def read_training_config(
 
 
 def read_order(text: str, cwd: Path) -> tuple[TrainingConfig, TrainingOrder]:
-    """Read what a platform starts its trainer with; raise UsageError."""
+    """Read the order file that a platform starts its trainer with; raise UsageError if it is unusable."""
     path = given_path(text, cwd)
     try:
         order = msgspec.json.decode(read_bounded(path, MAX_ORDER_BYTES, "too large"), type=TrainingOrder)
     except (UnreadableError, msgspec.MsgspecError) as error:
-        raise UsageError(f"{path} is no order of a training run: {error}") from error
+        raise UsageError(f"{path} is not a training order: {error}") from error
     tables = {name: getattr(order, name) for name in ("training", "sampling", "checkpoints", "advanced", "env")}
     experiment = {
         "rollout": order.rollout,
@@ -185,7 +192,7 @@ def read_order(text: str, cwd: Path) -> tuple[TrainingConfig, TrainingOrder]:
 def training_config_of(
     document: JsonObject, path: Path, cwd: Path, *, model: str | None = None, dataset: str | None = None
 ) -> TrainingConfig:
-    """Read a training config's content as if it were in this file; raise UsageError if it can't be used."""
+    """Read a parsed training config as if it came from `path`; raise UsageError if it is unusable."""
     if "experiment" not in document:
         raise UsageError(f"{path}: no [experiment]; it names rollout, entrypoint, model_path and dataset")
     experiment = document["experiment"]
@@ -193,7 +200,7 @@ def training_config_of(
     file = find_dataset_file(root, experiment["dataset"]) if dataset is None else str(given_path(dataset, cwd))
     if file is None:
         raise UsageError(
-            f"{path}: the dataset {experiment['dataset']!r} is no file in {root / 'data'}; "
+            f"{path}: the dataset {experiment['dataset']!r} is not a file in {root / 'data'}; "
             "name one with --dataset-file FILE"
         )
     given, sampling = document.get("training", {}), document.get("sampling", {})
@@ -228,9 +235,9 @@ def training_config_of(
 
 
 def _check(config: TrainingConfig) -> None:
-    """Raise UsageError for values of `[advanced]` that can't be used."""
+    """Raise UsageError for unusable values in `[advanced]`."""
     if config.trainer not in TRAINERS:
-        raise UsageError(f"{config.path}: [advanced] trainer is {config.trainer!r}; there is {', '.join(TRAINERS)}")
+        raise UsageError(f"{config.path}: [advanced] trainer is {config.trainer!r}; it must be {' or '.join(TRAINERS)}")
     if config.held_out is not None and config.held_out < 0:
         raise UsageError(f"{config.path}: [advanced] eval_rows is {config.held_out}; it can't be negative")
     if config.in_flight < 1:
@@ -238,15 +245,15 @@ def _check(config: TrainingConfig) -> None:
 
 
 def _workspace(path: Path) -> Path:
-    """Return the folder above `configs/training`, else the one of the file."""
+    """Return the folder that contains `configs/training`, or the config's own folder if it is elsewhere."""
     folder = path.resolve().parent
     return folder.parents[1] if folder.parts[-2:] == ("configs", "training") else folder
 
 
 def _model_folder(name: str, root: Path) -> Path:
-    """Return the folder of a model: a path from the workspace, or the latest snapshot in the cache of Hugging Face.
+    """Return a model's folder: a path relative to the workspace, or the snapshot of `main` in the Hugging Face cache.
 
-    Nothing is downloaded.
+    Never downloads anything.
     """
     for folder in (Path(name).expanduser(), root / name):
         if folder.is_dir():
@@ -257,14 +264,15 @@ def _model_folder(name: str, root: Path) -> Path:
     if head.is_file():
         return cache / "snapshots" / head.read_text(encoding="utf-8").strip()
     raise UsageError(
-        f"the model {name!r} is no folder, and not in the cache of Hugging Face ({cache.parent}). Download it with "
+        f"the model {name!r} is neither a folder nor in the Hugging Face cache ({cache.parent}). Download it with "
         f"`hf download {name}`, or name its folder in model_path."
     )
 
 
 def _taken(advanced: dict[str, Any], name: str, kind: type, default: Any, path: Path) -> Any:
-    """Take a value out of `[advanced]` that isn't the trainer's; raise UsageError for one of another type."""
+    """Remove one of the runtime's own options from `[advanced]`; raise UsageError if its type is wrong."""
     value = advanced.pop(name, default)
+    # bool is a subclass of int: `eval_rows = true` isn't a number of rows.
     if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
         raise UsageError(f"{path}: [advanced] {name} is {value!r}; it must be {_KINDS[kind]}")
     return value

@@ -1,4 +1,4 @@
-"""What the runtime and a trainer tell each other: a job, and JSON over HTTP. See docs/training-protocol.md."""
+"""The messages between the runtime and a trainer: a job file, then JSON over HTTP. See docs/training-protocol.md."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ __all__ = [
 ]
 
 TOKEN_VARIABLE = "OSMOSIS_TRAINER_TOKEN"  # noqa: S105 - the name of the variable that holds it
-"""The bearer token of all requests, in both directions."""
+"""Holds the bearer token for all requests, in both directions."""
 
 Mode = Literal["train", "serve"]
 
 
 class TrainerJob(Record, frozen=True, omit_defaults=False):
-    """What a trainer is started with, as a JSON file.
+    """The JSON file that a trainer is started with.
 
-    With the mode `serve`, it serves the policy of `model` and trains nothing, until it is ended.
+    In `serve` mode the trainer trains nothing: it serves `model` as it is until it is stopped.
     """
 
     name: str
     runtime_url: str
     policy_port: int
-    """The port on loopback to serve the policy at; the same one when the run is resumed."""
+    """The loopback port to serve the policy on. A resumed run keeps it, because the URL is part of a run's identity."""
     model: str
     output: str
     rows: list[int]
@@ -51,7 +51,7 @@ class TrainerJob(Record, frozen=True, omit_defaults=False):
 
 
 class BatchRequest(Record, frozen=True):
-    """`POST /v1/batches`: roll out these rows with the policy as it is now."""
+    """`POST /v1/batches`: roll out these rows with the current policy."""
 
     step: int
     rows: list[int]
@@ -60,20 +60,20 @@ class BatchRequest(Record, frozen=True):
 
 
 class Sample(Record, frozen=True, omit_defaults=False):
-    """One rollout as a trainer learns from it. Without a reward it isn't learned from, and `left_out` says why."""
+    """One rollout, in the form that a trainer learns from. `reward` is None if it must be skipped: see `left_out`."""
 
     rollout_id: str
     prompt_ids: list[int]
     completion_ids: list[int]
     mask: list[int]
-    """1 for each token of the completion that the policy sampled, 0 for those of tool results and the template."""
+    """1 for each completion token that the policy sampled, 0 for tokens of tool results and the chat template."""
     logprobs: list[float] | None
     reward: float | None
     left_out: str | None = None
 
 
 class Group(Record, frozen=True):
-    """The samples of a row."""
+    """All samples of one row."""
 
     row: int
     samples: list[Sample]
@@ -95,7 +95,7 @@ class EvaluationRequest(Record, frozen=True):
 
 
 class Evaluation(Record, frozen=True, omit_defaults=False):
-    """The answer to an `EvaluationRequest`; no reward if no row is held out, or none was scored."""
+    """The answer to an `EvaluationRequest`; `reward` is None if no rows are held out, or none got a score."""
 
     step: int
     reward: float | None
@@ -103,14 +103,14 @@ class Evaluation(Record, frozen=True, omit_defaults=False):
 
 
 class StepMetrics(Record, frozen=True):
-    """`POST /v1/metrics`: what the trainer measured in a step."""
+    """`POST /v1/metrics`: the trainer's own measurements of a step."""
 
     step: int
     metrics: dict[str, float]
 
 
 class Checkpoint(Record, frozen=True):
-    """`POST /v1/checkpoints`: a checkpoint is on disk, a LoRA adapter or the full weights."""
+    """`POST /v1/checkpoints`: a checkpoint, either a LoRA adapter or full weights, is complete on disk."""
 
     step: int
     path: str
@@ -118,6 +118,6 @@ class Checkpoint(Record, frozen=True):
 
 
 class Ready(Record, frozen=True):
-    """`POST /v1/ready`: the policy is served, in the mode `serve`."""
+    """`POST /v1/ready`: in `serve` mode, the policy now answers requests."""
 
     policy_url: str

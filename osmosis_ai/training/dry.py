@@ -1,4 +1,4 @@
-"""Tell whether a config can be trained on, before a GPU is paid for."""
+"""Predict whether a training config would learn anything, before you pay for a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLICY_ROWS = 8
 
 
 class Spread(Record, frozen=True, omit_defaults=False):
-    """The smallest, median and largest of some numbers."""
+    """The minimum, median and maximum of a set of numbers."""
 
     least: float
     median: float
@@ -31,36 +31,36 @@ class Spread(Record, frozen=True, omit_defaults=False):
 
 
 class Controls(Record, frozen=True, omit_defaults=False):
-    """The reward of known answers: whether it can be reached, and whether it tells right from wrong."""
+    """Rewards of known answers, which show that the reward is attainable and tells right from wrong."""
 
     rows: int
     references: float | None
-    """Mean reward of the reference solutions, or of the ground truth as the answer; null if nothing was scored."""
+    """Mean reward of the reference solutions, or of the ground truth as the answer; null if no score was computed."""
     empty: float | None
     """Mean reward of an empty answer."""
 
 
 class PolicyReport(Record, frozen=True, omit_defaults=False):
-    """Rollouts of the model as it is."""
+    """How the untrained model does on a few rows."""
 
     rows: int
     samples: int
     reward: float
     groups_with_variance: int
-    """Rows whose rollouts have different rewards; from the others nothing is learned."""
+    """Rows whose rollouts differ in reward; the other rows have no advantage to learn from."""
     left_out: dict[str, int]
-    """Rollouts that couldn't be learned from, by reason."""
+    """The number of rollouts left out of training, by reason."""
     prompt_tokens: Spread
     response_tokens: Spread
     sampled_share: float
-    """Share of the responses' tokens that the model sampled; the others are tool results and the template's."""
+    """Share of the response tokens that the model sampled; the rest are tool results and the chat template."""
     seconds_per_rollout: float
-    """Seconds for all rollouts, divided by their number."""
+    """Wall seconds for all rollouts divided by their number, so concurrency is included."""
     run: str
 
 
 class DryReport(Record, frozen=True, omit_defaults=False):
-    """What a training run would be."""
+    """A preview of a training run."""
 
     rows: int
     held_out: int
@@ -70,17 +70,17 @@ class DryReport(Record, frozen=True, omit_defaults=False):
     tools: list[str]
     functions: list[str]
     prompt_tokens: Spread | None
-    """Null if the prompts are known only once the agent runs."""
+    """Null if the agent builds its prompts only at run time."""
     controls: Controls
     policy: PolicyReport | None = None
     tokens: int | None = None
-    """Estimate of all tokens that would be read and sampled."""
+    """Estimated tokens of the whole training run, prompts and responses."""
     rollout_seconds: float | None = None
-    """Estimate of the seconds for all rollouts on this machine; the updates come on top."""
+    """Estimated seconds for all rollouts on this machine, without the updates."""
 
     @property
     def problems(self) -> list[str]:
-        """Why nothing, or little, would be learned."""
+        """Reasons why training would learn little or nothing."""
         found = []
         controls = self.controls
         if controls.references is None or controls.empty is None:
@@ -99,7 +99,7 @@ class DryReport(Record, frozen=True, omit_defaults=False):
 
 
 async def look_at(config: TrainingConfig, rows: Rows, steps: int, store: str, environ: Mapping[str, str]) -> DryReport:
-    """Report what can be told without the model; raise StartError if something can't be used."""
+    """Report everything that needs no model; raise StartError if the repository or dataset is unusable."""
     lengths = [rows.prompt_tokens[number] for number in rows.trained if number in rows.prompt_tokens]
     return DryReport(
         rows=len(rows.trained),
@@ -115,7 +115,7 @@ async def look_at(config: TrainingConfig, rows: Rows, steps: int, store: str, en
 
 
 async def try_controls(config: TrainingConfig, rows: Sequence[int], store: str, environ: Mapping[str, str]) -> Controls:
-    """Score reference solutions and empty answers; raise StartError."""
+    """Score reference solutions and empty answers on `rows`; raise StartError if a run can't start."""
 
     async def reward(model: str) -> float | None:
         run = config.run_config(rows, model=model, store=store, batch_size=config.in_flight)
@@ -138,7 +138,22 @@ async def try_policy(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> DryReport:
-    """Roll out some rows with the model as it is, and add what came out; raise OsmosisError."""
+    """Roll out a few rows with the untrained model and add the results to `report`.
+
+    Args:
+        config: The training config.
+        report: The report so far, from `look_at`.
+        rows: The chosen rows; the first `POLICY_ROWS` of those to train on are rolled out.
+        policy_url: The base URL of the served model.
+        token: The bearer token of the served model.
+        name: The name that the run's name starts with.
+        store: The store's folder.
+        environ: The environment of the workers.
+        say: Called with notices for the user.
+
+    Raises:
+        OsmosisError: The run can't start, or no rollout can be learned from.
+    """
     runner = StepRunner(config, name, store, environ, [], token, say=say)
     chosen = rows.trained[:POLICY_ROWS]
     batch = await runner.batch(BatchRequest(0, chosen, config.samples, policy_url))

@@ -1,4 +1,4 @@
-"""The record of a training run beside the store's runs: state, metrics, checkpoints, and the trainer's output."""
+"""A training run on disk, beside the store's runs: its state, metrics, checkpoints and the trainer's log."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ __all__ = [
 
 State = Literal["running", "finished", "failed", "interrupted"]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
-"""Seconds since the epoch, until the year 5138: what can be shown as a date."""
+"""Seconds since the epoch, bounded (year 5138) so that every value can be shown as a date."""
 FOLDER = "training"
 MAX_TAIL_BYTES = 1024 * 1024
 LOOK_SECONDS = 0.2
-"""How long to wait for the lock: a process that looks whether there is one holds it for a moment."""
+"""How long to retry the lock, in seconds: `is_locked` in another process takes it for a moment."""
 
 
 class LeftOutRow(Record, frozen=True):
-    """A row that isn't trained on, and why."""
+    """A row that is left out of training, and why."""
 
     row: int
     reason: str
 
 
 class SavedCheckpoint(Record, frozen=True, omit_defaults=False):
-    """A checkpoint on disk. The time is in seconds since the epoch."""
+    """A checkpoint on disk. `created_at` is in seconds since the epoch."""
 
     step: int
     path: str
@@ -72,7 +72,7 @@ class TrainingState(Record, frozen=True, omit_defaults=False):
     held_out: list[int]
     left_out: list[LeftOutRow]
     options: JsonObject
-    """What a resumed run must have in common with it."""
+    """The settings that must be unchanged when the run is resumed."""
     rollouts_per_step: int = 0
     step: int = 0
     reward: float | None = None
@@ -82,7 +82,7 @@ class TrainingState(Record, frozen=True, omit_defaults=False):
 
 
 class MetricsLine(Record, frozen=True):
-    """Figures of a step: what the rollouts gave, what the trainer measured, or an evaluation on held-out rows."""
+    """Metrics of one step: from its rollouts, from the trainer, or from an evaluation on held-out rows."""
 
     step: int
     kind: Literal["rollouts", "trainer", "evaluation"]
@@ -91,7 +91,7 @@ class MetricsLine(Record, frozen=True):
 
 
 class TrainingRecord:
-    """The folder of a training run in the store's folder. Raises StoreError if it can't be read or written."""
+    """A training run's folder inside the store's folder. Methods raise StoreError if they can't read or write it."""
 
     def __init__(self, store: Path, name: str) -> None:
         self.folder = store / FOLDER / name
@@ -99,7 +99,7 @@ class TrainingRecord:
 
     @property
     def exists(self) -> bool:
-        """True if there is such a training run."""
+        """True if the training run has been recorded."""
         return self._file.is_file()
 
     @property
@@ -109,16 +109,16 @@ class TrainingRecord:
 
     @property
     def log(self) -> Path:
-        """The file with the trainer's output."""
+        """The file with everything the trainer printed."""
         return self.folder / "trainer.log"
 
     @property
     def job(self) -> Path:
-        """The file that the trainer is started with."""
+        """The job file that the trainer is started with."""
         return self.folder / "job.json"
 
     def holds(self, checkpoint: Checkpoint) -> bool:
-        """Return True if a checkpoint is in the folder of checkpoints."""
+        """Return True if the checkpoint lies inside the checkpoints folder."""
         return Path(checkpoint.path).resolve().is_relative_to(self.checkpoints.resolve())
 
     def create(self) -> None:
@@ -130,13 +130,19 @@ class TrainingRecord:
             raise StoreError(f"{self.folder} can't be made: {error.strerror}") from error
 
     def read(self) -> TrainingState:
-        """Return the state. A run that its process left behind was interrupted."""
+        """Return the state; a run is "interrupted" if its process died without recording an end.
+
+        Raises:
+            UsageError: The training run doesn't exist.
+            StoreError: Its file can't be read.
+        """
         try:
             state = msgspec.json.decode(self._file.read_bytes(), type=TrainingState)
         except FileNotFoundError:
             raise UsageError(f"there is no training run {self.name} in {self.folder.parent}") from None
         except (OSError, msgspec.MsgspecError) as error:
             raise StoreError(f"{self._file} can't be read: {error}") from error
+        # The kernel drops the lock of a killed process, which leaves no other trace.
         if state.status == "running" and not self.is_locked:
             return msgspec.structs.replace(state, status="interrupted")
         return state
@@ -150,7 +156,7 @@ class TrainingRecord:
             raise StoreError(f"{self._file} can't be written: {error.strerror}") from error
 
     def add(self, line: MetricsLine) -> None:
-        """Append figures."""
+        """Append metrics."""
         try:
             with self._metrics.open("ab") as file:
                 file.write(msgspec.json.encode(line) + b"\n")
@@ -158,14 +164,14 @@ class TrainingRecord:
             raise StoreError(f"{self._metrics} can't be written: {error.strerror}") from error
 
     def metrics(self) -> list[MetricsLine]:
-        """Return all figures; of a step that was done again, the last ones."""
+        """Return all metrics; a step that was repeated after a resume counts once, with its latest values."""
         if not self._metrics.is_file():
             return []
         decode = msgspec.json.Decoder(MetricsLine).decode
         found: dict[tuple[int, str], MetricsLine] = {}
         try:
             for text in self._metrics.read_bytes().splitlines(keepends=True):
-                # A process that was killed may have left a part of a line.
+                # A killed process may have left a partial line.
                 if text.endswith(b"\n"):
                     line = decode(text)
                     found[line.step, line.kind] = line
@@ -174,7 +180,7 @@ class TrainingRecord:
         return sorted(found.values(), key=lambda line: (line.step, line.kind))
 
     def log_lines(self, count: int) -> list[str]:
-        """Return the last lines of the trainer's output."""
+        """Return the last `count` lines that the trainer printed."""
         if not self.log.is_file():
             return []
         with self.log.open("rb") as file:
@@ -183,7 +189,7 @@ class TrainingRecord:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the training run; raise UsageError if another process does."""
+        """Hold the run's lock during the block; raise UsageError if another process holds it."""
         with self._lock.open("a", encoding="utf-8") as file:
             deadline = time.monotonic() + LOOK_SECONDS
             while True:
@@ -192,13 +198,13 @@ class TrainingRecord:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise UsageError(f"the training run {self.name} is going on in another process") from None
+                        raise UsageError(f"the training run {self.name} is running in another process") from None
                 time.sleep(0.01)
             yield
 
     @property
     def is_locked(self) -> bool:
-        """True if a process holds the training run."""
+        """True if a process is running this training run."""
         try:
             with self._lock.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -209,10 +215,10 @@ class TrainingRecord:
         return False
 
     def version(self) -> tuple[int, bool]:
-        """Return what changes with everything that is written, and with the end of the process that writes."""
+        """Return a value that changes with every write, and when the writing process ends."""
         written = 0
         for file in (self._file, self._metrics):
-            # Two lines may be written within one tick of the file system's clock.
+            # The size too, because two lines may be written within one tick of the file system's clock.
             with suppress(OSError):
                 status = file.stat()
                 written += status.st_mtime_ns + status.st_size
@@ -232,12 +238,15 @@ class TrainingRecord:
 
 
 def list_records(store: Path) -> list[TrainingState]:
-    """Return the training runs of a store, newest first; raise StoreError."""
+    """Return the state of each training run in a store, newest first; raise StoreError if one can't be read."""
     return sorted((each.read() for each in find_records(store)), key=lambda state: state.created_at, reverse=True)
 
 
 def find_records(store: Path) -> list[TrainingRecord]:
-    """Return the records in a store's folder, in no order; a link to another folder is none. Raise StoreError."""
+    """Return the training runs in a store's folder, unordered; raise StoreError if it can't be read.
+
+    Symbolic links are ignored: they could show a folder outside the store.
+    """
     folder = store / FOLDER
     try:
         found = [TrainingRecord(store, each.name) for each in folder.iterdir() if not each.is_symlink()]
@@ -249,20 +258,20 @@ def find_records(store: Path) -> list[TrainingRecord]:
 
 
 def step_run(name: str, step: int) -> str:
-    """Return the name of the run with the rollouts of a training run's step."""
+    """Return the name of the run that holds the rollouts of one training step."""
     return f"{name}.step-{step:05d}"
 
 
 def evaluation_run(name: str, step: int) -> str:
-    """Return the name of the run that evaluates a training run after a step."""
+    """Return the name of the run that evaluates the policy after one training step."""
     return f"{name}.eval-{step:05d}"
 
 
 def run_beginnings(name: str) -> tuple[str, str]:
-    """Return how the names of a training run's runs begin."""
+    """Return the prefixes of the names of a training run's runs."""
     return f"{name}.step-", f"{name}.eval-"
 
 
 def now() -> float:
-    """Return the time of day in seconds since the epoch."""
+    """Return the current time in seconds since the epoch."""
     return time.time()

@@ -1,4 +1,4 @@
-"""Roll out a step's rows with the policy, as a run of the store, and make what a trainer learns from."""
+"""Roll out a training step's rows with the policy, as a run in the store, and turn the rollouts into samples."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from osmosis_ai.training.record import evaluation_run, step_run
 __all__ = ["NothingToLearnError", "StepRunner", "sample_of"]
 
 LOST = ("worker:", "model:", "setup:")
-"""How the errors of rollouts begin that say nothing about the policy; such rollouts are drawn again, once."""
+"""Origins of rollout errors that say nothing about the policy; such rollouts are retried once."""
 
 
 class NothingToLearnError(OsmosisError):
-    """Every rollout of a step was left out."""
+    """All rollouts of a step were left out."""
 
 
 class StepRunner:
-    """Rolls out the rows of a training run's steps.
+    """Rolls out the rows of each step of a training run.
 
     Args:
         config: The training config.
-        name: The training run's name, with which the names of its runs begin.
+        name: The training run's name; the names of its runs start with it.
         store: The store's folder.
-        environ: The environment of workers.
-        held_out: The rows for evaluation.
-        token: What the policy asks for.
-        reusable: True if the first step may go on with an earlier run of its name: it was drawn from the same policy.
-        say: Called with what a user should know.
+        environ: The environment of the workers.
+        held_out: The rows to evaluate on.
+        token: The policy's bearer token.
+        reusable: True if the first step may continue an earlier run of the same name, because the same policy sampled
+            it.
+        say: Called with notices for the user.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class StepRunner:
         self._say = say
 
     async def batch(self, request: BatchRequest) -> Batch:
-        """Roll out a step's rows.
+        """Roll out and score a step's rows, and return the samples by row.
 
         Raises:
             NothingToLearnError: No rollout can be learned from.
@@ -73,14 +74,14 @@ class StepRunner:
         began = monotonic()
         policy = Policy(request.policy_url, self._token)
         name = step_run(self._name, request.step)
-        # Later steps have another policy than an earlier attempt had.
+        # Only the first step after a resume has the same policy as the interrupted attempt; later ones were updated.
         reusable, self._reusable = self._reusable, False
         try:
             rollouts = await self._rolled_out(policy, request.rows, request.samples, name, fresh=not reusable)
         except StartError as error:
             if not reusable:
                 raise
-            self._say(f"the rollouts of {name} are drawn anew: {error}")
+            self._say(f"sampling {name} again from the start: {error}")
             rollouts = await self._rolled_out(policy, request.rows, request.samples, name, fresh=True)
         groups = [self._group(row, rollouts, request.samples) for row in request.rows]
         samples = [sample for group in groups for sample in group.samples]
@@ -94,11 +95,12 @@ class StepRunner:
 
     def _group(self, row: int, rollouts: Sequence[ExportedRollout], samples: int) -> Group:
         found = [sample_of(rollout, self._config) for rollout in rollouts if rollout.row_index == row]
-        missing = Sample("", [], [], [], None, None, "the rollout has no record")
+        # The contract promises `samples` samples for each row, even if a rollout left nothing in the store.
+        missing = Sample("", [], [], [], None, None, "the rollout wasn't recorded")
         return Group(row, [*found, *[missing] * (samples - len(found))])
 
     async def evaluation(self, request: EvaluationRequest) -> Evaluation:
-        """Roll out the held-out rows, once each, with the sampling parameters of training; raise StartError."""
+        """Roll out each held-out row once, with training's sampling parameters; raise StartError."""
         if not self._held_out:
             return Evaluation(request.step, None, {})
         began = monotonic()
@@ -132,16 +134,14 @@ class StepRunner:
 
 
 def sample_of(rollout: ExportedRollout, config: TrainingConfig) -> Sample:
-    """Return what a trainer learns from a rollout, or why it can't."""
+    """Return a rollout as a sample to learn from, or with the reason why it is left out."""
     prompt: list[int] = []
     try:
         if rollout.error is not None:
             raise LeftOut(rollout.error)
         sequences = sequences_of(rollout).all
         if len(sequences) > 1:
-            raise LeftOut(
-                f"{counted(len(sequences), 'token sequence')}: the conversation was rewritten, or had branches"
-            )
+            raise LeftOut(f"{counted(len(sequences), 'token sequence')}: the conversation was rewritten or branched")
         ids, mask, logprobs = sequences[0].ids, sequences[0].mask, sequences[0].logprobs
         if 1 not in mask:
             raise LeftOut("the model sampled nothing")
@@ -155,7 +155,7 @@ def sample_of(rollout: ExportedRollout, config: TrainingConfig) -> Sample:
             raise LeftOut(_unscored(rollout))
     except LeftOut as reason:
         return Sample(rollout.id, prompt, [], [], None, None, str(reason))
-    # What follows the last sampled token was never read.
+    # The policy never read what follows the last token it sampled.
     values = None if logprobs is None else logprobs[opening:end]
     return Sample(rollout.id, prompt, ids[opening:end], mask[opening:end], values, rollout.reward)
 
@@ -163,7 +163,7 @@ def sample_of(rollout: ExportedRollout, config: TrainingConfig) -> Sample:
 def _unscored(rollout: ExportedRollout) -> str:
     for name, error in rollout.scoring_errors.items():
         return f"no score by {name}: {error}"
-    return "nothing scored it"
+    return "no reward function or grader scored it"
 
 
 def _metrics(rollouts: Sequence[ExportedRollout], groups: Sequence[Group]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Choose the rows of a dataset to train on and to hold out."""
+"""Choose which rows of a dataset to train on and which to hold out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Rows", "choose_rows"]
 
 
 class Rows(NamedTuple):
-    """What becomes of a dataset's rows, and the tokens of each prompt whose length can be told before the start."""
+    """A dataset's rows by use, and the prompt lengths in tokens that are known before the start, by row."""
 
     trained: list[int]
     held_out: list[int]
@@ -29,16 +29,16 @@ class Rows(NamedTuple):
 
 
 async def choose_rows(config: TrainingConfig, store: str, environ: Mapping[str, str]) -> Rows:
-    """Load the repository, and choose the rows to train on and to hold out.
+    """Load the repository, then choose the rows to train on and to hold out.
 
-    Which rows are held out depends on their content alone. The prompts of the built-in loop are rendered with its
-    tools; another agent's are known only once it runs.
+    Rows are held out by the hash of their content, so reordering the dataset changes nothing. The built-in loop's
+    prompts are rendered with their tools to measure them; other agents build theirs only at run time.
 
     Raises:
         StartError: The repository, the dataset or the model's tokenizer can't be used.
     """
     template = load_template(config.model)
-    # A stand-in, because no policy is served yet; nothing is rolled out.
+    # Any model will do: the session is only opened, to load the tools and rows, and rolls out nothing.
     look = config.run_config(model="offline/empty", store=store)
     async with RunSession.open(look, Path(config.root), environ) as session:
         loaded = session.pool.loaded
@@ -60,7 +60,7 @@ async def choose_rows(config: TrainingConfig, store: str, environ: Mapping[str, 
     usable = [row for row in rows if row.index not in without]
     if len(usable) < 2:
         raise UsageError(
-            f"{config.dataset}: {len(usable)} of {len(rows)} rows can be trained on, and there must be 2 or more"
+            f"{config.dataset}: {len(usable)} of {len(rows)} rows can be trained on; training needs 2 or more"
             + (f"; row {left_out[0].row}: {left_out[0].reason}" if left_out else "")
         )
     by_content = sorted(usable, key=lambda row: blake2b(row.id.encode(), digest_size=8).digest())

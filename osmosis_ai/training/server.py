@@ -1,4 +1,4 @@
-"""The runtime's side of the contract: answers a trainer over HTTP on loopback."""
+"""The runtime's side of the trainer contract: an HTTP server on loopback."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Asked = TypeVar("Asked")
 
 
 class Answers(NamedTuple):
-    """What to do with each request of a trainer. An OsmosisError is told to it, and ends it."""
+    """A handler for each kind of trainer request. An OsmosisError becomes a 500 answer, which ends the trainer."""
 
     batch: Callable[[BatchRequest], Awaitable[Batch]]
     evaluation: Callable[[EvaluationRequest], Awaitable[Evaluation]]
@@ -45,7 +45,7 @@ class Answers(NamedTuple):
 
 @asynccontextmanager
 async def serve_trainer(answers: Answers, token: str, listener: socket.socket) -> AsyncIterator[None]:
-    """Answer a trainer at this socket during the block."""
+    """Answer a trainer's requests on `listener` during the block."""
     app = Starlette(
         routes=[
             Route("/v1/batches", _endpoint(BatchRequest, answers.batch, token), methods=["POST"]),
@@ -62,6 +62,7 @@ async def serve_trainer(answers: Answers, token: str, listener: socket.socket) -
             yield
         finally:
             server.should_exit = True
+            # The trainer has ended, so don't wait for its connections to close.
             group.cancel_scope.cancel()
 
 

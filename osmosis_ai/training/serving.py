@@ -1,4 +1,4 @@
-"""Serve a model as it is, by a trainer that trains nothing."""
+"""Serve an untrained model through a trainer in `serve` mode."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ __all__ = ["served_policy"]
 async def served_policy(
     config: TrainingConfig, state: TrainingState, record: TrainingRecord, trainer: Trainer, environ: Mapping[str, str]
 ) -> AsyncIterator[tuple[str, str]]:
-    """Serve the model during the block; yield the policy's address and token. Raises TrainingError."""
+    """Serve the model during the block, and yield the policy's URL and token.
+
+    Raises:
+        TrainingError: The trainer ended before it served the model.
+    """
     token = secrets.token_urlsafe(32)
     ready = anyio.Event()
     url = ""
@@ -51,7 +55,7 @@ async def served_policy(
             async def follow() -> None:
                 nonlocal failure
                 last = await last_words(running, record, token, environ)
-                failure = TrainingError(f"the trainer ended before it served the model; it said last:\n{last}")
+                failure = TrainingError(f"the trainer ended before it served the model; its last lines:\n{last}")
                 ready.set()
 
             group.start_soon(follow)
@@ -60,9 +64,9 @@ async def served_policy(
                 raise failure
             yield url, token
             group.cancel_scope.cancel()
-    # It isn't a training run.
+    # The record only held the job and the log: nothing was trained, so no training run should be listed.
     shutil.rmtree(record.folder, ignore_errors=True)
 
 
 async def _refuse(_: object) -> NoReturn:
-    raise UsageError("this trainer was started to serve, not to train")
+    raise UsageError("this trainer was started in serve mode; it can't train")

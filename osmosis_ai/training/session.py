@@ -1,4 +1,4 @@
-"""A training run in the foreground: rows, rollouts, a trainer, and what both report."""
+"""Run a training run in the foreground: start the trainer, answer its requests, record what both sides report."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ Given = TypeVar("Given", Batch, Evaluation)
 
 
 class TrainingError(OsmosisError):
-    """The trainer failed; the message has its last lines."""
+    """The trainer failed; the message ends with its last lines."""
 
 
 class Listener(Protocol):
-    """Hears what happens in a training run."""
+    """Receives the events of a training run."""
 
     def said(self, message: str) -> None:
-        """Something that a user should know."""
+        """Receive a notice for the user."""
         ...
 
     def measured(self, line: MetricsLine, state: TrainingState) -> None:
-        """A step's figures are recorded."""
+        """Receive metrics of a step, once they are recorded."""
         ...
 
     def saved(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint is on disk."""
+        """Receive a checkpoint, once it is on disk and recorded."""
         ...
 
     def printed(self, line: str) -> None:
-        """The trainer has printed a line."""
+        """Receive a line that the trainer printed."""
         ...
 
 
@@ -67,12 +67,12 @@ class TrainingSession:
 
     Args:
         config: The training config.
-        record: Where it is recorded.
-        state: Its state: that of a new run, or of the one to resume.
-        environ: The environment of workers and trainer.
+        record: The folder to record the run in.
+        state: The initial state, from `new_state` or `resumed_state`.
+        environ: The environment of the workers and the trainer.
         store: The store's folder.
-        listener: Hears what happens.
-        resumed: True if the state is that of a run to resume.
+        listener: Receives the run's events.
+        resumed: True if `state` is that of an interrupted run.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class TrainingSession:
         self._running: Running | None = None
         self._stopping = False
         self._failure: OsmosisError | None = None
-        # One request at a time: a trainer that asks again hasn't heard the answer.
+        # One batch at a time: a trainer that lost an answer and asks again must not start a second run of the step.
         self._busy = anyio.Lock()
 
     async def run(self, trainer: Trainer) -> TrainingState:
-        """Train to the end, and return the state.
+        """Train to the last step, and return the final state.
 
         Raises:
             TrainingError: The trainer failed.
-            OsmosisError: A step's rollouts could not be run, or the record can't be written.
+            OsmosisError: A step's rollouts couldn't be run, or the record can't be written.
         """
         self._write(status="running", error=None, finished_at=None)
         try:
@@ -121,7 +121,7 @@ class TrainingSession:
         return self.state
 
     def stop(self) -> None:
-        """End the trainer; the run can be resumed from its last checkpoint."""
+        """Stop the trainer; the run can be resumed from its last checkpoint."""
         self._stopping = True
         if self._running is not None:
             self._running.stop()
@@ -134,6 +134,7 @@ class TrainingSession:
                 serve_trainer(answers, self._token, listener),
                 start_trainer(trainer, self._record.job, self._token, self._environ) as self._running,
             ):
+                # `stop` may have been called before there was a process to stop.
                 if self._stopping:
                     self._running.stop()
                 last = await last_words(self._running, self._record, self._token, self._environ, self._listener.printed)
@@ -142,7 +143,7 @@ class TrainingSession:
             raise self._failure
         if status and not self._stopping:
             raise TrainingError(
-                f"the trainer ended with status {status}; it said last:\n{last}\nAll: {self._record.log}"
+                f"the trainer ended with status {status}; its last lines:\n{last}\nFull log: {self._record.log}"
             )
 
     async def _batch(self, request: BatchRequest) -> Batch:
@@ -163,7 +164,7 @@ class TrainingSession:
             try:
                 return await rollouts
             except OsmosisError as error:
-                # The trainer ends with this message, but it is ours.
+                # The trainer will exit with this message, but the failure is the runtime's: report it as such.
                 self._failure = error
                 raise
 
@@ -173,12 +174,13 @@ class TrainingSession:
     async def _checkpoint(self, given: Checkpoint) -> None:
         if not self._record.holds(given):
             raise UsageError(f"the checkpoint {given.path} is outside {self._record.checkpoints}")
+        # A resumed run repeats steps, so it replaces their checkpoints.
         others = [each for each in self.state.checkpoints if each.step < given.step]
         self._write(checkpoints=[*others, SavedCheckpoint(given.step, given.path, given.kind, now())])
         self._listener.saved(given)
 
     async def _ready(self, given: Ready) -> None:
-        raise UsageError("this trainer was started to train, not to serve")
+        raise UsageError("this trainer was started in train mode; it can't just serve")
 
     def _measured(self, step: int, kind: str, metrics: Mapping[str, float]) -> None:
         line = MetricsLine(step, kind, dict(metrics), now())  # type: ignore[arg-type]
@@ -191,11 +193,12 @@ class TrainingSession:
 
 
 def new_state(config: TrainingConfig, name: str, rows: Rows) -> TrainingState:
-    """Return the state of a new training run."""
+    """Return the state of a new training run; raise UsageError if the rows don't fill one step."""
     steps = len(rows.trained) // config.batch_rows * int(config.training["total_epochs"])
     if steps == 0:
         raise UsageError(
-            f"{config.path}: rollout_batch_size is {config.batch_rows}; there are {len(rows.trained)} rows to train on"
+            f"{config.path}: rollout_batch_size is {config.batch_rows}, but there are only {len(rows.trained)} rows to "
+            "train on; lower it"
         )
     return TrainingState(
         name=name,
@@ -223,16 +226,17 @@ def resumed_state(config: TrainingConfig, record: TrainingRecord) -> TrainingSta
     )
     if changed:
         raise UsageError(
-            f"{record.name} can't be resumed: {', '.join(changed)} changed in {config.path}. Change it back, or begin "
-            "a run of another name"
+            f"{record.name} can't be resumed: {', '.join(changed)} changed in {config.path}. Change it back, or start "
+            "a run under another name"
         )
     if state.status == "finished":
-        raise UsageError(f"{record.name} is finished; begin a run of another name")
+        raise UsageError(f"{record.name} has finished; start a run under another name")
     return state
 
 
 def _options_of(config: TrainingConfig) -> JsonObject:
-    """Return everything that must be equal to resume a training run."""
+    """Return the settings that must not change between a training run and its resumption."""
+    # Free to change: where the workspace is, and limits that don't alter the objective.
     free = ("path", "root", "timeouts", "in_flight", "save_frequency")
     known: JsonObject = msgspec.to_builtins(config)
     dataset = blake2b(Path(config.dataset).read_bytes(), digest_size=16).hexdigest()
@@ -240,20 +244,23 @@ def _options_of(config: TrainingConfig) -> JsonObject:
 
 
 def find_record(config: TrainingConfig, store: str | None, name: str, cwd: Path) -> tuple[TrainingRecord, str]:
-    """Return the record of a training run, and the folder of its store; raise UsageError for an unusable name."""
+    """Return a training run's record and its store's folder; raise UsageError if the name is unusable."""
     try:
-        # The names of its runs are longer.
+        # The steps' runs have longer names, which must be valid too.
         read_run_name(step_run(name, 0))
     except ValueError as error:
         raise UsageError(
-            f"a training run can't be named {name!r}: {error}, and leave 11 of them for the steps"
+            f"a training run can't be named {name!r}: {error}; leave 11 of them for the steps' suffixes"
         ) from None
     folder = find_store(StoreConfig(store), Path(config.root), cwd)
     return TrainingRecord(folder, name), str(folder)
 
 
 def _free_port() -> int:
-    """Return a port of loopback that nothing listens at."""
+    """Return a loopback port that is free now.
+
+    It is fixed before the trainer starts, because a resumed run must serve the policy at the same URL.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

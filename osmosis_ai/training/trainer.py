@@ -1,4 +1,4 @@
-"""The trainer's process: its environment, its start, its output, and its end."""
+"""The trainer process: build its environment, start it, read its output, stop it."""
 
 from __future__ import annotations
 
@@ -31,39 +31,40 @@ LAST_LINES = 12
 MAX_LINE = 1024 * 1024
 _PACKAGE = Path(__file__).parents[1]
 _PLACES = (_PACKAGE / "trainers", _PACKAGE.parent / "trainers")
-"""Where trainers' distributions are: in an installed package, and in a checkout."""
+"""Folders that hold trainer distributions: in an installed package, and in a checkout."""
 
 
 class Trainer(NamedTuple):
-    """How to start a trainer: its command, and the folder to add to Python's path if it isn't installed."""
+    """The command that starts a trainer, and the folder to add to Python's path if it isn't installed."""
 
     command: list[str]
     source: str | None = None
 
     def variables(self, token: str) -> dict[str, str]:
-        """Return the variables that a trainer's process is started with."""
+        """Return the environment variables to add for a trainer's process."""
         return {
             TOKEN_VARIABLE: token,
             **({} if self.source is None else {"PYTHONPATH": self.source}),
-            # Models and templates come from the folder that the config names.
+            # The model comes from a local folder, so nothing should reach for the hub.
             "HF_HUB_OFFLINE": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "TRL_EXPERIMENTAL_SILENCE": "1",
+            # stdout is a pipe: a block-buffered log would lag behind and lose the last lines of a crash.
             "PYTHONUNBUFFERED": "1",
         }
 
 
 async def find_trainer(name: str, command: str | None, say: Callable[[str], None]) -> Trainer:
-    """Return a trainer; its environment is made first, if it has none yet, which can take minutes.
+    """Return how to start a trainer, after building its environment if needed, which can take minutes.
 
     Args:
         name: The trainer's name in the config.
-        command: The command that starts another one, None for the one of this name.
-        say: Called with what takes time.
+        command: A command that starts a trainer of the user's; None for the trainer called `name`.
+        say: Called with a notice before anything slow.
 
     Raises:
         UsageError: The command doesn't exist.
-        RepositoryError: The environment can't be made.
+        RepositoryError: There is no such trainer, or its environment can't be built.
     """
     if command is not None:
         words = shlex.split(command)
@@ -72,8 +73,10 @@ async def find_trainer(name: str, command: str | None, say: Callable[[str], None
         return Trainer(words)
     folder = next((place / name for place in _PLACES if (place / name / "pyproject.toml").is_file()), None)
     if folder is None:
-        raise RepositoryError(f"the trainer {name} isn't here; name the command that starts it with --trainer")
-    say(f"preparing the environment of the trainer {name}: the first time, some GB are installed")
+        raise RepositoryError(
+            f"the trainer {name} isn't part of this installation; name the command that starts it with --trainer"
+        )
+    say(f"preparing the environment of the trainer {name}; the first time, this installs several GB")
     stopped = Event()
     try:
         made = await anyio.to_thread.run_sync(
@@ -85,13 +88,13 @@ async def find_trainer(name: str, command: str | None, say: Callable[[str], None
 
 
 class Running:
-    """A trainer that was started."""
+    """A running trainer process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
     async def lines(self) -> AsyncIterator[str]:
-        """Yield the lines that it prints, until it ends."""
+        """Yield each line the trainer prints, until it ends."""
         assert self._process.stdout is not None
         while True:
             try:
@@ -104,18 +107,26 @@ class Running:
             yield line.decode("utf-8", "replace").rstrip()
 
     def stop(self) -> None:
-        """Ask it to end: SIGTERM, and SIGKILL after a grace period."""
+        """End the trainer: SIGTERM now, SIGKILL after a grace period. Returns at once."""
         assert self._process.stdin is not None
+        # The keeper process above the trainer watches this pipe, so the trainer also ends if this process is killed.
         self._process.stdin.close()
 
     async def wait(self) -> int:
-        """Return its status, once it has ended."""
+        """Wait until the trainer ends, and return its exit status."""
         return await self._process.wait()
 
 
 @asynccontextmanager
 async def start_trainer(trainer: Trainer, job: Path, token: str, environ: Mapping[str, str]) -> AsyncIterator[Running]:
-    """Start a trainer, which ends at the latest with the block, or with this process."""
+    """Start a trainer, and stop it at the end of the block, or when this process dies.
+
+    Args:
+        trainer: How to start it.
+        job: The job file, from `write_job`.
+        token: The bearer token for requests in both directions.
+        environ: The environment to start from; secrets are removed.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", keeper.__file__, str(GRACE_SECONDS)),
         *(*trainer.command, str(job)),
@@ -139,7 +150,7 @@ async def start_trainer(trainer: Trainer, job: Path, token: str, environ: Mappin
 def write_job(
     config: TrainingConfig, state: TrainingState, record: TrainingRecord, url: str, mode: Mode = "train"
 ) -> None:
-    """Write the file that a trainer is started with; `url` is the runtime's address."""
+    """Write the job file that a trainer is started with; `url` is the runtime's base URL."""
     job = TrainerJob(
         name=record.name,
         runtime_url=url,
@@ -165,7 +176,15 @@ async def last_words(
     environ: Mapping[str, str],
     heard: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """Keep what a trainer prints, without keys, and return its last lines once it has ended."""
+    """Write the trainer's output to the log with secrets masked, and return its last lines once it has ended.
+
+    Args:
+        running: The trainer.
+        record: Its record, whose log is appended to.
+        token: The bearer token, which is masked too.
+        environ: The environment, whose secrets are masked.
+        heard: Called with each masked line.
+    """
     masker = Masker.from_environment(environ, [token])
     last: list[str] = []
     with record.log.open("a", encoding="utf-8") as log:

@@ -185,11 +185,11 @@ def _no_choice(answer: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (_other_prompt, "other prompt tokens than were sent"),
-        (_without("token_ids"), "no token ids: it must know `return_token_ids`"),
+        (_other_prompt, "prompt tokens that differ from those it was sent"),
+        (_without("token_ids"), "no token ids; it must support `return_token_ids`"),
         (_without("prompt_token_ids"), "no token ids"),
-        (_fewer_logprobs, "log probabilities for another number of tokens"),
-        (_no_choice, "no completion"),
+        (_fewer_logprobs, "more or fewer log probabilities than sampled tokens"),
+        (_no_choice, "isn't a completion"),
     ],
 )
 def test_a_reply_whose_tokens_cannot_be_trusted_fails(
@@ -219,7 +219,7 @@ def test_tool_results_count_towards_the_response(tmp_path: Path) -> None:
 
 
 def test_parameters_of_chat_endpoints_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="response_format has no meaning"):
+    with pytest.raises(ModelError, match="response_format isn't supported"):
         talk(scripted(), write_model(tmp_path), lambda ask: ask(USER, response_format={"type": "json_object"}))
 
 
@@ -241,7 +241,7 @@ def test_a_template_without_tools_says_so(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", encoding="utf-8"
     )
-    with pytest.raises(ModelError, match="has no tools, or teaches no known form"):
+    with pytest.raises(ModelError, match="doesn't show tools, or has no known form"):
         talk(scripted(), folder, lambda ask: ask(USER))
 
 
@@ -312,7 +312,7 @@ def _no_end(folder: Path) -> None:
     [
         (_no_tokenizer, "has no tokenizer.json"),
         (_broken_tokenizer, "can't be read"),
-        (_no_template, "has no chat template: a base model?"),
+        (_no_template, "has no chat template; is it a base model"),
         (_broken_template, "chat template of .* can't be used"),
         (_reaching_out, "access to attribute '__class__' .* is unsafe"),
         (_no_end, "names a token that ends a reply"),
@@ -325,5 +325,5 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, spoil: Callable[[Path], No
 
 
 def test_an_unknown_form_of_replies(tmp_path: Path) -> None:
-    with pytest.raises(ModelStartError, match="reply_form is 'xml'; known forms are function-tags"):
+    with pytest.raises(ModelStartError, match="reply_form is 'xml'; it must be one of function-tags"):
         create_model(spec_of("http://127.0.0.1:9", write_model(tmp_path), **{REPLY_FORM: "xml"}))

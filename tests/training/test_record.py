@@ -21,6 +21,6 @@ def test_a_process_that_looks_keeps_none_from_training(tmp_path: Path) -> None:
         timer.start()
         with record.locked():
             assert record.is_locked
-            with pytest.raises(UsageError, match="is going on in another process"), record.locked():
+            with pytest.raises(UsageError, match="is running in another process"), record.locked():
                 pass
         timer.join()

@@ -171,7 +171,7 @@ def test_a_trainer_without_the_keys_of_the_environment(workspace: Path, tmp_path
 def test_a_trainer_that_fails_is_shown_with_its_last_lines_and_can_be_continued(workspace: Path) -> None:
     done = train(workspace, "--name", "first", faults={"fail_at": 2})
     assert done.code == 1
-    assert "the trainer ended with status 3; it said last:" in done.stderr
+    assert "the trainer ended with status 3; its last lines:" in done.stderr
     assert "out of memory" in done.stderr
     assert "--resume first continues it" in done.stderr
     before = info(workspace)
@@ -264,7 +264,7 @@ def test_rollouts_lost_with_a_worker_are_drawn_again(workspace: Path) -> None:
 def test_other_tokens_than_were_sent_are_never_learned_from(workspace: Path) -> None:
     done = train(workspace, "--name", "first", faults={"drift_at": 1})
     assert done.code == 1
-    assert "other prompt tokens than were sent" in done.stderr
+    assert "prompt tokens that differ from those it was sent" in done.stderr
 
 
 def test_rows_with_too_long_prompts_are_left_out_before_the_start(workspace: Path) -> None:
@@ -286,11 +286,11 @@ def test_rows_with_too_long_prompts_are_left_out_before_the_start(workspace: Pat
         ('model_path = "model"', 'model_path = "org/none"', "`hf download org/none`"),
         ('dataset = "test_data"', 'dataset = "none"', "--dataset-file FILE"),
         ("n_samples_per_prompt = 2", "n_samples_per_prompt = 1", "there must be 2 or more"),
-        ("rollout_batch_size = 2", "rollout_batch_size = 6", "there are 5 rows to train on"),
+        ("rollout_batch_size = 2", "rollout_batch_size = 6", "there are only 5 rows to train on"),
         ("rollout_batch_size = 2", "rollout_batch_size = 0", "sums.toml:10: rollout_batch_size is 0"),
         ("rollout_batch_size = 2", "max_prompt_length = 3", "0 of 6 rows can be trained on"),
         ("[checkpoints]", "[sampling]\nrollout_temperature = 0\n[checkpoints]", "nothing would be learned"),
-        ("[checkpoints]", '[advanced]\ntrainer = "other"\n[checkpoints]', "trainer is 'other'; there is trl"),
+        ("[checkpoints]", '[advanced]\ntrainer = "other"\n[checkpoints]', "trainer is 'other'; it must be trl"),
         ("[checkpoints]", '[advanced]\neval_rows = "x"\n[checkpoints]', "eval_rows is 'x'; it must be an integer"),
         ("[checkpoints]", '[secrets]\nrequired = ["NO_SUCH"]\n[checkpoints]', "the config needs the secrets NO_SUCH"),
     ],
@@ -325,7 +325,7 @@ def test_a_command_that_does_not_exist(workspace: Path, osmosis: Osmosis) -> Non
 def test_a_run_is_not_begun_or_continued_twice_or_with_another_config(workspace: Path) -> None:
     assert train(workspace, "--name", "first").code == 0
     assert "--resume first continues it" in train(workspace, "--name", "first").stderr
-    assert "first is finished" in train(workspace, "--resume", "first").stderr
+    assert "first has finished" in train(workspace, "--resume", "first").stderr
     edit(workspace, "n_samples_per_prompt = 2", "n_samples_per_prompt = 3")
     assert "first can't be resumed: training changed" in train(workspace, "--resume", "first").stderr
 

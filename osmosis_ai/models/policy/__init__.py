@@ -1,1 +1,1 @@
-"""A policy that is called with tokens: the engine keeps each rollout's tokens, and never renders a reply again."""
+"""Policies called with tokens: the engine keeps each rollout's tokens and never tokenises a sampled reply again."""

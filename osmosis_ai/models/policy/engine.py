@@ -1,7 +1,7 @@
-"""Call a policy with tokens instead of messages: vLLM's completions endpoint, or the policy that a trainer serves.
+"""Call a policy with tokens instead of messages: vLLM's completions endpoint, or a policy that a trainer serves.
 
-A rollout's tokens are exactly those that the model read and sampled. A reply whose tokens can't be trusted is an error,
-because a trainer would learn from tokens that were never sampled.
+A rollout's tokens are exactly those that the model read and sampled. A reply with inconsistent tokens is an error,
+because a trainer would learn from tokens that the model never sampled.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from osmosis_ai.records import (
 __all__ = ["ENGINE", "MAX_RESPONSE", "REPLY_FORM", "PolicyClient"]
 
 MAX_RESPONSE = "max_response_tokens"
-"""Parameter of this engine: how many tokens may follow a rollout's first prompt, those of tool results included."""
+"""Parameter of this engine: the maximum number of tokens after a rollout's first prompt, including tool results."""
 REPLY_FORM = "reply_form"
-"""Parameter of this engine: the form of tool calls, for a template that doesn't tell."""
+"""Parameter of this engine: how the model writes tool calls, if the chat template doesn't show it."""
 
 MAX_TOKENS = 1024
-"""What a reply may have if nothing limits it: the endpoint's own default is 16."""
+"""Maximum tokens of a reply without any other limit; vLLM's own default is 16."""
 _LIMITS = ("max_tokens", "max_completion_tokens")
-# A chat endpoint would build them into the prompt or the parser, and both are ours.
+# A chat endpoint implements these in its prompt or parser. This engine has its own prompt and parser, without them.
 _CHAT_ONLY = ("tool_choice", "parallel_tool_calls", "response_format", "functions", "function_call", "modalities")
 _OWN = (MAX_RESPONSE, REPLY_FORM, "logprobs", "top_logprobs", "return_token_ids", *_LIMITS)
 
 
 class _Choice(Record, frozen=True):
-    """What is read of an endpoint's reply."""
+    """The fields used of an endpoint's reply."""
 
     finish_reason: str | None = None
     token_ids: list[int] | None = None
@@ -65,26 +65,31 @@ class _Reply(Record, frozen=True):
 
 
 class PolicyClient(EndpointClient):
-    """The completions endpoint, with token ids in and out."""
+    """A client of the completions endpoint, with token ids in and out."""
 
     path = "/completions"
 
     async def sample(self, prompt: Sequence[int], params: JsonObject) -> tuple[_Choice, str | None]:
-        """Continue a prompt; raise ModelError if the reply doesn't say exactly what was read and sampled."""
+        """Sample a continuation of `prompt`, and return it with the name of the model that replied.
+
+        Raises:
+            ModelError: The request failed, or the reply doesn't report exactly which tokens were read and sampled.
+        """
         body = {"model": self.spec.model, "prompt": prompt, **params, "logprobs": 0, "return_token_ids": True}
         given = await self.ask(body)
         try:
             reply = msgspec.convert(given, _Reply)
             choice = reply.choices[0]
         except (msgspec.ValidationError, IndexError) as error:
-            raise self._wrong(f"a reply that is no completion: {error}") from error
+            raise self._wrong(f"a reply that isn't a completion: {error}") from error
         if choice.token_ids is None or choice.prompt_token_ids is None:
-            raise self._wrong("no token ids: it must know `return_token_ids`, as vLLM does from 0.10.2 on")
+            raise self._wrong("no token ids; it must support `return_token_ids`, as vLLM does since 0.10.2")
+        # An endpoint may truncate a long prompt or prepend a BOS token of its own.
         if choice.prompt_token_ids != list(prompt):
-            raise self._wrong("other prompt tokens than were sent, so its reply has another context")
+            raise self._wrong("prompt tokens that differ from those it was sent, so its reply has another context")
         values = (choice.logprobs or {}).get("token_logprobs")
         if values is not None and (not isinstance(values, list) or len(values) != len(choice.token_ids)):
-            raise self._wrong("log probabilities for another number of tokens than it sampled")
+            raise self._wrong("more or fewer log probabilities than sampled tokens")
         return choice, reply.model
 
     def _wrong(self, what: str) -> ModelError:
@@ -92,7 +97,7 @@ class PolicyClient(EndpointClient):
 
 
 class _PolicyModel:
-    """A policy in one rollout."""
+    """The policy in one rollout."""
 
     def __init__(self, client: PolicyClient, template: ChatTemplate, form: Form | None) -> None:
         self._client = client
@@ -101,19 +106,20 @@ class _PolicyModel:
         self._conversations = Conversations(template)
 
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
-        """Sample the next reply; raise ModelError."""
+        """Sample the next reply; raise ModelError if that fails or the request can't be rendered."""
         asked = {name: value for name, value in {**self._client.spec.params, **params}.items() if value is not None}
         for name in _CHAT_ONLY:
             if asked.pop(name, "auto") not in ("auto", True):
-                message = f"the parameter {name} has no meaning for a policy that is called with tokens; leave it out"
+                message = f"the parameter {name} isn't supported for a policy called with tokens; remove it"
                 raise ModelError(message, kind="bad_request")
         if tools and (self._form is None or not self._template.shows_tools):
-            message = "the model's chat template has no tools, or teaches no known form of tool calls"
-            raise ModelError(f"{message}; known are {', '.join(FORMS)}, which {REPLY_FORM} chooses", kind="bad_request")
+            message = "the model's chat template doesn't show tools, or has no known form of tool calls"
+            raise ModelError(f"{message}; choose one of {', '.join(FORMS)} with {REPLY_FORM}", kind="bad_request")
         session, prompt = self._conversations.find(messages, tools)
         room = self._room(asked, session, prompt)
         if room <= 0:
-            # The response has all its tokens already: what was sampled so far is the rollout.
+            # The response has reached its token limit. End the rollout here instead of failing it: what was sampled
+            # counts.
             return Completion(
                 {"role": "assistant", "content": ""}, "length", model=None, token_ids=TokenIds(prompt, [])
             )
@@ -136,7 +142,7 @@ class _PolicyModel:
         )
 
     def _room(self, asked: JsonObject, session: TokenSession, prompt: Sequence[int]) -> int:
-        """Return how many tokens the next reply may have."""
+        """Return how many tokens the next reply may have; zero or less if the response is full."""
         limits = [asked[name] for name in _LIMITS if name in asked]
         if MAX_RESPONSE in asked:
             limits.append(asked[MAX_RESPONSE] - (len(prompt) - (session.opening or len(prompt))))
@@ -160,8 +166,8 @@ class _PolicyHost:
     def __init__(self, spec: ModelSpec, options: HostOptions) -> None:
         if options.cache is not None or options.cassette is not None:
             raise ModelStartError(
-                "a policy that is called with tokens has neither stored nor recorded replies: leave out --cache, "
-                "--record and --replay, or --tokenizer"
+                "a policy called with tokens can't use stored or recorded replies: remove --cache, --record and "
+                "--replay, or --tokenizer"
             )
         self.spec = spec
         self._template, self._form = _loaded(spec)
@@ -202,14 +208,14 @@ class _Engine:
 
 
 def _loaded(spec: ModelSpec) -> tuple[ChatTemplate, Form | None]:
-    """Return the model's template and its form of tool calls, loaded once in a process; raise ModelStartError."""
+    """Return the model's chat template and form of tool calls, loaded once per process; raise ModelStartError."""
     assert spec.tokenizer is not None
     template = load_template(spec.tokenizer)
     named = spec.params.get(REPLY_FORM)
     if named is None:
         return template, form_of(template.source)
     if named not in FORMS:
-        raise ModelStartError(f"{REPLY_FORM} is {named!r}; known forms are {', '.join(FORMS)}")
+        raise ModelStartError(f"{REPLY_FORM} is {named!r}; it must be one of {', '.join(FORMS)}")
     return template, FORMS[named]
 
 

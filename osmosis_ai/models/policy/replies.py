@@ -1,7 +1,7 @@
-"""Forms in which models write tool calls and reasoning, read from a reply's text.
+"""Parse tool calls and reasoning out of a reply's text, in the forms that models write.
 
-A form is recognised by the model's chat template, which shows the model how to write. What a model writes in no known
-form stays text: the model learns from the reward, not from a parser's guess.
+The chat template shows the model how to write tool calls, so it also identifies the form. Anything malformed stays
+text: the model should learn from the reward, not from a parser's guess.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class _Call(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A form of tool calls.
+    """A form in which models write tool calls.
 
     Attributes:
-        name: What `reply_form` calls it.
-        sign: What templates of such models contain.
-        block: Matches a tool call in a reply; its first group is what `read` takes.
-        read: Returns the call, None if it isn't one.
+        name: Its name as a value of `reply_form`.
+        sign: Text that identifies it in a chat template.
+        block: Matches a tool call in a reply; `read` gets its first group.
+        read: Parses a call, given its text and the tools' parameter schemas by name; returns None if malformed.
     """
 
     name: str
@@ -51,7 +51,7 @@ def _json_call(text: str, _: Mapping[str, JsonObject]) -> _Call | None:
 
 
 def _tagged_call(name: re.Pattern[str], argument: re.Pattern[str]) -> Callable[..., _Call | None]:
-    """Read a call with one tag per argument. Only the tool's schema tells the text `1` from the number."""
+    """Return a parser of calls with one tag per argument; the tool's schema tells the string `1` from the number."""
 
     def read(text: str, schemas: Mapping[str, JsonObject]) -> _Call | None:
         named = name.match(text)
@@ -100,24 +100,25 @@ FORMS = {
         Form("bare-json", '"name": function name', _BARE_JSON, _json_call),
     )
 }
-"""Every form by its name. The first one whose sign a chat template contains is the model's."""
+"""Every form by name, the most specific first: the first whose sign is in a chat template is the model's."""
 
+# The opening tag is optional, because many templates end the prompt with it.
 _THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 
 
 def form_of(template: str) -> Form | None:
-    """Return the form that a chat template teaches, None if it teaches none that is known."""
+    """Return the form of tool calls that a chat template shows, or None if it shows no known form."""
     return next((form for form in FORMS.values() if form.sign in template), None)
 
 
 def read_reply(text: str, form: Form | None, tools: Sequence[Tool], position: int) -> Message:
-    """Read a reply's message.
+    """Parse a reply into a message.
 
     Args:
-        text: The reply, without the token that ends it.
-        form: How the model writes tool calls, None if it doesn't.
-        tools: The tools it may call. Their schemas tell types.
-        position: The number of messages before it, for the calls' ids.
+        text: The reply, without its stop token.
+        form: How the model writes tool calls; None to leave them as text.
+        tools: The tools that the model may call; their schemas give the arguments' types.
+        position: The number of messages before the reply, which makes the calls' ids unique.
     """
     message: Message = {"role": "assistant"}
     if thought := _THOUGHT.match(text):

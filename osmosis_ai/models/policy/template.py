@@ -1,7 +1,7 @@
-"""A model's chat template and tokenizer: conversations become tokens as the model was trained to see them.
+"""Render conversations as tokens with a model's own chat template and tokenizer.
 
-Both are read from the model's folder as Transformers saves it, without importing Transformers. The template is the
-model's own code, so it runs in Jinja's sandbox.
+Both come from a model folder as Transformers saves it, but Transformers isn't imported. The template is code that comes
+with the model, so it runs in Jinja's sandbox.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CALLING: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 
 
 class ChatTemplateError(OsmosisError):
-    """The template can't render a conversation; the message is the template's own, or says what it lacks."""
+    """The template can't render a conversation; the message is the template's own, or says what is missing."""
 
 
 class ChatTemplate:
@@ -49,8 +49,8 @@ class ChatTemplate:
 
     Attributes:
         stop_ids: The tokens that end a reply.
-        source: The template's text.
-        shows_tools: True if the template shows tools to the model.
+        source: The template's source.
+        shows_tools: True if the template renders tools into the prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str, names: JsonObject, stop_ids: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._objects = self._takes_objects()
         self.shows_tools = self.render([_USER], [_TOOL]) != self.render([_USER], ())
-        # Some models end a reply that calls tools differently.
+        # Some models end a reply with tool calls differently from an answer.
         endings = [self._ending(self.render([_USER, reply], (), generate=False)) for reply in self._replies()]
         self.stop_ids = sorted({*stop_ids, *(token for ending in endings for token in ending[:1])})
         if not self.stop_ids:
@@ -76,7 +76,7 @@ class ChatTemplate:
             )
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, generate: bool = True) -> list[int]:
-        """Return a conversation's tokens, and the next reply's beginning if `generate`; raise ChatTemplateError."""
+        """Return a conversation's tokens, plus the opening of the next reply if `generate`; raise ChatTemplateError."""
         try:
             text = self._template.render(
                 messages=[_for_template(message, objects=self._objects) for message in messages],
@@ -86,21 +86,21 @@ class ChatTemplate:
                 **self._names,
             )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
-            # What a template does with a conversation that it wasn't written for.
+            # A template runs like any code, and fails in these ways on a conversation that it doesn't expect.
             raise ChatTemplateError(f"the chat template can't render the conversation: {error}") from error
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def after(self, reply: Message, last: int, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens between a reply that was sampled and the next one: those of the messages between them.
+        """Return the tokens between a sampled reply and the next one, which render the messages between them.
 
-        They are cut from a rendering of a short conversation that ends with these messages, so that nothing of the real
-        one, least of all the reply, is rendered again. (TRL does the same for tool messages.)
+        They are cut out of the rendering of a short dummy conversation that ends with these messages, so the real
+        conversation, and above all the reply, is never rendered again. (TRL does the same for tool messages.)
 
         Args:
-            reply: The reply's message; of it, templates see the tools' names and the calls' ids.
-            last: The reply's last token. If it doesn't end the reply, the token that does comes first.
-            messages: The messages after it.
+            reply: The reply's message; the template sees only its tool names and call ids.
+            last: The reply's last token. If it isn't a stop token, the result starts with one.
+            messages: The messages after the reply.
 
         Raises:
             ChatTemplateError: The template can't render the messages after a reply.
@@ -112,31 +112,32 @@ class ChatTemplate:
         whole = self.render([_USER, bare, *messages], ())
         ending = self._ending(alone)
         if not ending:
-            # Such a template ends a reply with the token that begins the next message.
+            # Such a template has no end token: the token that opens the next message also ends the reply.
             if whole[: len(alone)] != alone:
                 raise ChatTemplateError("the chat template renders a reply differently when messages follow it")
             rest = whole[len(alone) :]
             return rest[1:] if rest[:1] == [last] else rest
-        # Templates may render the last reply differently, for example with empty reasoning, but not what ends it.
+        # A template may render the last reply differently, for example with empty reasoning, so count end tokens
+        # instead of comparing prefixes.
         end = _nth(whole, ending[0], alone.count(ending[0]))
         if last in ending and whole.count(last) >= alone.count(last):
             return whole[_nth(whole, last, alone.count(last)) + 1 :]
         return whole[end + 1 :] if last in self.stop_ids else whole[end:]
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of a reply's tokens, with special tokens, but without the one that ends it."""
+        """Return the text of a reply's tokens, including special tokens, except the stop token at the end."""
         if ids and ids[-1] in self.stop_ids:
             ids = ids[:-1]
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
     def token(self, number: int) -> str:
-        """Return a token's text; a part of a character is shown as �."""
+        """Return a token's text, with � for a partial character."""
         text: str = self._tokenizer.decode([number], skip_special_tokens=False)
         return text
 
     def _ending(self, rendered: Sequence[int]) -> list[int]:
-        """Return the special tokens at the end of a conversation, between which there is only white space."""
+        """Return the special tokens at the end of a rendered conversation, ignoring white space between them."""
         found: list[int] = []
         for token in reversed(rendered):
             if token in self._special:
@@ -146,7 +147,7 @@ class ChatTemplate:
         return found
 
     def _takes_objects(self) -> bool:
-        """Return True unless the template fails for arguments that are objects: some take only text."""
+        """Return True if the template accepts tool-call arguments as objects; some accept only text."""
         self._objects = True
         return self._renders(_CALLING)
 
@@ -163,8 +164,8 @@ class ChatTemplate:
 
 @lru_cache(maxsize=4)
 def load_template(folder: str) -> ChatTemplate:
-    """Read a model folder's tokenizer and chat template; raise ModelStartError if it lacks one."""
-    # Workers are forked from a process that has loaded it.
+    """Read a model folder's tokenizer and chat template; raise ModelStartError if one is missing or unusable."""
+    # Workers are forked from a process that has loaded the tokenizer, whose thread pool doesn't survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from tokenizers import Tokenizer
 
@@ -172,20 +173,21 @@ def load_template(folder: str) -> ChatTemplate:
     file = root / "tokenizer.json"
     if not file.is_file():
         raise ModelStartError(
-            f"{folder} has no tokenizer.json. Name a model's folder as Transformers saves it: with tokenizer.json, "
+            f"{folder} has no tokenizer.json. Name a model folder as Transformers saves it, with tokenizer.json, "
             "tokenizer_config.json and a chat template."
         )
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:
         raise ModelStartError(f"{file} can't be read: {error}") from error
+    # tokenizer.json may have saved the padding and truncation of the model's training.
     tokenizer.no_padding()
     tokenizer.no_truncation()
     config = _json(root / "tokenizer_config.json")
     for number, token in config.get("added_tokens_decoder", {}).items():
         if tokenizer.token_to_id(token["content"]) != int(number):
             raise ModelStartError(
-                f"{file} lacks the token {token['content']!r} of tokenizer_config.json; save both anew"
+                f"{file} lacks the token {token['content']!r} of tokenizer_config.json; save the tokenizer again"
             )
     names = {name: _content(config[name]) for name in SPECIAL if config.get(name) is not None}
     try:
@@ -203,7 +205,7 @@ def _source(root: Path, config: JsonObject) -> str:
         named = {one["name"]: one["template"] for one in given}
         given = named.get("tool_use") or named.get("default")
     if not isinstance(given, str):
-        raise ModelStartError(f"{root} has no chat template: a base model? Save one as {file}.")
+        raise ModelStartError(f"{root} has no chat template; is it a base model? Save a template as {file}.")
     return given
 
 
@@ -222,9 +224,9 @@ def _json(file: Path) -> JsonObject:
     try:
         found = json.loads(_read(file))
     except ValueError as error:
-        raise ModelStartError(f"{file} is no JSON: {error}") from error
+        raise ModelStartError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ModelStartError(f"{file} is no JSON object")
+        raise ModelStartError(f"{file} is not a JSON object")
     return found
 
 
@@ -240,7 +242,7 @@ def _content(token: object) -> str:
 
 
 def _nth(ids: Sequence[int], token: int, count: int) -> int:
-    """Return the position of a token's occurrence number `count`, from 1."""
+    """Return the position of the `count`-th occurrence of a token, counting from 1; raise ChatTemplateError."""
     position = -1
     for _ in range(count):
         if token not in ids[position + 1 :]:
@@ -254,7 +256,7 @@ def _bare(call: JsonObject) -> JsonObject:
 
 
 def _for_template(message: Message, *, objects: bool) -> Message:
-    """Return a message as templates take it: content is text; with `objects`, arguments are objects if they can be."""
+    """Return a message as templates expect it: content as text and, with `objects`, arguments parsed if possible."""
     shown = {**message, "content": _text(message.get("content"))}
     if objects and (calls := message.get("tool_calls")):
         shown["tool_calls"] = [
@@ -269,7 +271,7 @@ def _text(content: Any) -> str:
         for part in content:
             if not (isinstance(part, dict) and isinstance(part.get("text"), str)):
                 raise ChatTemplateError(
-                    "a message has a part that isn't text, such as an image; only text has tokens here"
+                    "a message has a part that isn't text, such as an image; only text is supported with --tokenizer"
                 )
         return "".join(part["text"] for part in content)
     return "" if content is None else str(content)
@@ -286,7 +288,7 @@ def _arguments(text: Any) -> Any:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Write JSON as Transformers does for templates: without the escapes for HTML that Jinja's own filter makes."""
+    """Write JSON as Transformers does in templates: without the HTML escapes of Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
@@ -295,7 +297,7 @@ def _raise(message: str) -> NoReturn:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, with which training templates mark replies; it changes nothing of what is rendered."""
+    """`{% generation %}` blocks, which mark replies in training templates; they render their content unchanged."""
 
     tags = {"generation"}
 

@@ -1,4 +1,4 @@
-"""The tokens of a rollout's conversations. They only grow: by what the model sampled, and by what comes between."""
+"""Keep the tokens of a rollout's conversations: append-only, sampled replies and the messages between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Conversations", "TokenSession"]
 class TokenSession(NamedTuple):
     """A conversation up to a reply: its messages, and the tokens that the model has read and sampled.
 
-    `opening` is how many of them are the first prompt. A new one that nothing was sampled in has no tokens.
+    `opening` is the length of the first prompt in tokens. A new conversation has no tokens.
     """
 
     messages: Sequence[Message] = ()
@@ -24,7 +24,7 @@ class TokenSession(NamedTuple):
     opening: int = 0
 
     def continued_by(self, messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-        """Return True if these messages begin with this conversation."""
+        """Return True if these messages extend this conversation, with the same tools."""
         known = len(self.messages)
         return (
             len(messages) > known
@@ -34,19 +34,19 @@ class TokenSession(NamedTuple):
 
 
 class Conversations:
-    """The conversations of a rollout, by turn. A workflow may have several; one that was rewritten begins anew."""
+    """The conversations of a rollout, by turn. A workflow may have several; a rewritten one starts a new one."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._sessions: list[TokenSession] = []
 
     def find(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[TokenSession, list[int]]:
-        """Return the conversation that these messages continue, or a new one, and the tokens of the request.
+        """Return the conversation that these messages continue, or a new one, and the prompt tokens of the request.
 
-        Nothing is kept, because a request may fail.
+        Changes nothing, because the request may fail: `keep` the conversation once it has a reply.
 
         Raises:
-            ModelError: The model's template can't render them.
+            ModelError: The chat template can't render the messages.
         """
         known = [session for session in self._sessions if session.continued_by(messages, tools)]
         session = max(known, key=lambda one: len(one.messages), default=TokenSession())
@@ -59,7 +59,7 @@ class Conversations:
             raise ModelError(str(error), kind="bad_request") from error
 
     def keep(self, session: TokenSession) -> None:
-        """Keep a conversation, with the reply that it ends with."""
+        """Keep a conversation that ends with a reply, so that later requests can continue it."""
         self._sessions.append(session)
 
 
@@ -68,6 +68,6 @@ def _same(known: Message, given: Message) -> bool:
 
 
 def _seen(message: Message) -> Message:
-    """Return what of a message the next request depends on: clients drop reasoning, and write nothing in many ways."""
+    """Return the parts of a message that identify it: clients drop reasoning, and write empty values in many ways."""
     kept = ("role", "content", "tool_calls", "tool_call_id", "name")
     return {name: message[name] for name in kept if message.get(name) not in (None, "", [])}

@@ -1,6 +1,6 @@
-"""The trainer that `osmosis train run` starts: TRL's GRPO over rollouts which the runtime makes and scores.
+"""The trainer that `osmosis train run` starts: TRL's GRPO on rollouts that the runtime runs and scores.
 
-The two are processes in environments of their own and meet over HTTP only; docs/training-protocol.md is their contract.
-`__main__` is the process, `job` what it is told, `settings` what TRL is told, `runtime` the client of the runtime,
-`policy` the server of the model in training, `sampling` its tokens, and `training` the GRPO run.
+Trainer and runtime are separate processes in separate environments, and talk over HTTP only; docs/training-protocol.md
+specifies how. `__main__` is the process, `job` reads the job file, `settings` maps it to TRL's options, `runtime` is
+the client of the runtime, `policy` serves the model in training, `sampling` samples it, and `training` runs GRPO.
 """

@@ -1,6 +1,6 @@
-"""`python -m osmosis_trainer_trl JOB.json`: one training run, as a process that the runtime starts and stops.
+"""`python -m osmosis_trainer_trl JOB.json`: run one training job, in a process that the runtime starts and stops.
 
-Ends with 0 when the run is complete or was stopped by the runtime, with 143 by SIGTERM, and otherwise with 1 and the
+Exits with 0 if the run is complete or the runtime stopped it, with 143 after SIGTERM, and otherwise with 1 and the
 reason in the last line.
 """
 
@@ -25,17 +25,17 @@ def main() -> int:
     if len(sys.argv) != 2:
         print("usage: python -m osmosis_trainer_trl JOB.json")
         return 2
-    os.dup2(1, 2)  # warnings of libraries stand where they belong in the log
+    os.dup2(1, 2)  # keeps the libraries' warnings in order with the other lines of the log
     token = os.environ.pop(TOKEN_VARIABLE, "")
-    # Model and tokenizer are files of this machine. The hub would be asked for them all the same.
+    # Model and tokenizer are local files, but the libraries would still ask the hub about them.
     os.environ["HF_HUB_OFFLINE"] = os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    # What the libraries deprecate in each other is nothing that a user could change.
+    # The libraries' deprecation warnings are about each other; a user can't act on them.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"(accelerate|peft|transformers|trl)\b")
     try:
         if not token:
             raise ProtocolError(f"{TOKEN_VARIABLE} isn't set: `osmosis train run` starts the trainer with it")
         job = read_job(Path(sys.argv[1]))
-        from osmosis_trainer_trl.training import serve, train  # seconds: torch, transformers, TRL
+        from osmosis_trainer_trl.training import serve, train  # imports torch, transformers and TRL: takes seconds
 
         {"train": train, "serve": serve}[job.mode](job, Runtime(job.runtime_url, token), token)
     except Stopped as stopped:
@@ -51,8 +51,8 @@ def main() -> int:
 
 
 def _end_by_sigterm() -> None:
-    """From a thread: a handler would wait until the main thread returns from torch, at worst a whole backward pass."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before there are other threads, which inherit it
+    """Exit on SIGTERM, from a thread: a handler waits until torch returns, which can take a whole backward pass."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before any other thread starts, so that all inherit it
 
     def wait() -> None:
         signal.sigwait({signal.SIGTERM})

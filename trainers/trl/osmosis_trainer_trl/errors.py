@@ -1,9 +1,9 @@
-"""What ends a training run early.
+"""Errors that end a training run early.
 
 TrainerError
-├── JobError        the job can't be trained as it is written
-├── ProtocolError   the runtime refused a request, went away, or answered something else than the contract says
-└── Stopped         the runtime says that the run was stopped: no failure
+├── JobError        the job can't be trained as written
+├── ProtocolError   the runtime refused a request, went away, or broke the contract in its answer
+└── Stopped         the runtime reports that the run was stopped, which isn't a failure
 """
 
 

@@ -1,4 +1,4 @@
-"""The job that the runtime writes, and the order in which its rows are trained on."""
+"""Read the job that the runtime writes, and order its rows for training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Seed = Annotated[int, Meta(ge=0, lt=2**32)]
 class Training(msgspec.Struct, frozen=True, kw_only=True):
     lr: Annotated[float, Meta(gt=0)]
     total_epochs: Count
-    n_samples_per_prompt: Annotated[int, Meta(ge=2)]  # the advantage of a sample is its distance to the others
+    n_samples_per_prompt: Annotated[int, Meta(ge=2)]  # an advantage is relative to the other samples of the row
     rollout_batch_size: Count
     max_response_length: Count
 
@@ -47,7 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: Checkpoints
     advanced: dict[str, Any]
     mode: Literal["train", "serve"] = "train"
-    policy_port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0: any that is free
+    policy_port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0: any free port
 
     @property
     def steps_per_epoch(self) -> int:
@@ -59,15 +59,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_job(path: Path) -> Job:
-    """`seed` in `[advanced]` is the job's. Raises JobError if it isn't a job, or its rows don't fill one batch."""
+    """Read a job file; a `seed` in `[advanced]` overrides the job's.
+
+    Raises JobError if the file isn't a job, or its rows don't fill one batch.
+    """
     try:
         job = msgspec.json.decode(path.read_bytes(), type=Job, dec_hook=lambda kind, text: kind(text))
         seed = msgspec.convert(job.advanced.pop("seed", job.seed), Seed)
     except (OSError, msgspec.MsgspecError) as error:
-        raise JobError(f"{path} is no training job: {error}") from error
+        raise JobError(f"{path} is not a training job: {error}") from error
     job = msgspec.structs.replace(job, seed=seed)
     if len(set(job.rows)) < len(job.rows):
-        raise JobError(f"{path}: rows names a row twice")
+        raise JobError(f"{path}: rows lists a row twice")
     if job.mode == "train" and len(job.rows) < job.training.rollout_batch_size:
         raise JobError(
             f"{len(job.rows)} rows don't fill a batch of rollout_batch_size {job.training.rollout_batch_size}: "
@@ -77,9 +80,9 @@ def read_job(path: Path) -> Job:
 
 
 def row_order(job: Job, *, shuffled: bool) -> list[int]:
-    """The rows of all batches, in order: each epoch once through the rows, without those that don't fill a batch.
+    """Return the rows of all batches in order: each epoch visits each row once, except those that don't fill a batch.
 
-    TRL's own sampler starts its shuffles anew when a run is resumed; this order depends on the seed and the epoch only.
+    The order depends on the seed and the epoch only; TRL's own sampler would reshuffle when a run is resumed.
     """
     size = job.training.rollout_batch_size
     order: list[int] = []

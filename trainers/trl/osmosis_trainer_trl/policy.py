@@ -1,7 +1,7 @@
-"""Serves the model in training to the runtime: the part of vLLM's completions endpoint that works on tokens.
+"""Serve the model in training to the runtime, through the part of vLLM's completions endpoint that works on tokens.
 
-The server runs in a thread of its own. It answers only while the trainer waits for rollouts (`sampling`): the weights
-don't change meanwhile, and a request that comes later is refused rather than answered by another policy.
+The server runs in its own thread. It answers only while the trainer waits for rollouts (`sampling`), when the weights
+don't change; it refuses a later request rather than answer it with an updated policy.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from transformers import GenerationConfig
 
 from osmosis_trainer_trl.sampling import Sampled, SamplingRequest, sample
 
-WINDOW_S = 0.02  # how long the first request of a batch waits for others
+WINDOW_S = 0.02  # how long the first request of a batch waits for others to join it
 MAX_BATCH = 64
 MAX_BODY_BYTES = 16 * 2**20
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is understood of vLLM's request; anything else is refused, since ignoring it would change the policy."""
+    """The supported part of vLLM's request. Other fields are refused, since ignoring them would change the sampling."""
 
     prompt: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
     max_tokens: Annotated[int, Meta(ge=1)]
@@ -44,7 +44,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class PolicyServer:
-    """`model` is a transformers model that may hold LoRA layers; `precision` is entered around each generation."""
+    """Serves `model`, a transformers model that may hold LoRA layers; enters `precision` around each generation."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class PolicyServer:
         self._context: int = model.config.get_text_config().max_position_embeddings
         self._step: int | None = None
         self._asked: Counter[bytes] = Counter()
-        self._weights = threading.Lock()  # held while tokens are sampled, and when that ends
+        self._weights = threading.Lock()  # held while sampling, and to close it: no update starts mid-sample
         self._queue: asyncio.Queue[tuple[SamplingRequest, asyncio.Future[Sampled]]] = asyncio.Queue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="policy", daemon=True)
@@ -86,8 +86,8 @@ class PolicyServer:
 
     @contextmanager
     def sampling(self, step: int) -> Iterator[None]:
-        """Answer requests with the model as it is now."""
-        # A model's own defaults, such as a repetition penalty, would change what is asked for.
+        """Answer requests with the current model during the block."""
+        # The model's own defaults, such as a repetition penalty, would override the request's parameters.
         training, defaults = self._model.training, self._model.generation_config
         self._model.eval()
         self._model.generation_config = GenerationConfig(pad_token_id=self._pad_token)  # type: ignore[no-untyped-call]
@@ -159,12 +159,16 @@ class PolicyServer:
             sampled = await result
         except PolicyClosedError as error:
             return _refusal(503, str(error))
-        except Exception as error:  # noqa: BLE001 - whatever the model raises is the answer
+        except Exception as error:  # noqa: BLE001 - the answer reports whatever the model raises
             return _refusal(500, f"{type(error).__name__}: {error}")
         return web.json_response(_completion(asked, sampled, stops))
 
     def _seed_for(self, asked: CompletionRequest) -> int:
-        """The same for the nth request with a prompt in a step, so that a run's seed determines its samples."""
+        """Return the request's seed, or one derived from the run's seed, the step, the prompt and its repetitions.
+
+        The nth request with a prompt in a step gets the same seed in every run, so the run's seed determines the
+        samples.
+        """
         if asked.seed is not None:
             return asked.seed % 2**63
         prompt = array("q", asked.prompt).tobytes()
@@ -181,7 +185,7 @@ class PolicyServer:
             outcome: list[Sampled] | Exception
             try:
                 outcome = await asyncio.to_thread(self._sample, [job for job, _ in batch])
-            except Exception as error:  # noqa: BLE001 - each request of the batch is answered with it
+            except Exception as error:  # noqa: BLE001 - the answer to each request of the batch
                 outcome = error
             for number, (_, result) in enumerate(batch):
                 if result.done():

@@ -1,4 +1,4 @@
-"""The client of the runtime, which makes and scores the rollouts and keeps everything about the run."""
+"""The client of the runtime, which runs and scores the rollouts and records the training run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Token = Annotated[int, Meta(ge=0)]
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A rollout as tokens. `mask` is 1 for those that the policy sampled and 0 for those of tool results."""
+    """A rollout as tokens. `mask` is 1 for tokens that the policy sampled, 0 for tool results and the chat template."""
 
     rollout_id: str | None
     prompt_ids: list[Token]
@@ -68,11 +68,11 @@ class Runtime:
     def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
         self._token = token
-        # The runtime is on this machine: no proxy.
+        # The runtime is on this machine, which HTTP_PROXY in the environment mustn't change.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def batch(self, step: int, rows: list[int], samples: int, policy_url: str) -> list[Sample]:
-        """The scored rollouts of a step, in the order of `rows`; returns when all have ended."""
+        """Return the scored rollouts of a step in the order of `rows`, once all of them have ended."""
         body = {"step": step, "rows": rows, "samples": samples, "policy_url": policy_url}
         batch = self._post("/v1/batches", body, Batch)
         given = [(group.row, len(group.samples)) for group in batch.groups]
@@ -100,7 +100,7 @@ class Runtime:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self._url + path, msgspec.json.encode(body), headers)  # noqa: S310 - HTTP
         try:
-            with self._opener.open(request) as response:  # no timeout: rollouts take as long as they take
+            with self._opener.open(request) as response:  # no timeout: the answer waits for the slowest rollout
                 return msgspec.json.decode(response.read(), type=answer)
         except urllib.error.HTTPError as error:
             message = _refusal(error) or f"the runtime answered {error.code} to POST {path}"

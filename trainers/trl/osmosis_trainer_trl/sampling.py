@@ -1,4 +1,4 @@
-"""Tokens from the model for requests of different lengths, parameters and seeds, in one batch."""
+"""Sample the model for requests with different lengths, parameters and seeds in one batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 class SamplingRequest:
     prompt: list[int]
     max_tokens: int
-    temperature: float  # 0: the likeliest token
+    temperature: float  # 0 takes the likeliest token
     top_p: float
     stops: frozenset[int]
     seed: int
@@ -21,7 +21,7 @@ class SamplingRequest:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Tokens, the stop token included, and their log probabilities at the temperature, before `top_p`."""
+    """Tokens, including the stop token, and their log probabilities at the request's temperature, before `top_p`."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -49,10 +49,10 @@ def sample(model: Any, requests: list[SamplingRequest], pad_token: int) -> list[
 
 
 class _Choice(LogitsProcessor):
-    """Chooses each row's next token by that row's parameters; `generate` then takes the likeliest, which is the chosen.
+    """Samples each row's next token with that row's parameters, inside a greedy `generate`.
 
-    A token that is likeliest after Gumbel noise was added to all logits is a sample of their distribution. The noise is
-    each row's own, so that its tokens don't depend on the requests that it shares a batch with.
+    This is the Gumbel-max trick: the argmax of logits plus Gumbel noise is a sample of their distribution. Each row has
+    its own noise generator, so its tokens don't depend on the other requests in the batch.
     """
 
     def __init__(self, requests: list[SamplingRequest], device: torch.device) -> None:
@@ -107,7 +107,7 @@ class _Ended(StoppingCriteria):
 
 
 def _within_top_p(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Only the likeliest tokens whose probabilities first reach `top_p` together."""
+    """Keep the logits of the smallest set of likeliest tokens whose total probability reaches `top_p`."""
     ordered, places = logits.sort(-1, descending=True)
     probabilities = ordered.softmax(-1)
     ordered = ordered.masked_fill(probabilities.cumsum(-1) - probabilities >= top_p, -torch.inf)

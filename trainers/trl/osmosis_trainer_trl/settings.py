@@ -1,4 +1,4 @@
-"""What TRL and PEFT are told: the job's tables under their names, and `[advanced]` under TRL's and PEFT's own."""
+"""Map a job to the options of TRL and PEFT; `[advanced]` uses their option names directly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trl import GRPOConfig
 from osmosis_trainer_trl.errors import JobError
 from osmosis_trainer_trl.job import Job
 
-# Fields of GRPOConfig that the rest of the job decides, and where.
+# Fields of GRPOConfig that other parts of the job set, and which part.
 ELSEWHERE = {
     "learning_rate": "lr in [training]",
     "num_train_epochs": "total_epochs in [training]",
@@ -27,7 +27,7 @@ ELSEWHERE = {
     "gradient_accumulation_steps": "per_device_train_batch_size, by which the batch is divided",
     "steps_per_generation": "per_device_train_batch_size, by which the batch is divided",
 }
-# Fields that the contract with the runtime leaves no choice of: one update per batch, tokens from the policy server.
+# Fields that the contract with the runtime fixes: one update per batch, tokens from the policy server.
 # fmt: off
 FIXED = [
     "auto_find_batch_size", "data_seed", "do_eval", "eval_on_start", "eval_strategy", "ignore_data_skip",
@@ -47,12 +47,12 @@ _LORA_DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": "
 @dataclass(frozen=True)
 class Settings:
     grpo: GRPOConfig
-    lora: LoraConfig | None  # None: all weights are trained
+    lora: LoraConfig | None  # None to train all weights
     shuffled: bool
 
 
 def read_settings(job: Job) -> Settings:
-    """Raises JobError for an option that isn't TRL's or PEFT's, or that they refuse."""
+    """Return the settings of a job; raise JobError for an option that TRL and PEFT don't have or don't accept."""
     advanced = dict(job.advanced)
     full_weights = advanced.pop("full_weights", False)
     shuffled = advanced.pop("shuffle_dataset", True)
@@ -92,12 +92,12 @@ def _grpo(job: Job, advanced: dict[str, Any], *, lora_only: bool) -> GRPOConfig:
     if on_cpu:
         defaults |= {"bf16": False, "dataloader_pin_memory": False, "gradient_checkpointing": False}
     elif lora_only:
-        defaults |= {"model_init_kwargs": {"dtype": "bfloat16"}}  # the frozen weights; the adapter is in float32
+        defaults |= {"model_init_kwargs": {"dtype": "bfloat16"}}  # for the frozen weights; the adapter stays in float32
     return GRPOConfig(
         **defaults | advanced,
         output_dir=str(job.output),
         learning_rate=training.lr,
-        num_train_epochs=1,  # the dataset holds the rows of all epochs
+        num_train_epochs=1,  # the dataset already repeats the rows for all epochs
         num_generations=training.n_samples_per_prompt,
         generation_batch_size=batch,
         per_device_train_batch_size=at_once,
@@ -109,7 +109,7 @@ def _grpo(job: Job, advanced: dict[str, Any], *, lora_only: bool) -> GRPOConfig:
         shuffle_dataset=False,
         logging_steps=1,
         save_strategy="steps",
-        save_steps=job.checkpoints.checkpoint_save_freq or job.steps,  # and after the last step
+        save_steps=job.checkpoints.checkpoint_save_freq or job.steps,  # TRL also saves after the last step
     )
 
 
@@ -122,4 +122,4 @@ def _check_name(name: str) -> None:
     if name not in known:
         close = difflib.get_close_matches(name, known)
         hint = f": did you mean {' or '.join(close)}?" if close else ""
-        raise JobError(f"[advanced] {name} is no option of TRL's GRPOConfig or PEFT's LoraConfig{hint}")
+        raise JobError(f"[advanced] {name} is not an option of TRL's GRPOConfig or PEFT's LoraConfig{hint}")

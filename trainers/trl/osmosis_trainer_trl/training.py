@@ -1,8 +1,8 @@
-"""GRPO by TRL, whose rollouts, rewards and evaluations are the runtime's.
+"""Run TRL's GRPO with rollouts, rewards and evaluations from the runtime.
 
-TRL asks `_Steps.rollouts` for the rollouts of a batch; the dataset's prompts are only the numbers of its rows. A sample
-without a reward is replaced by a placeholder of one masked token: TRL leaves a reward of None out of its group, and
-nothing of what the sample held reaches the model.
+TRL calls `_Steps.rollouts` for the rollouts of a batch; the dataset's prompts are just row numbers. A placeholder of
+one masked token replaces a sample without a reward: TRL leaves a reward of None out of its group, and nothing of the
+sample reaches the model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Kind = Literal["lora", "full"]
 
 
 def train(job: Job, runtime: Runtime, token: str) -> None:
-    """Trains to the last step, or raises a TrainerError."""
+    """Train to the last step; raise TrainerError if that fails."""
     settings = read_settings(job)
     kind: Kind = "lora" if settings.lora else "full"
     if job.resume_from is not None:
@@ -48,7 +48,7 @@ def train(job: Job, runtime: Runtime, token: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(job.model)
     steps = _Steps(job, runtime, kind, tokenizer.eos_token_id)
     rows = row_order(job, shuffled=settings.shuffled)
-    # For each sample without a reward TRL would log all of its tokens.
+    # TRL would log all tokens of each sample without a reward.
     logging.getLogger("trl.trainer.grpo_trainer").addFilter(
         lambda record: "All reward functions returned None" not in str(record.msg)
     )
@@ -63,7 +63,7 @@ def train(job: Job, runtime: Runtime, token: str) -> None:
         callbacks=[steps],
     )
     trainer.remove_callback(PrinterCallback)
-    # LoRA layers are put into the model itself, so that the model below PEFT's wrapper samples with them.
+    # PEFT puts the LoRA layers into the model itself, so the model below its wrapper samples with them.
     model = trainer.model.get_base_model() if isinstance(trainer.model, PeftModel) else trainer.model
     _say_how(job, kind, trainer.accelerator.device.type)
     precision = trainer.accelerator.autocast
@@ -73,10 +73,10 @@ def train(job: Job, runtime: Runtime, token: str) -> None:
 
 
 def serve(job: Job, runtime: Runtime, token: str) -> None:
-    """Serves the model as it is, until the process is ended."""
+    """Serve the untrained model until the process is stopped."""
     disable_progress_bar()  # type: ignore[no-untyped-call]
     device = torch.accelerator.current_accelerator()
-    dtype = torch.float32 if device is None else torch.bfloat16  # as it is served when an adapter is trained
+    dtype = torch.float32 if device is None else torch.bfloat16  # the same precision as when training an adapter
     model: Any = AutoModelForCausalLM.from_pretrained(job.model, dtype=dtype)
     model.to(device or "cpu")
     tokenizer = AutoTokenizer.from_pretrained(job.model)
@@ -87,7 +87,7 @@ def serve(job: Job, runtime: Runtime, token: str) -> None:
 
 
 class _Steps(TrainerCallback):
-    """What the runtime is asked and told in each step."""
+    """Asks the runtime for rollouts and evaluations in each step, and reports metrics and checkpoints to it."""
 
     policy: PolicyServer
 
@@ -99,7 +99,7 @@ class _Steps(TrainerCallback):
         self._metrics: dict[str, float] = {}
 
     def rollouts(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
-        """TRL's `rollout_func`: `prompts` has each row of the batch once for each of its samples."""
+        """Return a batch of rollouts, as TRL's `rollout_func`; `prompts` repeats each row once per sample."""
         start = time.perf_counter()
         count = self._job.training.n_samples_per_prompt
         step = trainer.state.global_step + 1
@@ -134,9 +134,9 @@ class _Steps(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """After each step, and before its checkpoint is saved: a checkpoint's step has been reported and evaluated."""
+        """Report and evaluate a step. TRL calls this before it saves the step's checkpoint."""
         if not logs or "loss" not in logs:
-            return  # the summary at the end
+            return  # TRL's summary at the end of training
         step = state.global_step
         metrics = {
             name: float(value)
@@ -155,7 +155,7 @@ class _Steps(TrainerCallback):
         _say(f"step {state.global_step}: checkpoint {path.name}")
 
     def _masked(self, sample: Sample) -> Sample:
-        """A masked token in place of a sample's, since TRL can't take none."""
+        """Return a placeholder with one masked token, since TRL can't handle an empty sample."""
         token = self._end_token
         return Sample(sample.rollout_id, [token], [token], [0], [0.0], sample.reward if sample.scored else None)
 
@@ -184,15 +184,15 @@ def _batch_metrics(samples: list[Sample], count: int) -> dict[str, float]:
 
 def _check_checkpoint(path: Path, kind: Kind) -> None:
     if not (path / "trainer_state.json").is_file():
-        raise JobError(f"{path} is no checkpoint of this trainer: it has no trainer_state.json")
+        raise JobError(f"{path} is not a checkpoint of this trainer: it has no trainer_state.json")
     if (path / "adapter_config.json").is_file() != (kind == "lora"):
-        raise JobError(f"{path} can't be resumed: full_weights in [advanced] was another when it was saved")
+        raise JobError(f"{path} can't be resumed: full_weights in [advanced] was different when it was saved")
 
 
 def _say_how(job: Job, kind: Kind, device: str) -> None:
     what = "a LoRA adapter" if kind == "lora" else "all weights"
     where = (
-        f"on the CPU, since there is no GPU, with {torch.get_num_threads()} threads"
+        f"on the CPU with {torch.get_num_threads()} threads, because there is no GPU"
         if device == "cpu"
         else f"on {device}"
     )
@@ -206,7 +206,7 @@ def _say_how(job: Job, kind: Kind, device: str) -> None:
 def _step_line(step: int, last: int, metrics: dict[str, float]) -> str:
     names = ("reward", "loss", "grad_norm", "frac_groups_trained")
     shown = [f"{name} {metrics[name]:.4g}" for name in names if name in metrics]
-    times = f"{metrics.get('step_time', 0):.1f} s, of them {metrics['rollout_time']:.1f} s for rollouts"
+    times = f"{metrics.get('step_time', 0):.1f} s, {metrics['rollout_time']:.1f} s of it for rollouts"
     left_out = f"; {metrics['left_out']:.0f} samples left out" if metrics["left_out"] else ""
     return f"step {step} of {last}: {', '.join(shown)}; {times}{left_out}"
 

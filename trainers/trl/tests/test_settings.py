@@ -75,9 +75,9 @@ def test_advanced_options_pass_through(settings: Callable[..., Settings]) -> Non
 @pytest.mark.parametrize(
     ("advanced", "message"),
     [
-        ({"los_type": "grpo"}, r"los_type is no option .*: did you mean loss_type"),
-        ({"lora_rank": 8}, r"lora_rank is no option .*: did you mean .*lora_r"),
-        ({"qqq": 1}, r"qqq is no option of TRL's GRPOConfig or PEFT's LoraConfig$"),
+        ({"los_type": "grpo"}, r"los_type is not an option .*: did you mean loss_type"),
+        ({"lora_rank": 8}, r"lora_rank is not an option .*: did you mean .*lora_r"),
+        ({"qqq": 1}, r"qqq is not an option of TRL's GRPOConfig or PEFT's LoraConfig$"),
         ({"learning_rate": 1}, r"learning_rate is set by lr in \[training\]"),
         ({"gradient_accumulation_steps": 2}, "is set by per_device_train_batch_size"),
         ({"use_vllm": True}, "use_vllm can't be set"),
@@ -96,9 +96,9 @@ def test_an_option_that_can_t_be_is_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema_version": 2}, r"is no training job: Invalid enum value 2 - at `\$.schema_version`"),
+        ({"schema_version": 2}, r"is not a training job: Invalid enum value 2 - at `\$.schema_version`"),
         ({"rows": ["a"]}, r"Expected `int`, got `str` - at `\$.rows"),
-        ({"rows": [1, 2, 3, 1]}, "names a row twice"),
+        ({"rows": [1, 2, 3, 1]}, "lists a row twice"),
         ({"rows": [1, 2]}, "2 rows don't fill a batch of rollout_batch_size 4"),
         ({"training": {"n_samples_per_prompt": 1}}, ">= 2"),
         ({"sampling": {"temperature": 0}}, "> 0"),

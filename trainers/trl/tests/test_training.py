@@ -120,7 +120,7 @@ def test_a_run_learns_and_reports(job: MakeJob, runtime: FakeRuntime, model_fold
     assert TOKEN not in log
     assert "on the CPU" in log.splitlines()[0]
     assert re.search(
-        r"^step 20 of 20: reward [\d.]+, loss .*; [\d.]+ s, of them [\d.]+ s for rollouts; 4 samples", log, re.M
+        r"^step 20 of 20: reward [\d.]+, loss .*; [\d.]+ s, [\d.]+ s of it for rollouts; 4 samples", log, re.M
     )
     assert "it/s" not in log
     assert "returned None" not in log
@@ -235,7 +235,7 @@ def test_a_checkpoint_of_another_kind_is_refused(job: MakeJob, runtime: FakeRunt
     run(given)
     for advanced, folder, message in [
         ({"full_weights": True}, "checkpoint-2", "full_weights"),
-        ({}, "checkpoint-9", "no checkpoint of this trainer"),
+        ({}, "checkpoint-9", "not a checkpoint of this trainer"),
     ]:
         with pytest.raises(JobError, match=message):
             run(job(resume_from=f"{given['output']}/{folder}", advanced=advanced))
