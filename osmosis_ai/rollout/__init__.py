@@ -1,8 +1,8 @@
 """The rollout SDK: write agent loops, or workflows and their graders, and serve them to a trainer over HTTP.
 
 Repositories import every name from here. Each name is loaded on first use, so that a loop doesn't pay for a server it
-doesn't start. `RolloutContext` is that of agent loops; called with a workflow's arguments, it creates that of workflows
-(`osmosis_ai.rollout.context.RolloutContext`).
+doesn't start. `RolloutContext` is the context of agent loops; called with a workflow's arguments, it creates the
+context of workflows (`osmosis_ai.rollout.context.RolloutContext`) instead.
 """
 
 from __future__ import annotations
@@ -168,12 +168,12 @@ _HOMES = (
     "rollout.server.auth",
     "rollout.server",
 )
-"""The modules that define the names. Names are looked up in this order, so modules that load little come first."""
+"""The modules that define the names, in the order of lookup: modules that import little come first."""
 
 _CHOSEN = {
     # Both kinds of rollouts have one.
     "RolloutContext": "rollout.core.base",
-    # SDK 0.2 had them here. They need the extra `strands`, so `import *` leaves them out.
+    # SDK 0.2 exported these here. They need the extra `strands`, so `import *` leaves them out.
     "OsmosisRolloutModel": "rollout.integrations.agents.strands",
     "OsmosisStrandsAgent": "rollout.integrations.agents.strands",
 }

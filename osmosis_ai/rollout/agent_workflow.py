@@ -18,7 +18,7 @@ __all__ = ["AgentWorkflow"]
 
 
 class AgentWorkflow(ABC, Generic[ConfigT]):
-    """An agent that works on one row. Each rollout has an instance of its own.
+    """An agent that works on one row. Each rollout creates its own instance.
 
     Example:
         class Answer(AgentWorkflow[AgentWorkflowConfig]):
@@ -35,12 +35,12 @@ class AgentWorkflow(ABC, Generic[ConfigT]):
 
     @abstractmethod
     async def run(self, ctx: AgentWorkflowContext[ConfigT]) -> AgentWorkflowOutput | Messages | None:
-        """Work on a row.
+        """Work on one row.
 
         Args:
             ctx: The row's prompt and metadata, the configuration, the repository's tools.
 
         Returns:
-            The message history, alone or in an `AgentWorkflowOutput`; None if an agent or session of an integration
-            holds it.
+            The message history, alone or in an `AgentWorkflowOutput`; None if an integration's agent or session holds
+            it.
         """

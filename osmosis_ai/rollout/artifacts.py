@@ -32,9 +32,10 @@ def _create(folder: Path) -> Path | None:
     found = folder / "artifacts"
     try:
         found.mkdir(parents=True, exist_ok=True)
-        # Beside the artifacts, not among them. A mounted folder may exist and yet refuse files.
+        # Test by writing a file, because a mounted folder may exist and still refuse files. The file goes beside the
+        # artifacts, not among them.
         (folder / _CHECK_FILE).touch()
     except OSError as error:
-        logger.warning("a rollout goes without a folder for its files: %s", error)
+        logger.warning("a rollout runs without a folder for its files: %s", error)
         return None
     return found

@@ -42,7 +42,7 @@ def encode(value: object) -> bytes:
 
 
 def encode_messages(messages: Sequence[object], start: int = 0) -> bytes:
-    """Encode messages as JSON; `start` is the first one's place. Raises OsmosisRolloutError, also for bytes in them."""
+    """Encode messages as JSON; `start` is the first one's index. Raises OsmosisRolloutError, also if one has bytes."""
     refuse_bytes(messages, start)
     return encode(messages)
 
@@ -68,10 +68,10 @@ class TrainerPool:
 
 
 class TrainerClient:
-    """The trainer of one rollout.
+    """A client of the trainer for one rollout.
 
-    5xx answers, timeouts and transport errors are retried with exponential backoff and full jitter; 4xx answers aren't.
-    The bearer key is never shown.
+    Retries 5xx answers, timeouts and transport errors with exponential backoff and full jitter, but not 4xx answers.
+    Never shows the bearer key.
     """
 
     def __init__(self, pool: TrainerPool, server_url: str, rollout_id: str, api_key: str | None = None) -> None:
@@ -130,7 +130,7 @@ class TrainerClient:
         def announce(error: OsmosisRolloutError, seconds: float) -> None:
             logger.info("rollout %r: %s; trying again in %.1f s", self._rollout_id, error, seconds)
 
-        # Only the number of attempts is limited, not the total time.
+        # Limit the number of attempts but not the total time: a result that isn't delivered is a lost rollout.
         policy = RetryPolicy(retries + 1, math.inf, settings.retry_base_delay, settings.retry_max_delay)
         return await with_retries(attempt, OsmosisRolloutError, policy, on_wait=announce)
 

@@ -1,4 +1,4 @@
-"""What workflows and graders are given: the row, the model's address, the repository's tools, the samples."""
+"""The contexts of workflows and graders: the row, the model's address, the repository's tools, the samples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROLLOUT_ID_ENV = "OSMOSIS_ROLLOUT_ID"
 
 
 class RolloutTools(Protocol):
-    """The repository's MCP tools in the rollout's own session, as whoever drives the rollout provides them."""
+    """The repository's MCP tools in the rollout's own session, provided by the rollout's driver."""
 
     @property
     def tools(self) -> Sequence[Tool]:
@@ -53,19 +53,19 @@ class RolloutTools(Protocol):
         ...
 
     async def call_tool(self, name: str, arguments: JsonObject) -> str:
-        """Call a tool and return its output as text for the model, also if the tool fails."""
+        """Call a tool and return its output as text for the model, even if the tool fails."""
         ...
 
 
 class SampleSource(ABC):
-    """Holds a rollout's conversation: an agent or a session of an integration."""
+    """An integration's agent or session, which holds a rollout's conversation."""
 
     @abstractmethod
     async def get_sample(self, name: str = "") -> RolloutSample:
-        """Return the sample as it is now.
+        """Return the current sample.
 
         Args:
-            name: The name under which the source was registered. Sources may leave the parameter out.
+            name: The name under which the source was registered. Sources may omit the parameter.
         """
 
 
@@ -74,9 +74,9 @@ class RolloutContext:
     """The active rollout. `get_rollout_context()` returns it inside a `with` block.
 
     Attributes:
-        chat_completions_url: The model endpoint, to which clients append `/chat/completions`. Default:
+        chat_completions_url: The model endpoint; clients append `/chat/completions`. Default:
             `OSMOSIS_CHAT_COMPLETIONS_URL`.
-        api_key: Its bearer key. Default: `OSMOSIS_API_KEY`.
+        api_key: The endpoint's bearer key. Default: `OSMOSIS_API_KEY`.
         rollout_id: The rollout's id. Default: `OSMOSIS_ROLLOUT_ID`.
         sample_source: The source of the rollout's only sample.
         sample_sources: Sources by name, for rollouts with several samples.
@@ -108,7 +108,7 @@ class RolloutContext:
 
     @property
     def has_samples(self) -> bool:
-        """True if a source of samples is registered."""
+        """True if a sample source is registered."""
         return self.sample_source is not None or bool(self.sample_sources)
 
     def set_sample_source(self, source: SampleSource) -> None:
@@ -128,14 +128,14 @@ class RolloutContext:
         self.sample_sources[name] = source
 
     async def get_sample(self) -> RolloutSample | None:
-        """Return the rollout's only sample, None if it has none; raises ValueError if it has several."""
+        """Return the rollout's only sample, or None if there is none; raises ValueError if there are several."""
         samples = await self.get_samples()
         if len(samples) > 1:
             raise ValueError(f"this rollout has {len(samples)} samples: use get_samples()")
         return next(iter(samples.values()), None)
 
     async def get_samples(self) -> dict[str, RolloutSample]:
-        """Return the samples by name. The one of `set_sample_source` has the rollout's id as its name."""
+        """Return the samples by name. The sample of `set_sample_source` is named after the rollout's id."""
         samples = {name: await _sample_of(source, name) for name, source in self.sample_sources.items()}
         for name, sample in samples.items():
             sample.id = sample.id or name
@@ -145,7 +145,7 @@ class RolloutContext:
         return samples
 
     async def set_status(self, status: RolloutStatus) -> None:
-        """Report the rollout's status to the server, for backends that know it."""
+        """Report the rollout's status to the server, for backends that track it."""
         if self.on_status is not None:
             self.on_status(status)
 
@@ -183,7 +183,7 @@ class AgentWorkflowContext(Generic[ConfigT]):
     def tools(self) -> list[Tool]:
         """The repository's MCP tools in OpenAI's form; empty if the rollout has none.
 
-        Code that also runs on other SDKs asks with `getattr(ctx, "tools", None)`.
+        Code that must also run on other SDKs can use `getattr(ctx, "tools", None)`.
         """
         found = _tools()
         return [] if found is None else list(found.tools)
@@ -193,7 +193,7 @@ class AgentWorkflowContext(Generic[ConfigT]):
 
         Args:
             name: The tool's name.
-            arguments: Its arguments.
+            arguments: The tool's arguments by name.
 
         Raises:
             OsmosisRolloutError: The rollout has no tools.
@@ -210,7 +210,7 @@ def _tools() -> RolloutTools | None:
 
 
 class HarborAgentWorkflowContext(AgentWorkflowContext[ConfigT]):
-    """The context of a Harbor workflow of SDK 0.2, for code that names it; nothing here runs one."""
+    """The context of a Harbor workflow of SDK 0.2, for code that imports the name; nothing here runs one."""
 
     def __init__(self, prompt: list[Message], config: ConfigT | None = None, environment: Any = None) -> None:
         super().__init__(prompt, config)
@@ -223,7 +223,7 @@ class GraderContext:
     Args:
         label: The row's ground truth.
         sample: The sample, if there is exactly one.
-        project_path: Always None here.
+        project_path: Always None; kept for SDK 0.2.
         metadata: The row's metadata.
         artifacts_dir: The folder of the rollout's files.
         samples: All samples by id, instead of `sample`.

@@ -13,7 +13,7 @@ __all__ = ["Grader"]
 
 
 class Grader(ABC):
-    """Rewards what a workflow did. Each rollout has an instance of its own.
+    """Scores what a workflow did. Each rollout creates its own instance.
 
     Example:
         class ExactMatch(Grader):

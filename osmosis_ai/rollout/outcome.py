@@ -1,6 +1,6 @@
 """Run an agent loop's code and interpret what it returns or raises.
 
-A worker turns a `LoopOutcome` into a rollout's record, a server into the response to its trainer.
+A worker turns a `LoopOutcome` into a rollout's record; a server turns it into the response to the trainer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LoopOutcome:
             `exception`.
         message: The reason for a failure, for users; None if it completed.
         messages: A private copy of the conversation it returned; None if there is no usable one.
-        finish_reason: The loop's own word for its end.
+        finish_reason: The finish reason that the loop gave.
         reward: The loop's own score, if it gave a usable one.
         reward_problem: The problem with an unusable reward: the kind of failure and a message.
         metrics: The loop's own metrics, if it gave any.
@@ -77,9 +77,9 @@ async def outcome_of(
     held: Callable[[], None],
     cancel_grace: float = CANCEL_GRACE,
 ) -> LoopOutcome | None:
-    """Run a loop in its own task; only a cancellation from outside is raised here.
+    """Run a loop in its own task, and return the outcome; raises nothing but a cancellation from outside.
 
-    Its own task shields the caller if the loop swallows a cancellation or calls `sys.exit`.
+    The separate task shields the caller from a loop that swallows a cancellation or calls `sys.exit`.
 
     Args:
         loop: The agent loop.
@@ -172,10 +172,10 @@ def _reward(given: object) -> tuple[float | None, tuple[FailureKind, str] | None
 
 
 def plain_messages(messages: Sequence[object], start: int = 0) -> list[Message]:
-    """Copy messages into the form that all readers of trajectories rely on; `start` is the first one's place.
+    """Copy messages into the form that readers of trajectories rely on; `start` is the first one's index.
 
     Raises:
-        OsmosisRolloutError: They don't have that form, or can't be written as JSON.
+        OsmosisRolloutError: A message has another form, or can't be written as JSON.
     """
     for place, message in enumerate(messages, start):
         if not isinstance(message, dict):

@@ -1,4 +1,4 @@
-"""The interface by which the server runs rollouts (`RolloutRunner`), and a runner in the server's own process."""
+"""The server's interface for running rollouts (`RolloutRunner`), and a runner in the server's own process."""
 
 from __future__ import annotations
 
@@ -171,6 +171,6 @@ def _sendable(messages: list[Message]) -> list[Message]:
     try:
         encode_messages(messages)
     except OsmosisRolloutError:
-        # Messages that can't be encoded may be the failure being reported.
+        # Drop messages that can't be encoded: they may be the very failure being reported.
         return []
     return messages

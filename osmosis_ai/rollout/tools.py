@@ -73,7 +73,8 @@ def get_tool_call_info(tool_call: JsonObject) -> tuple[str, str, JsonObject]:
     """Return a tool call's id, the tool's name and the parsed arguments.
 
     Raises:
-        ToolArgumentError: It names no tool, or its arguments aren't a JSON object; the error has the id and the name.
+        ToolArgumentError: The call names no tool, or its arguments aren't a JSON object. The error has the call's id
+            and the tool's name.
     """
     found = tool_call.get("id")
     call_id = "unknown" if found is None else str(found)

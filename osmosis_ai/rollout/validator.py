@@ -50,7 +50,7 @@ class ValidationIssue(Record, frozen=True):
 
     @property
     def field(self) -> str | None:
-        """`subject`, as code for SDK 0.2 calls it."""
+        """`subject` under its name in SDK 0.2."""
         return self.subject
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The words between rollout servers and who drives them: statuses, error categories, headers, variables."""
+"""Constants of the protocol between rollout servers and their drivers: statuses, errors, headers, variables."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = [
 POLLING_LEASE_HEADER = "X-Osmosis-Rollout-Lease"
 
 API_KEY_VARIABLE = "OSMOSIS_ROLLOUT_API_KEY"
-"""Names the key that a rollout server asks for."""
+"""Environment variable with the key that a rollout server requires."""
 PORT_VARIABLE = "_OSMOSIS_ROLLOUT_PORT"
-"""Names the port that a rollout server is to listen on."""
+"""Environment variable with the port that a rollout server must listen on."""
 INSTANCE_VARIABLE = "_OSMOSIS_ROLLOUT_INSTANCE_ID"
-"""Names what a rollout server's health calls `instance_id`."""
+"""Environment variable with the `instance_id` that a rollout server must report in its health."""
 ARTIFACT_ROOT_VARIABLE = "_OSMOSIS_ROLLOUT_ARTIFACT_ROOT"
-"""Names the folder with one subfolder per rollout."""
+"""Environment variable with the folder that holds one subfolder per rollout."""
 
 NOT_GRADED = "the rollout isn't graded"
-"""How the message of our own server begins if no grader was called."""
+"""Prefix of the message with which our own server reports that it called no grader."""
 
 
 class _Word(str, Enum):
-    """A word that equals its text and prints as it, like the standard library's StrEnum, which Python 3.10 lacks."""
+    """A string enum that equals and prints as its value, like `enum.StrEnum`, which Python 3.10 lacks."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -44,7 +44,7 @@ class _Word(str, Enum):
 
 
 class RolloutStatus(_Word):
-    """The state or outcome of a rollout: COMPLETED and ERROR of agent loops, the others of workflows."""
+    """The state or outcome of a rollout: COMPLETED and ERROR for agent loops, the others for workflows."""
 
     COMPLETED = "COMPLETED"
     ERROR = "ERROR"
@@ -91,7 +91,7 @@ class MultiTurnMode(_Word):
 
 def category_of(error: BaseException) -> RolloutErrorCategory:
     """Return the category of an exception that a workflow or a grader raised."""
-    # On Python 3.10 asyncio's is a class of its own.
+    # On Python 3.10, asyncio.TimeoutError isn't the built-in TimeoutError.
     import asyncio
 
     if isinstance(error, (TimeoutError, asyncio.TimeoutError)):

@@ -57,7 +57,7 @@ def test_a_login_is_approved_once_and_by_its_own_code(platform: Platform) -> Non
 
     mine, other = begin(), begin()
     assert finish(mine).body["error"] == "authorization_pending"
-    with pytest.raises(UsageError, match="no login waits"):
+    with pytest.raises(UsageError, match="no login is waiting"):
         platform.accounts.approve_login("BBBB-BBBB", "grace")
     assert platform.accounts.approve_login(mine["user_code"].lower(), "grace") == "laptop"
     done = finish(mine)

@@ -61,6 +61,6 @@ def test_a_repository_of_large_files_is_refused_before_they_are_written(tmp_path
     folder = make_workspace(tmp_path / "workspace")
     (tmp_path / "zeros").write_bytes(bytes(3 << 20))
     commit_tree(folder, tmp_path / "zeros", 700, 1)
-    with pytest.raises(RepositoryError, match="more than 2,048 MiB of files"):
+    with pytest.raises(RepositoryError, match="files are larger than 2,048 MiB"):
         checked_out(folder, tmp_path)
     assert not (tmp_path / "code").exists()

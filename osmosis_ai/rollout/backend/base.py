@@ -38,7 +38,7 @@ class ExecutionBackend(ABC):
 
     @property
     def capture_final_result(self) -> bool:
-        """True to receive the grader's result also if nobody asked for a grade."""
+        """True to receive the grader's result even if the controller didn't request a grade."""
         return False
 
     @property
@@ -57,7 +57,7 @@ class ExecutionBackend(ABC):
     def cancel_rollouts(
         self, ids: Sequence[str] | None = None, prefix: str | None = None, all: bool = False
     ) -> dict[str, str]:
-        """Cancel rollouts and return what became of each; the server cancels those that aren't in the answer."""
+        """Cancel rollouts and return each one's disposition; the server itself cancels those not in the result."""
         return {}
 
     def health(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MAX_FILE_NAME = 150
-"""Characters; with a digest and a suffix the name stays below the 255 bytes that common file systems allow."""
+"""Characters of an id in a file name. With a digest and a suffix, the name stays below the usual limit of 255 bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CompletionsResult:
         message: The assistant message; append it to the conversation unchanged.
         token_ids: The reply's token ids, if the endpoint returned them.
         logprobs: The reply's log-probabilities, if the endpoint returned them.
-        usage: `prompt_tokens`, `completion_tokens`, `total_tokens`, as far as known.
+        usage: `prompt_tokens`, `completion_tokens` and `total_tokens`, as far as known.
         finish_reason: `stop`, `length`, `tool_calls`, ….
     """
 
@@ -104,7 +104,7 @@ if TYPE_CHECKING:
 else:
 
     class _EitherKind(ABCMeta):
-        """Lets `osmosis_ai.rollout.RolloutContext` mean a workflow's context, too: the arguments tell which."""
+        """Lets `osmosis_ai.rollout.RolloutContext` also create a workflow's context, depending on the arguments."""
 
         def __call__(cls, *args, **kwargs):
             if cls is RolloutContext:
@@ -276,7 +276,7 @@ class RolloutAgentLoop(ABC):
     def get_tools(self, request: RolloutRequest) -> list[OpenAIFunctionToolSchema]:
         """Return the tools the model may call in this rollout.
 
-        It is called before the trainer gets its answer, so it must return quickly, and again when the rollout begins.
+        Called before the trainer gets its answer, so it must return quickly, and again when the rollout starts.
 
         Args:
             request: The requested rollout.
@@ -294,7 +294,7 @@ class RolloutAgentLoop(ABC):
         """
 
     def get_default_tools(self) -> list[OpenAIFunctionToolSchema]:
-        """Return the tools for an empty request, with which the loop is checked and its tools are shown."""
+        """Return the tools for an empty request, used to check the loop and to show its tools."""
         return self.get_tools(RolloutRequest(rollout_id="default", server_url="http://localhost", messages=[]))
 
 
@@ -302,7 +302,7 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 def _appended(sent: list[bytes], messages: list[Message]) -> list[bytes]:
-    # Digests, because a loop may change a message in place, and the dict would still equal itself.
+    # Digests, because a loop may change a message in place, and a kept reference would then equal itself.
     digests = [_digest(message, index) for index, message in enumerate(messages)]
     for index, before in enumerate(sent):
         if index >= len(digests):
@@ -323,10 +323,10 @@ def _appended(sent: list[bytes], messages: list[Message]) -> list[bytes]:
 
 
 def refuse_bytes(messages: Sequence[object], start: int = 0) -> None:
-    """Refuse messages with bytes, which would silently arrive as base64; `start` is the first one's place.
+    """Refuse messages with bytes, which would silently arrive as base64; `start` is the first one's index.
 
     Raises:
-        OsmosisRolloutError: A message contains bytes, or itself; the error gives its place.
+        OsmosisRolloutError: A message contains bytes, or contains itself; the error names the message.
     """
     for index, message in enumerate(messages, start):
         if too_deep(message):

@@ -32,7 +32,7 @@ MAX_METADATA_BYTES = 1024 * 1024
 
 
 class _Schema(BaseModel):
-    """A part of a tool's schema. It keeps JSON Schema keys without a field here, and adds none that are absent."""
+    """A part of a tool's schema. It keeps JSON Schema keys that have no field here, and adds none that were absent."""
 
     model_config = ConfigDict(extra="allow")
 

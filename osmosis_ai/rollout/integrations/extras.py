@@ -1,4 +1,4 @@
-"""Say which extra of this package is missing when the import of an agent framework fails."""
+"""Name the missing extra of this package when the import of an agent framework fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["needs_extra"]
 
 @contextmanager
 def needs_extra(extra: str, *modules: str) -> Iterator[None]:
-    """Name an extra in the error of an import in this block, if the missing module is one that the extra brings.
+    """Name an extra in the error of a failing import in this block, if the extra provides the missing module.
 
     Args:
         extra: The extra.

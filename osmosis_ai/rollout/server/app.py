@@ -130,7 +130,7 @@ def build_app(
     if api_key is not None and not api_key.strip():
         raise ValueError("the API key is empty: pass a key, or None for a server without one")
     folder = undelivered or Path(".osmosis", "undelivered").absolute()
-    # Only where none but trainers choose the address that gets it.
+    # The request chooses the address that gets this key, so use it only if requests are authenticated.
     trainer_key = os.environ.get(TRAINER_KEY_VARIABLE, "").strip() or None if api_key is not None else None
     rollouts = Rollouts(runner, settings, client, folder, trainer_key)
     # A header can't carry the spaces or the line break around a key.

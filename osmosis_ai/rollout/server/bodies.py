@@ -1,4 +1,4 @@
-"""A rollout's results as controllers receive them, encoded as JSON: answers to polls, and callbacks of both shapes."""
+"""Encode a rollout's results for controllers: answers to polls, and callbacks in both forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["completion_body", "grader_body", "result_body", "reward_of"]
 
 
 def _samples_of(result: ExecutionResult, rollout_id: str) -> dict[str, RolloutSample]:
-    """Return the samples of a result by id; the rollout's id stands for that of an only sample without one."""
+    """Return the samples of a result by id; a single sample without an id gets the rollout's id."""
     if result.samples or result.sample is None:
         return result.samples
     return {result.sample.id or rollout_id: result.sample}
@@ -34,7 +34,7 @@ def completion_body(rollout_id: str, request: RolloutInitRequest, result: Execut
     """Encode a RolloutCompleteRequest."""
     status = result.status
     if status is RolloutStatus.CANCELLED and request.is_routed_by_body:
-        # SDK 0.2 doesn't know the word.
+        # SDK 0.2 doesn't know the status "cancelled".
         status = RolloutStatus.FAILURE
     return encode_json({"status": status, "rollout_id": rollout_id, "extra_fields": None, **_error(result)})
 
@@ -65,7 +65,7 @@ def _error(result: ExecutionResult) -> JsonObject:
 
 
 def _with_samples(body: JsonObject, result: ExecutionResult, rollout_id: str, *, by_id: bool) -> bytes:
-    """Encode a body with a result's samples; if JSON can't hold their messages, with the rewards alone."""
+    """Encode a body with a result's samples, or with just their rewards if JSON can't hold the messages."""
     samples = _samples_of(result, rollout_id)
     succeeded = result.status is RolloutStatus.SUCCESS
     for fields in (None, {"id", "label", "reward", "remove_sample"}):
@@ -87,13 +87,13 @@ def _plain(sample: RolloutSample, succeeded: bool, fields: set[str] | None) -> J
     if plain["id"] is None:
         del plain["id"]
     if not succeeded or sample.remove_sample:
-        # Trainers take any reward they see.
+        # Trainers use any reward in the body, so leave it out for samples that don't count.
         plain["reward"] = None
     return plain
 
 
 def _one(samples: Mapping[str, JsonObject]) -> JsonObject | None:
-    """Return the sample for controllers that take one: the first of several, with the mean reward of those kept."""
+    """Return the sample for controllers that take only one: the first, with the mean reward of those kept."""
     if len(samples) <= 1:
         return next(iter(samples.values()), None)
     rewards = [sample["reward"] for sample in samples.values() if sample["reward"] is not None]

@@ -23,7 +23,7 @@ RETRIED = (429, 500, 502, 503, 504)
 
 
 class CallbackClient:
-    """Posts bodies to controllers, and tries again if one can't take it now."""
+    """Posts results to controllers, and retries if a controller can't accept one now."""
 
     def __init__(self) -> None:
         self._http: HttpClient | None = None

@@ -1,4 +1,4 @@
-"""Bound a server's connections: how many there are, and how long one may wait without a request."""
+"""Limit a server's connections: their number, and how long one may stay open without a request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many files and connections as it may; it usually starts with a limit of 1,024."""
+    """Raise the soft limit on file descriptors, usually 1,024, to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -25,7 +25,7 @@ def raise_descriptor_limit() -> None:
 
 
 def connection_limit(most: int = MAX_CONNECTIONS) -> int:
-    """Return the number of connections that a server takes; half of the descriptors are left for everything else."""
+    """Return the maximum number of connections; half of the file descriptors stay free for everything else."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(soft // 2, most)
 
@@ -33,13 +33,12 @@ def connection_limit(most: int = MAX_CONNECTIONS) -> int:
 class BoundedProtocol(H11Protocol):
     """uvicorn's protocol for one connection, with limits.
 
-    At the limit a new connection takes the place of the one that has waited longest without a request, so silent
-    clients keep nobody out.
+    At the limit, a new connection replaces the one that has been idle longest, so idle clients can't lock others out.
 
     Attributes:
         max_connections: Maximum number of connections; fewer if there are few descriptors.
         header_timeout: Seconds that a client has to send a request's headers.
-        waiting_since: The event loop's time since when there is no request, None during one.
+        waiting_since: The event loop's time at which the connection became idle; None during a request.
     """
 
     max_connections = MAX_CONNECTIONS
@@ -86,7 +85,7 @@ class BoundedProtocol(H11Protocol):
             self.cycle.message_event.set()
 
     def end(self) -> None:
-        """End the connection, also one whose client doesn't read."""
+        """End the connection, even if its client doesn't read."""
         self._stop_waiting()
         # It is lost only in the event loop's next turn.
         self.connections.discard(self)

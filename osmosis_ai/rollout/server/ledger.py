@@ -1,8 +1,8 @@
-"""Keep a server's accepted rollouts in a file, so that the next server can report those that it lost.
+"""Record a server's accepted rollouts in a file, so that the next server can report those that were lost.
 
-The file is a journal, locked while its server lives: a line for each rollout that is accepted, and one when its result
-is delivered or kept. Lines are written without waiting for the disk: they survive the end of the process, not a power
-failure. The trainer's key isn't written; `has_key` says that there was one.
+The file is a journal, locked while its server lives: one line when a rollout is accepted, and one when its result is
+delivered or kept. Writes don't wait for the disk, so they survive the end of the process but not a power failure. The
+trainer's key isn't written; `has_key` says that there was one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SPARE_LINES = 1000
 
 
 class OpenRollout(Record, frozen=True):
-    """What is kept of an accepted rollout until it has ended."""
+    """The data kept of an accepted rollout until it has ended."""
 
     rollout_id: str
     server_url: str
@@ -56,11 +56,11 @@ class Ledger:
         self._made_undelivered = False
 
     def accept(self, request: RolloutRequest) -> int:
-        """Write that a rollout is accepted, and return its number; raise OSError."""
+        """Record an accepted rollout, and return its number; raise OSError."""
         return self._add(OpenRollout(request.rollout_id, request.server_url, bool(request.api_key)))
 
     def end(self, number: int) -> None:
-        """Write that a rollout has ended; raise OSError."""
+        """Record the end of a rollout; raise OSError."""
         if self._open.pop(number, None) is None:
             return
         if self._lines < 2 * len(self._open) + SPARE_LINES:
@@ -128,11 +128,11 @@ class Ledger:
         new = self._folder / f"{secrets.token_hex(8)}.new"
         self._descriptor = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
         _lock(self._descriptor)
-        # Other servers look at it only now.
+        # Renamed once it is locked, so that no other server takes over the file in between.
         self._file, self._lines = new.rename(new.with_suffix(".jsonl")), 0
 
     def _write(self, line: _Line) -> None:
-        # The line break first: after a full disk, the last line may be incomplete.
+        # The line break comes first, because a full disk may have left the last line incomplete.
         encoded = b"\n" + msgspec.json.encode(line)
         if os.write(self._descriptor, encoded) < len(encoded):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -142,7 +142,7 @@ class Ledger:
 def _read(file: Path) -> list[OpenRollout]:
     accepted: dict[int, OpenRollout] = {}
     for text in read_bounded(file, MAX_SIZE, "too large").splitlines():
-        # A line that was cut off: its rollout wasn't acknowledged.
+        # A truncated line: its rollout was never acknowledged.
         with contextlib.suppress(msgspec.DecodeError):
             line = msgspec.json.decode(text, type=_Line)
             if line.rollout is None:
@@ -161,7 +161,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _remove(file: Path | None, descriptor: int) -> None:
-    """Remove a locked file, then its lock, so that nobody else takes it over in between."""
+    """Remove a locked file before releasing its lock, so that no other server takes it over in between."""
     if file is not None:
         file.unlink(missing_ok=True)
         os.close(descriptor)

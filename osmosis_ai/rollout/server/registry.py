@@ -1,4 +1,4 @@
-"""The rollouts of a rollout server: their status, their results, and the leases of those who poll for them."""
+"""The rollouts of a rollout server: their statuses, their results, and the leases of polling controllers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ServedRollout:
 
     @property
     def is_leased(self) -> bool:
-        """True if somebody must keep polling for it. Who is called back doesn't have to, but may."""
+        """True if its controller must keep polling for it. A controller with callbacks may poll, but needn't."""
         return self.is_polled or self.request.completion_callback_url is None
 
     def set_status(self, status: RolloutStatus) -> None:
@@ -62,22 +62,22 @@ class ServedRollout:
 
     def _change(self, status: RolloutStatus) -> None:
         self.status = status
-        # Wake those who wait now; the next ones wait for the next change.
+        # Wake the current waiters; later ones wait for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def change(self, seconds: float) -> None:
-        """Wait until the status changes, at most for a time in seconds."""
+        """Wait until the status changes, for at most `seconds`."""
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
     def after(self, seconds: float, then: Callable[[], object]) -> None:
-        """Call a function after a time in seconds, instead of the function that was to be called before."""
+        """Schedule a function call in `seconds`, in place of any call scheduled before."""
         self.forget()
         self._timer = asyncio.get_running_loop().call_later(seconds, then)
 
     def forget(self) -> None:
-        """Call no function later."""
+        """Cancel the scheduled call."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -101,7 +101,7 @@ class Registry:
         return self._rollouts.get(rollout_id)
 
     def selected(self, ids: Iterable[str] | None, prefix: str | None) -> list[str]:
-        """Return the ids given, or those of all rollouts whose id begins with the prefix."""
+        """Return the given ids, or those of all rollouts whose id starts with the prefix."""
         return [each for each in self._rollouts if each.startswith(prefix or "")] if ids is None else list(ids)
 
     def add(self, rollout: ServedRollout) -> bool:
@@ -129,7 +129,7 @@ class Registry:
         rollout.after(seconds, lambda: self._remove(rollout))
 
     def check(self, rollout: ServedRollout, token: str) -> bool:
-        """Return True if a token is that of the rollout's lease."""
+        """Return True if `token` matches the rollout's lease."""
         return hmac.compare_digest(rollout.token.encode(), token.encode())
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Registry:
 
     def _expire(self, rollout: ServedRollout) -> None:
         category = RolloutErrorCategory.LEASE_EXPIRED
-        message = f"polling lease expired: nobody asked for the result within {self._lease:g} s"
+        message = f"polling lease expired: no poll for the result within {self._lease:g} s"
         expired = ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
         if rollout.finish(expired) and rollout.task is not None:
             rollout.task.cancel()
@@ -147,7 +147,8 @@ class Registry:
 
     def _remove(self, rollout: ServedRollout) -> None:
         if rollout.task is not None and not rollout.task.done():
-            # Its workflow ignores its cancellation; a rollout of the same id must not share its folder.
+            # The workflow ignores its cancellation and may still write; a new rollout with its id would share its
+            # folder.
             self.keep(rollout)
         elif self._rollouts.get(rollout.id) is rollout:
             del self._rollouts[rollout.id]

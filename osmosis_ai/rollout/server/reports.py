@@ -1,4 +1,4 @@
-"""Run a rollout on a backend, and report its results to a controller that is called back."""
+"""Run a rollout on a backend, and report its results to a controller by callbacks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Reports", "execute"]
 
 
 class Reports:
-    """The results of a rollout as they come in, and their callbacks: each once, completion first.
+    """The results of a rollout as they arrive, and their callbacks: each is sent once, completion first.
 
     Attributes:
-        trajectory: What the controller answered about the model calls, for the trajectory file.
+        trajectory: The controller's report on the model calls, for the trajectory file.
     """
 
     def __init__(self, rollout: ServedRollout, callbacks: CallbackClient) -> None:
@@ -80,7 +80,7 @@ class Reports:
             await self._post(request.grader_callback_url, grader_body(self._rollout.id, request, result))
 
     async def _post(self, url: str | None, body: bytes) -> None:
-        # Who polls has the result already.
+        # A polling controller already has the result.
         if url is None or self._rollout.is_polled:
             return
         answer = await self._callbacks.post(url, body, self._rollout.request.controller_api_key)

@@ -1,4 +1,4 @@
-"""What the rollout servers share: reading, checking and refusing requests."""
+"""Read, check and refuse HTTP requests; shared by the rollout servers."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class RefusedError(Exception):
 
 
 def check_sender(http: Request, allowed: Container[str], key: bytes | None) -> None:
-    """Refuse requests of web pages, which the user's browser sends to this server without being asked."""
+    """Refuse requests from web pages, which can make the user's browser send them to this server."""
     host = http.headers.get("host", "")
     name = _host_name(host)
     server, _ = http.scope.get("server") or ("", None)
-    # A page can give its own name this machine's address (DNS rebinding); it has no key, though.
+    # A page can point its own host name at this machine (DNS rebinding), but it doesn't know the key.
     if (allowed or (key is None and is_loopback(server))) and not (name in allowed or is_loopback(name)):
         message = f"this server isn't called {name[:100]!r}; if it is, add that to {ALLOWED_HOSTS_VARIABLE}"
         raise RefusedError(421, message)
@@ -59,7 +59,7 @@ def check_sender(http: Request, allowed: Container[str], key: bytes | None) -> N
 
 
 def check_origin(http: Request) -> None:
-    """Refuse what only a web page sends: another origin, or a body of a type that pages may send anywhere."""
+    """Refuse a request that only a web page sends: from another origin, or with a type that pages may send anywhere."""
     host = http.headers.get("host", "")
     if (origin := http.headers.get("origin")) is not None and origin.partition("://")[2] != host:
         raise RefusedError(403, "requests of web pages are refused: the header Origin names another host")
@@ -106,7 +106,7 @@ async def read_body(http: Request, limit: int = MAX_BODY_BYTES) -> bytes:
     except TimeoutError as error:
         raise RefusedError(408, f"the body didn't arrive within {BODY_TIMEOUT:g} s") from error
     except ClientDisconnect as error:
-        # Nobody reads this answer, but raising keeps the rollout from starting.
+        # The client is gone, but raising keeps the rollout from starting.
         raise RefusedError(400, "the client disconnected before it had sent the whole body") from error
     if size > limit:
         raise RefusedError(413, f"the body is over {limit} bytes", headers={"Connection": "close"})

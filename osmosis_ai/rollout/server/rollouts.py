@@ -37,7 +37,7 @@ class UnavailableError(OsmosisError):
 
 
 class Figures(Record, frozen=True):
-    """Numbers of a server's rollouts."""
+    """Counts of a server's rollouts."""
 
     active_rollouts: int
     queued_rollouts: int
@@ -51,7 +51,7 @@ class _Entry:
     __slots__ = ("answer", "answered", "number", "phase", "refusal", "scope", "since")
 
     def __init__(self, number: int = 0) -> None:
-        # Its number in the ledger, once it is there.
+        # Its number in the ledger, once recorded.
         self.number = number
         self.answered = anyio.Event()
         self.answer: bytes | None = None
@@ -95,8 +95,8 @@ class Rollouts:
     async def serving(self) -> AsyncIterator[None]:
         """Accept rollouts inside the block.
 
-        At its end, refuse new ones, end waiting ones at once, give running ones their grace period, and report all of
-        them to their trainers. Raises StartError if the runner can't start.
+        When the block ends, refuse new rollouts, end waiting ones at once, give running ones a grace period, and report
+        all of them to their trainers. Raises StartError if the runner can't start.
         """
         self._slots = anyio.Semaphore(self._settings.max_concurrent_rollouts)
         self._changed = anyio.Condition()
@@ -195,11 +195,11 @@ class Rollouts:
         return True
 
     def _note(self, request: RolloutRequest) -> int:
-        """Write a rollout to the ledger before its trainer relies on it."""
+        """Record a rollout in the ledger before its trainer relies on it."""
         try:
             return self._ledger.accept(request)
         except OSError as error:
-            # A full disk needn't stop a training.
+            # A full disk shouldn't stop a training run.
             logger.error("rollout %r is in no file, and lost if the server is killed: %s", request.rollout_id, error)
             return 0
 

@@ -1,4 +1,4 @@
-"""The repository's tools as workflows have them: the rollout's driver calls them in the rollout's own session."""
+"""The repository's tools for workflows: the rollout's driver calls them in the rollout's own session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["HostedTools", "ToolClient"]
 
 SECONDS = 24 * 3600.0
-"""A limit for calls that never end; the driver's own, and the workflow's deadline, come first."""
+"""Seconds after which a hanging call fails; the driver's limit and the workflow's deadline normally come first."""
 
 
 class ToolClient:
@@ -26,8 +26,8 @@ class ToolClient:
         self._http: HttpClient | None = None
 
     async def call(self, url: str, key: str | None, name: str, arguments: JsonObject) -> str:
-        """Call a tool, and return its result for the model. Raises OsmosisRolloutError if there is none."""
-        # Imported late, as for callbacks: most workflows call no tools.
+        """Call a tool, and return its result for the model; raises OsmosisRolloutError if the call fails."""
+        # Imported late, as for callbacks, because most workflows call no tools.
         from osmosis_ai.http import HttpClient, HttpError
 
         client = self._http = self._http or HttpClient(SECONDS)
@@ -59,7 +59,7 @@ class HostedTools:
 
     Attributes:
         tools: The tools, in OpenAI's form.
-        url: Where they are called.
+        url: The URL for calling them.
         key: The bearer key.
         client: Makes the calls.
     """
@@ -70,5 +70,5 @@ class HostedTools:
     client: ToolClient = field(repr=False)
 
     async def call_tool(self, name: str, arguments: JsonObject) -> str:
-        """Call a tool, and return its output as text for the model, also if the tool fails."""
+        """Call a tool, and return its output as text for the model, even if the tool fails."""
         return await self.client.call(self.url, self.key, name, arguments)

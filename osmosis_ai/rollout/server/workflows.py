@@ -1,4 +1,4 @@
-"""`create_rollout_server`: workflows and graders behind the rollout protocol."""
+"""Serve workflows and graders through the rollout protocol (`create_rollout_server`)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ DEFAULT_GRADER_TIMEOUT_SEC = 150.0
 INSTANCE_HEADER = "x-osmosis-rollout-instance-id"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 RETRY_AFTER = "5"
-"""Seconds after which a controller may ask again while the backend is full."""
+"""Seconds after which a controller may retry while the backend is full."""
 
 DRAIN_SECONDS = 10.0
 """Seconds that running rollouts have to finish when the server stops; then they are cancelled."""
@@ -85,9 +85,9 @@ def create_rollout_server(
 
     Args:
         backend: Runs the rollouts.
-        lifespan: The application's own start and end; its resources outlive all rollouts.
+        lifespan: The application's own start-up and shutdown; its resources outlive all rollouts.
         configure_logging: Log at level INFO if the process has no logging handlers.
-        result_wait_timeout_sec: Seconds after which a poll is answered with the status as it is.
+        result_wait_timeout_sec: Seconds after which a poll is answered with the current status.
         polling_lease_timeout_sec: Seconds without a poll after which a rollout is cancelled; more than
             `result_wait_timeout_sec`.
         result_retention_sec: Seconds for which a result is kept.
@@ -167,12 +167,12 @@ class _Server:
     async def accept(self, http: Request) -> Response:
         request = parse(RolloutInitRequest, await read_body(http, MAX_BODY_BYTES), malformed=422)
         if not self._is_accepting:
-            raise RefusedError(503, "the rollout server takes no more rollouts: it is stopping")
+            raise RefusedError(503, "the rollout server accepts no more rollouts: it is stopping")
         if not self._backend.has_capacity():
             raise RefusedError(429, "the rollout queue is full; retry later", {"Retry-After": RETRY_AFTER})
         rollout = ServedRollout(request)
         if not self._registry.add(rollout):
-            raise RefusedError(409, f"there is a rollout {rollout.id!r} already")
+            raise RefusedError(409, f"a rollout {rollout.id!r} already exists")
         rollout.task = asyncio.create_task(self._run(rollout))
         self._tasks.add(rollout.task)
         rollout.task.add_done_callback(lambda task: self._ended(rollout, task))
@@ -226,7 +226,7 @@ class _Server:
         return json_response(self._lifecycle())
 
     async def aclose(self) -> None:
-        """Stop taking rollouts, give those that run a bounded time, then cancel them."""
+        """Stop accepting rollouts, give running ones a bounded time, then cancel them."""
         self._is_accepting = False
         if self._tasks:
             logger.info("waiting for %d rollouts", len(self._tasks))

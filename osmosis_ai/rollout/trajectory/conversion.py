@@ -30,7 +30,7 @@ _TOTALS = {
 
 
 class Trajectory(Record, frozen=True, omit_defaults=False):
-    """A trajectory document. Steps and metrics are JSON objects in the format's own words."""
+    """A trajectory document. Steps and metrics are JSON objects with the format's own keys."""
 
     session_id: str
     trajectory_id: str
@@ -64,10 +64,9 @@ def convert_sample_to_trajectory(
         request_label: The label of its request, for a sample without one.
         request_metadata: The metadata of its request.
         request_extra_fields: Further fields of its request.
-        report: The figures of the model calls. They belong to the agent's steps if there are as many of one as of the
-            other.
+        report: Measurements of the model calls. They are matched to the agent's steps if the numbers of both agree.
         default_model_name: The model, if the report doesn't name it.
-        unmatched_sample_reports: Reports that belong to no sample.
+        unmatched_sample_reports: Reports that can't be matched to a sample.
 
     Raises:
         ValueError: The sample has no `trajectory_messages`.
@@ -118,12 +117,12 @@ def _steps(messages: Sequence[Mapping[str, Any]]) -> list[JsonObject]:
             _add_message(steps, message)
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
-    # The number first: people read these files.
+    # The step number comes first, because people read these files.
     return [{"step_id": step["step_id"], **step} for step in steps]
 
 
 def _add_message(steps: list[JsonObject], message: Mapping[str, Any]) -> None:
-    """Add a chat message, or one of Strands, whose content is a list of blocks."""
+    """Add a chat message, or a Strands message, whose content is a list of blocks."""
     role = str(message.get("role", ""))
     source = _SOURCES.get(role)
     content = message.get("content")
@@ -160,7 +159,7 @@ def _add_message(steps: list[JsonObject], message: Mapping[str, Any]) -> None:
 
 
 def _is_reasoning(steps: Sequence[JsonObject]) -> bool:
-    """Return True if the last step has nothing but the reasoning of a reply."""
+    """Return True if the last step holds only the reasoning of a reply."""
     return bool(steps) and steps[-1].keys() == {"source", "message", "reasoning_content"} and not steps[-1]["message"]
 
 
@@ -236,7 +235,7 @@ def _reasoning(blocks: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _text(content: object) -> str:
-    """Return content as text: its texts if it holds nothing else, otherwise JSON."""
+    """Return content as text: its text parts if there are no others, otherwise JSON."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -278,7 +277,7 @@ def _usage(message: Mapping[str, Any]) -> JsonObject | None:
 
 
 def _add_metrics(steps: Sequence[JsonObject], report: SampleReport | None) -> list[JsonObject] | None:
-    """Add the figures of the model calls to the agent's steps; return them if the numbers of both differ."""
+    """Add the measurements of the model calls to the agent's steps; return them if the numbers of both differ."""
     calls = report.llm_call_metrics if report else []
     agent_steps = [step for step in steps if step["source"] == "agent"]
     if len(calls) != len(agent_steps):
@@ -294,7 +293,7 @@ def _add_metrics(steps: Sequence[JsonObject], report: SampleReport | None) -> li
 
 
 def _totals(report: SampleReport | None) -> JsonObject:
-    """Return the controller's totals, else the sums of its figures."""
+    """Return the controller's totals, or the sums over its calls if it gives none."""
     if report is None:
         return {}
     if report.final_metrics:

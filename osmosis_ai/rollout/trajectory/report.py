@@ -1,4 +1,4 @@
-"""What a controller knows about a rollout's model calls, from its answer to a callback."""
+"""Reports on a rollout's model calls, which a controller sends in its answer to a callback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class LlmCallMetrics(BaseModel):
-    """The figures of one model call. `model_name` is the model that answered."""
+    """Measurements of one model call. `model_name` is the model that answered."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -50,7 +50,7 @@ class Response(Protocol):
 
 
 def report_from_response(response: Response) -> TrajectoryReport | None:
-    """Return the report in the answer to a callback; None if there is none, or none that can be read."""
+    """Return the report in the answer to a callback, or None if it is missing or unreadable."""
     try:
         body = response.json()
     except Exception:  # noqa: BLE001  each client has its own error for a body that isn't JSON

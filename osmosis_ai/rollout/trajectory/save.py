@@ -40,9 +40,9 @@ async def save_trajectory(
         request_label: The label of its request.
         request_metadata: The metadata of its request.
         request_extra_fields: Further fields of its request.
-        report: What the controller knows about its model calls.
+        report: The controller's report on its model calls.
         artifact_root: The folder with one subfolder per rollout. Default: as `artifacts.artifact_root`.
-        diagnostics: What to write to `diagnostics.json`. Default: the result's `extra_fields`.
+        diagnostics: The content of `diagnostics.json`. Default: the result's `extra_fields`.
     """
     files: dict[str, object] = {}
     details = result.extra_fields if diagnostics is None else diagnostics
@@ -73,7 +73,7 @@ async def save_trajectory(
 
 
 def _matched(report: TrajectoryReport | None) -> tuple[SampleReport | None, dict[str, SampleReport] | None]:
-    """Return the report of the only sample; several can't be told apart, and are returned as they are."""
+    """Return the report of the only sample, or else all reports, which can't be matched to samples."""
     samples = report.samples if report else {}
     return (next(iter(samples.values()), None), None) if len(samples) <= 1 else (None, samples)
 

@@ -1,4 +1,4 @@
-"""The messages between a controller, which asks for rollouts, and a rollout server."""
+"""The messages between a controller, which requests rollouts, and a rollout server."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ __all__ = [
 class RolloutInitRequest(BaseModel):
     """The body of `POST /rollout`, as every released controller sends it.
 
-    A controller that polls for the result sends a rollout id and no callback URLs. One that is called back sends
-    `completion_callback_url`, and `grader_callback_url` if it wants the rollout graded.
+    A controller that polls for the result sends a rollout id and no callback URLs. A controller that wants callbacks
+    sends `completion_callback_url`, and `grader_callback_url` if it wants the rollout graded.
 
     Attributes:
         initial_messages: The row's messages.
@@ -49,7 +49,7 @@ class RolloutInitRequest(BaseModel):
         agent_timeout_sec: Seconds for the workflow.
         grader_timeout_sec: Seconds for the grader.
         tools: The repository's tools in OpenAI's form, for `ctx.tools`.
-        tools_url: Where they are called, with the bearer key of the model endpoint; clients append `/call`.
+        tools_url: The URL for calling the tools, with the model endpoint's bearer key; clients append `/call`.
         extra_fields: Anything else; it is written to the trajectory file.
     """
 
@@ -88,7 +88,7 @@ class RolloutInitRequest(BaseModel):
 
 
 class RolloutInitResponse(BaseModel):
-    """The answer to `POST /rollout`: the lease that a polling controller renews with each poll."""
+    """The answer to `POST /rollout`, with the lease that a polling controller renews by each poll."""
 
     rollout_id: str
     status: RolloutStatus
@@ -114,7 +114,7 @@ class RolloutResultResponse(BaseModel):
 
 
 class RolloutStatusResponse(BaseModel):
-    """The answer to `GET /rollout/{id}/status`; `unknown` for ids that the server doesn't have."""
+    """The answer to `GET /rollout/{id}/status`; `unknown` for ids that the server doesn't know."""
 
     rollout_id: str
     status: RolloutStatus
@@ -137,13 +137,13 @@ class CancelRolloutsRequest(BaseModel):
 
 
 class CancelRolloutsResponse(BaseModel):
-    """What became of each rollout: `cancelled_queued`, `cancelled_running` or `not_found`."""
+    """The disposition of each rollout: `cancelled_queued`, `cancelled_running` or `not_found`."""
 
     dispositions: dict[str, str]
 
 
 class RolloutLifecycle(BaseModel):
-    """A server's state: whether it takes rollouts, and how many it is running."""
+    """A server's state: if it accepts rollouts, and how many are running."""
 
     accepting_rollouts: bool
     active_rollouts: int = Field(ge=0)

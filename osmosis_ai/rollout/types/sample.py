@@ -1,4 +1,4 @@
-"""What rollouts produce, and what backends take and return."""
+"""The results of rollouts, and the requests and outcomes of backends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MessageDict: TypeAlias = dict[str, Any]
 
 
 def _path_segment(text: str) -> str:
-    # Ids become folder names on this machine, whatever its separators are.
+    # Ids become folder names, so they must be safe with any system's path separators.
     names = {PurePosixPath(text).name, PureWindowsPath(text).name}
     if names != {text} or text in ("", ".", "..") or "\0" in text:
         raise ValueError("a rollout id must be one path segment: no separators, and not '.' or '..'")
@@ -99,7 +99,7 @@ class RolloutSample(BaseModel):
 
 
 _UNFIT = object()
-"""Stands for a value that JSON can't hold."""
+"""Marks a value that JSON can't represent."""
 
 
 def _fitted(value: object, dropped: set[str]) -> Any:

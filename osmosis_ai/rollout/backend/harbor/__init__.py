@@ -1,4 +1,4 @@
-"""Harbor runs agents in containers. It isn't supported; the names say so when they are used."""
+"""Placeholders for Harbor, which runs agents in containers and isn't supported; using a name raises an error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ HARBOR_MESSAGE = (
 
 
 class HarborBackend:
-    """Stands for the vendor's backend, and refuses to be created."""
+    """A placeholder for Harbor's backend; creating one raises an error."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise NotImplementedError(HARBOR_MESSAGE)
 
 
 class TaskMode:
-    """Stands for the vendor's type, and refuses to be created."""
+    """A placeholder for Harbor's type; creating one raises an error."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         raise NotImplementedError(HARBOR_MESSAGE)

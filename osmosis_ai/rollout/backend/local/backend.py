@@ -33,10 +33,10 @@ __all__ = ["LocalBackend"]
 logger = logging.getLogger(__name__)
 
 DEFAULT_CONCURRENCY = 4
-"""Workflows that run at a time if there is no configuration."""
+"""Maximum number of concurrent workflows without a configuration."""
 
 SHOWN_QUEUE_TIME = 0.1
-"""Seconds in the queue from which the message of a deadline mentions them."""
+"""Queue time in seconds above which a deadline's error message mentions it."""
 
 
 class LocalBackend(ExecutionBackend):
@@ -47,8 +47,8 @@ class LocalBackend(ExecutionBackend):
 
     Args:
         workflow: The AgentWorkflow class. This and the other arguments can also be given as `"module:attribute"`.
-        workflow_config: Its configuration. `concurrency.max_concurrent` limits the workflows that run at a time;
-            without a configuration, 4 do.
+        workflow_config: Its configuration. `concurrency.max_concurrent` limits concurrent workflows; without a
+            configuration, the limit is 4.
         grader: The Grader class.
         grader_config: Its configuration.
     """
@@ -71,7 +71,7 @@ class LocalBackend(ExecutionBackend):
 
     @property
     def max_concurrency(self) -> int:
-        """Maximum number of workflows that run at a time; 0 for no limit."""
+        """Maximum number of concurrent workflows; 0 for no limit."""
         return self._slots.limit or 0
 
     def health(self) -> dict[str, Any]:
@@ -86,9 +86,9 @@ class LocalBackend(ExecutionBackend):
         on_workflow_complete: ResultCallback | None = None,
         on_grader_complete: ResultCallback | None = None,
     ) -> ExecutionOutcome:
-        """Run one rollout, and return its results as well as passing them to the callbacks.
+        """Run one rollout; return its results, and also pass them to the callbacks.
 
-        With `on_workflow_complete` alone, nothing is graded.
+        With `on_workflow_complete` alone, the rollout isn't graded.
         """
         rollout = get_rollout_context() or RolloutContext(rollout_id=request.id)
         grades = request.grade and (on_grader_complete is not None or on_workflow_complete is None)
@@ -116,7 +116,7 @@ class LocalBackend(ExecutionBackend):
                 return await _samples_of(value, rollout, request.label)
 
         try:
-            # The controller has been waiting since it asked.
+            # The deadline includes the time in the queue, because the controller has waited since its request.
             samples = await within(None if limit is None else limit - queued, work)
         except DeadlineError:
             message = f"workflow exceeded its {limit}s deadline"
@@ -131,7 +131,7 @@ class LocalBackend(ExecutionBackend):
         self, request: ExecutionRequest, rollout: RolloutContext, result: ExecutionResult
     ) -> ExecutionResult:
         if result.status is not RolloutStatus.SUCCESS:
-            # With the workflow's reason, because some controllers look at the grader's result alone.
+            # Repeat the workflow's reason, because some controllers read only the grader's result.
             return result
         samples = result.samples or ({} if result.sample is None else {_name(result.sample, request): result.sample})
         grader = self.grader_cls
@@ -142,7 +142,7 @@ class LocalBackend(ExecutionBackend):
         await rollout.set_status(RolloutStatus.GRADING)
         folder = await artifacts_dir(self.artifact_root, request.id)
         ctx = GraderContext(request.label, None, None, request.metadata, folder, samples=samples)
-        # A grader may run agents of its own; their conversations aren't samples.
+        # A new context, because a grader may run its own agents, whose conversations aren't samples.
         grading = dataclasses.replace(rollout, sample_source=None, sample_sources={})
 
         async def work() -> None:
@@ -160,7 +160,7 @@ class LocalBackend(ExecutionBackend):
 
 
 class _Slots:
-    """Limits the rollouts that run at a time."""
+    """Limits concurrent rollouts."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit

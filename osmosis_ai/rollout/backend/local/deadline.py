@@ -1,4 +1,4 @@
-"""Run user code with a deadline that it can't outlive."""
+"""Run user code with a deadline that holds even if the code ignores cancellation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["CANCEL_GRACE", "DeadlineError", "within"]
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE = 5.0
-"""Seconds that cancelled code has to clean up. Then it is left behind, and its rollout ends without it."""
+"""Seconds that cancelled code has to clean up. After that it is abandoned, and its rollout ends without it."""
 
 ResultT = TypeVar("ResultT")
 
@@ -28,18 +28,18 @@ class DeadlineError(OsmosisRolloutError):
 async def within(
     seconds: float | None, work: Callable[[], Awaitable[ResultT]], *, grace: float = CANCEL_GRACE
 ) -> ResultT:
-    """Run user code in a task of its own, and return its result.
+    """Run user code in its own task, and return its result.
 
-    Code that is cancelled, by the deadline or with its caller, has some time to clean up.
+    Code that is cancelled, by the deadline or along with its caller, gets some time to clean up.
 
     Args:
-        seconds: The deadline from now; None for none. Zero or less has already passed: nothing runs.
+        seconds: The deadline in seconds from now; None for none. If zero or less, nothing runs.
         work: The code.
         grace: Seconds that cancelled code has to end.
 
     Raises:
-        DeadlineError: It didn't end in time, or blocked the event loop until after its deadline.
-        Exception: Whatever it raised. SystemExit and cancellation from inside become a RuntimeError.
+        DeadlineError: The code didn't end in time, or blocked the event loop past its deadline.
+        Exception: Whatever the code raised. SystemExit and cancellation from inside become a RuntimeError.
     """
     if seconds is not None and seconds <= 0:
         raise DeadlineError
@@ -76,7 +76,7 @@ async def _stop(task: asyncio.Future[Any], grace: float) -> None:
     task.cancel()
     _, running = await asyncio.wait({task}, timeout=grace)
     if running:
-        logger.warning("a workflow or grader ignores its cancellation and was left behind: %s", task)
+        logger.warning("a workflow or grader ignored its cancellation and was abandoned: %s", task)
 
 
 def _consume(task: asyncio.Future[Any]) -> None:

@@ -14,7 +14,7 @@ from osmosis_ai.rollout.integrations.extras import needs_extra
 from osmosis_ai.rollout.types import RolloutSample
 
 if TYPE_CHECKING:
-    # The extra isn't installed where types are checked.
+    # The type checker's environment doesn't have the extra.
     Agent: Any
     Converter: Any
     LitellmModel: Any
@@ -41,7 +41,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MODEL = "openai/osmosis-rollout"
-"""The endpoint decides on the model; LiteLLM needs a name that means OpenAI's protocol."""
+"""The endpoint chooses the model; LiteLLM only needs a name that selects OpenAI's protocol."""
 
 current_sample_id: ContextVar[str | None] = ContextVar("osmosis_current_sample_id", default=None)
 """The name of the session that the runner used last."""
@@ -152,12 +152,12 @@ class OsmosisLitellmModel(LitellmModel):  # type: ignore[misc]
     async def stream_response(
         self, system_instructions: Any, input: Any, model_settings: Any, *args: Any, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """Request a reply, in the name of the session that the runner uses."""
+        """Request a reply on behalf of the session that the runner uses."""
         rollout = get_rollout_context()
         sample_id = current_sample_id.get()
         if rollout is None or not rollout.has_samples or sample_id is None:
             raise RuntimeError("the rollout has no session: pass session=OsmosisMemorySession() to Runner.run()")
-        # Controllers of SDK 0.2 read them.
+        # Controllers of SDK 0.2 read these headers.
         ids = {"x-rollout-id": self.rollout_id, "x-sample-id": sample_id}
         settings = dataclasses.replace(model_settings, extra_headers={**(model_settings.extra_headers or {}), **ids})
         async for event in super().stream_response(system_instructions, input, settings, *args, **kwargs):

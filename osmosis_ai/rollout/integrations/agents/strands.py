@@ -13,7 +13,7 @@ from osmosis_ai.rollout.types import RolloutSample
 from osmosis_ai.rollout.utils.messages import map_initial_messages_to_content_blocks
 
 if TYPE_CHECKING:
-    # The extra isn't installed where types are checked.
+    # The type checker's environment doesn't have the extra.
     LiteLLMModel: Any
     StrandsAgent: Any
 else:
@@ -26,11 +26,11 @@ __all__ = ["OsmosisRolloutModel", "OsmosisStrandsAgent", "StrandsAgentSampleSour
 logger = logging.getLogger(__name__)
 
 MODEL_ID = "openai/osmosis-rollout"
-"""The endpoint decides on the model; LiteLLM needs a name that means OpenAI's protocol."""
+"""The endpoint chooses the model; LiteLLM only needs a name that selects OpenAI's protocol."""
 
 
 class StrandsAgentSampleSource(SampleSource):
-    """The conversation of a Strands agent, as Strands keeps it."""
+    """The conversation of a Strands agent, in Strands' own form."""
 
     def __init__(self, agent: Any) -> None:
         self.agent = agent
@@ -69,7 +69,7 @@ class OsmosisRolloutModel(LiteLLMModel):  # type: ignore[misc]
         client_args = {
             "api_base": rollout.chat_completions_url,
             "api_key": rollout.api_key,
-            # Controllers of SDK 0.2 read them.
+            # Controllers of SDK 0.2 read these headers.
             "extra_headers": {"x-rollout-id": rollout.rollout_id, "x-sample-id": sample_id},
         }
         return LiteLLMModel(client_args=client_args, model_id=MODEL_ID, **self.litellm_kwargs)

@@ -1,6 +1,6 @@
-"""Rollouts of a repository's own rollout server, driven over HTTP.
+"""Drive a repository's own rollout server over HTTP.
 
-The worker starts the server (`server_process`) in the environment that the rollout declares (`environments`), sends it
-rollouts (`wire`), and listens on loopback (`listener`) for what the server reports (`callbacks`) and for the rollouts'
-model calls (`bridge`).
+The worker starts the server (`server_process`) in the environment that the rollout declares (`environments`) and sends
+it rollouts (`wire`). On loopback (`listener`), it receives the server's reports (`callbacks`) and the rollouts' model
+calls (`bridge`).
 """

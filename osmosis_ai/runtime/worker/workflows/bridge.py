@@ -1,7 +1,7 @@
 """The model endpoint of a rollout: OpenAI's chat completions, answered by the run's own model.
 
-The model that a request names doesn't matter, and every other field reaches the run's model. Errors have the form and
-the status that the model's endpoint would have given.
+The bridge ignores the model that a request names, and passes every other field on to the run's model. Errors have the
+form and the status that the model's endpoint would have returned.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEARTBEAT_SECONDS = 15.0
 SAMPLE_HEADER = "x-sample-id"
 
 _OF_PROTOCOL = frozenset({"messages", "model", "multi_turn_mode", "n", "stream", "stream_options", "tools"})
-# Fields that LiteLLM would take as orders to itself: where to send the request, with which key, how often.
+# Fields that LiteLLM would interpret itself: where to send the request, with which key, how often.
 _OF_LITELLM = frozenset(
     {
         "allowed_openai_params", "api_base", "api_key", "api_version", "base_url", "client", "custom_llm_provider",
@@ -52,14 +52,14 @@ _STATUS: dict[FailureKind, int] = {
     "unknown_model": 404,
 }
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-# The model's client has retried what may succeed later; the openai package honors this header.
+# The run's model client has already retried; this header keeps the openai package from retrying again.
 _FINAL = {"x-should-retry": "false"}
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ChatCall(Record, frozen=True):
-    """One model call of a rollout. `params` has the request's other fields; `sample` names the sample it belongs to."""
+    """One model call of a rollout. `params` holds the request's other fields; `sample` names the call's sample."""
 
     messages: list[Message]
     tools: list[Tool]
@@ -68,7 +68,7 @@ class ChatCall(Record, frozen=True):
 
 
 class RefusedCallError(Exception):
-    """The rollout may not make this call, for example because of a limit. `code` is a word for programs."""
+    """The rollout may not make this call, for example because of a limit. `code` identifies the reason for programs."""
 
     def __init__(self, message: str, code: str, status: int = 400) -> None:
         super().__init__(message)
@@ -77,11 +77,11 @@ class RefusedCallError(Exception):
 
 
 Complete: TypeAlias = Callable[[ChatCall, Listen | None], Awaitable[Completion]]
-"""Calls the run's model, and passes on the parts of the reply; raises ModelError or RefusedCallError."""
+"""Calls the run's model, and passes on the reply's chunks; raises ModelError or RefusedCallError."""
 
 
 class Bridge:
-    """Answers one rollout's model calls. A streamed answer has a comment every `heartbeat` seconds until it comes."""
+    """Answers one rollout's model calls. A streamed answer gets a comment every `heartbeat` seconds until it starts."""
 
     def __init__(self, complete: Complete, *, heartbeat: float = HEARTBEAT_SECONDS) -> None:
         self._complete = complete
@@ -94,7 +94,7 @@ class Bridge:
             call, asked = _read(body, sample)
         except RefusedCallError as error:
             return _refused(error)
-        # The generation of SDKs that names the sample streams unless told otherwise.
+        # SDKs that name the sample expect a stream unless the request says otherwise.
         if asked.get("stream", sample is not None):
             return await self._stream(request, call, asked)
         try:
@@ -122,7 +122,7 @@ class Bridge:
                 # Sent at the end, with the usage.
                 last = {**choice, "index": 0}
             else:
-                # A client that has gone ends this call in a moment; it is no failure of the model's.
+                # If the client is gone, this call is about to be cancelled; that isn't a model failure.
                 with suppress(ConnectionError):
                     await _send_chunk(request, response, {**head, "choices": [{**choice, "index": 0}]})
 
@@ -133,7 +133,7 @@ class Bridge:
                 group.cancel_scope.cancel()
         except (RefusedCallError, ModelError) as error:
             plain = _failed(error) if isinstance(error, ModelError) else _refused(error)
-            # Before the first heartbeat, the status still tells.
+            # Before the first heartbeat, the HTTP status can still report the error.
             if not response.prepared or not isinstance(plain.body, bytes):
                 return plain
             await _send(request, response, b"data: " + plain.body + b"\n\ndata: [DONE]\n\n")
@@ -156,7 +156,7 @@ async def _send(request: web.Request, response: web.StreamResponse, data: bytes)
 
 
 def _read(body: bytes, sample: str | None) -> tuple[ChatCall, JsonObject]:
-    """Read a request; return the call, and the whole request. Raises RefusedCallError."""
+    """Parse a request; return the call, and the whole request. Raises RefusedCallError."""
     try:
         asked = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -217,7 +217,7 @@ def _reply(completion: Completion, asked: JsonObject) -> JsonObject:
 
 
 def _chunks(completion: Completion, asked: JsonObject, head: JsonObject, last: JsonObject | None) -> list[JsonObject]:
-    """Return the rest of a stream: its last part with the usage, or all of a reply that came as a whole."""
+    """Return the rest of a stream: the last chunk with the usage, or the whole reply if it wasn't streamed."""
     usage = _usage(completion)
     chunks: list[JsonObject] = []
     if last is None:

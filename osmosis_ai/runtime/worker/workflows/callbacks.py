@@ -1,6 +1,6 @@
-"""What a rollout server reports about one rollout: the end of its workflow, and its grading.
+"""A rollout server's reports on one rollout: the end of its workflow, and its grading.
 
-Released servers report in two forms: `sample` holds the one sample of a rollout, `samples` holds several by their ids.
+Released servers report in two forms: `sample` holds a rollout's only sample, `samples` holds several by id.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Trouble: TypeAlias = Literal[
     "missing_grader_callback",
     "rollout_protocol_error",
 ]
-"""Why a rollout failed, in the words of rollout servers; `not_graded` is ours: the server did not call a grader."""
+"""Why a rollout failed, in the rollout protocol's terms; `not_graded`, our own, means that no grader was called."""
 
 Category: TypeAlias = str
-"""The class of an error as a server names it: `timeout`, `validation_error`, `agent_error`, …"""
+"""The error category that a server gives: `timeout`, `validation_error`, `agent_error`, …"""
 
 TERMINAL = ("success", "failure", "cancelled")
 ONLY = ""
@@ -39,7 +39,7 @@ ONLY = ""
 
 
 class Sample(Record, frozen=True):
-    """One graded conversation of a rollout. `remove_sample` excludes it from every count."""
+    """One graded conversation of a rollout. `remove_sample` excludes it from all statistics."""
 
     id: str | None = None
     messages: list[dict[str, Any]] = []
@@ -51,7 +51,7 @@ class Sample(Record, frozen=True):
 
 
 class Ending(Record, frozen=True):
-    """How a rollout ended: its samples by their ids, and what went wrong, with the server's own words if it has any."""
+    """How a rollout ended: its samples by id, and the problem, if any, with the server's own message."""
 
     samples: dict[str, Sample] = {}
     trouble: Trouble | None = None
@@ -82,7 +82,7 @@ class Report(Record, frozen=True):
 
 
 class RefusedReportError(OsmosisError):
-    """A report can't be used; the message says why."""
+    """An unusable report; the message gives the reason."""
 
 
 def read_report(body: bytes, rollout_id: str) -> Report:
@@ -98,7 +98,7 @@ def read_report(body: bytes, rollout_id: str) -> Report:
     except msgspec.ValidationError as error:
         raise RefusedReportError(str(error)) from error
     except SystemError as error:
-        # How msgspec 0.18 fails on a number beyond all floats.
+        # msgspec 0.18 fails this way on a number beyond the range of floats.
         raise RefusedReportError("a number is out of range") from error
     if report.rollout_id is not None and report.rollout_id != rollout_id:
         raise RefusedReportError(f"it is about rollout {report.rollout_id!r}, not {rollout_id!r}")
@@ -106,17 +106,17 @@ def read_report(body: bytes, rollout_id: str) -> Report:
 
 
 def _decoded(body: bytes) -> object:
-    """Decode JSON, also with what Python's own encoder writes although JSON can't hold it: NaN and lone surrogates."""
+    """Decode JSON, tolerating what Python's own encoder writes against the standard: NaN and lone surrogates."""
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         text = json.dumps(json.loads(body), ensure_ascii=False)
-        # NaN stays, because a grading has to be told of it.
+        # Keep NaN, so that the grading can report it as the reward.
         return json.loads(text.encode("utf-8", "replace"))
 
 
 def graded(report: Report) -> Ending:
-    """Judge a finished grading: every sample that is kept needs a finite reward."""
+    """Judge a finished grading: every sample that isn't removed needs a finite reward."""
     samples, message, category = report.all_samples, report.err_message or "", report.err_category
     if report.status != "success":
         if not (samples or message or category):
@@ -126,7 +126,7 @@ def graded(report: Report) -> Ending:
             )
         if message.startswith(NOT_GRADED):
             return Ending(samples, "not_graded", message)
-        # The reward of a grading that failed means nothing.
+        # A failed grading's reward is meaningless.
         kept = {name: msgspec.structs.replace(sample, reward=None) for name, sample in samples.items()}
         return Ending(kept, "grader_failed", message or "grading failed without a message", category)
     if not samples:
@@ -146,10 +146,10 @@ def graded(report: Report) -> Ending:
 
 
 class Callbacks:
-    """The callbacks of one rollout, in whatever order and number they arrive; the first of each kind counts.
+    """The callbacks of one rollout. They may arrive in any order, and more than once; the first of each kind counts.
 
     Attributes:
-        completion, grading: The reports, None before they arrive.
+        completion, grading: The reports; None until they arrive.
         refused: Why the latest unusable callback was refused.
     """
 
@@ -161,21 +161,21 @@ class Callbacks:
         self._changed = anyio.Event()
 
     def completed(self, body: bytes) -> None:
-        """Take the report that the workflow has ended; raise RefusedReportError."""
+        """Accept the report that the workflow has ended; raise RefusedReportError."""
         report = self._read(body)
         if self.completion is None:
             self.completion = report
             self._notify()
 
     def graded(self, body: bytes) -> None:
-        """Take the report that grading has ended; raise RefusedReportError."""
+        """Accept the report that grading has ended; raise RefusedReportError."""
         report = self._read(body)
         if self.grading is None:
             self.grading = report
             self._notify()
 
     async def until(self, arrived: Callable[[], bool]) -> None:
-        """Wait until `arrived` is true of these callbacks."""
+        """Wait until `arrived` returns True; check it after every callback."""
         while not arrived():
             await self._changed.wait()
 

@@ -1,8 +1,8 @@
-"""The Python environment that a rollout's own pyproject.toml declares, made by uv.
+"""Build the Python environment that a rollout's own pyproject.toml declares, with uv.
 
-Environments are kept in the user's cache folder by the hash of what declares them, and shared between runs. Those that
-haven't been used for a month are removed when another is made. Nothing is written into the user's tree: the rollout's
-folder is on the path, but isn't installed.
+Environments are shared between runs, in the user's cache folder, keyed by the hash of their declaration. Building one
+removes those that have been unused for a month. Nothing is written into the user's tree: the rollout's folder is put on
+the path, not installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_LOCK_BYTES = 16 * 1024 * 1024
 POLL_SECONDS = 0.1
 UNUSED_SECONDS = 30 * 24 * 3600.0
 COMPLETE = "osmosis-complete"
-"""A file in an environment whose installation has ended well; its time is that of the last use."""
+"""Marks a completely installed environment; its modification time is that of the last use."""
 
 
 def environments_folder() -> Path:
@@ -53,19 +53,19 @@ def prepare_environment(
     environ: Mapping[str, str] | None = None,
     stopped: Event | None = None,
 ) -> Path:
-    """Return the interpreter of a rollout's environment, and make the environment first if there is none.
+    """Return the interpreter of a rollout's environment, after building the environment if needed.
 
-    Without a pyproject.toml in the rollout's folder, that is the current interpreter. If several processes ask for the
-    same environment, one makes it and the others wait.
+    Without a pyproject.toml in the rollout's folder, return the current interpreter. If several processes need the same
+    environment, one builds it while the others wait.
 
     Args:
         rollout: The rollout's folder.
-        folder: Where environments are kept; `environments_folder()` by default.
+        folder: Where to keep environments; `environments_folder()` by default.
         environ: The environment variables for uv; this process's by default.
-        stopped: Ends the preparation soon after it is set, from another thread.
+        stopped: Set by another thread to abort the preparation.
 
     Raises:
-        RepositoryError: The environment can't be made; the message has uv's own last lines.
+        RepositoryError: The environment can't be built; the message has uv's last lines.
     """
     stopped = stopped or Event()
     declaration, lock = rollout / "pyproject.toml", rollout / "uv.lock"
@@ -87,7 +87,7 @@ def prepare_environment(
         with _locked(target, stopped):
             made = python.exists() and (target / COMPLETE).exists()
             if not made:
-                # What an interrupted installation left behind.
+                # An interrupted installation may have left a partial environment.
                 shutil.rmtree(target, ignore_errors=True)
                 uv.run("venv", "--quiet", str(target))
             # Local sources may have changed, unlike packages of an index.
@@ -104,17 +104,19 @@ def prepare_environment(
 
 
 def interpreter_of(source: WorkflowSource, stopped: Event | None = None) -> Path:
-    """Return the interpreter for a rollout server, whose environment is made if needed; raise RepositoryError."""
+    """Return the interpreter for a rollout server, building its environment if needed; raise RepositoryError."""
     return Path(sys.executable) if source.own_sdk else prepare_environment(Path(source.folder), stopped=stopped)
 
 
 def uv_command(path: str | None, *, installed: bool) -> list[str]:
-    """Return the command of uv: the installed package, else the one on the PATH; raise RepositoryError without both."""
+    """Return the command that runs uv: the installed package's, else the PATH's; raise RepositoryError if neither."""
     if installed:
         return [sys.executable, "-m", "uv"]
     found = shutil.which("uv", path=path)
     if found is None:
-        raise RepositoryError("uv, which makes environments, is missing: pip install 'osmosis-ai[workflows]'")
+        raise RepositoryError(
+            "uv, which builds the rollout's environment, is missing: pip install 'osmosis-ai[workflows]'"
+        )
     return [found]
 
 
@@ -139,7 +141,7 @@ class _Uv:
         self.has_local_sources = bool(own.get("sources")) if isinstance(own, dict) else False
 
     def install(self, target: Path, python: Path, *, locked: bool) -> None:
-        """Install what the rollout declares: exactly what its lock file says, if it has one."""
+        """Install what the rollout declares, at the exact versions of its lock file if it has one."""
         if locked:
             self._environ["UV_PROJECT_ENVIRONMENT"] = str(target)
             self.run("sync", "--quiet", "--frozen", "--no-install-project", "--python", str(python))
@@ -148,7 +150,7 @@ class _Uv:
             self.run("pip", "install", "--quiet", "--python", str(python), "-r", declaration)
 
     def run(self, *arguments: str) -> None:
-        """Run a command of uv; raise RepositoryError if it fails."""
+        """Run a uv command; raise RepositoryError if it fails."""
         command = uv_command(self._environ["PATH"], installed=find_spec("uv") is not None)
         process = subprocess.Popen(  # noqa: S603 - arguments without a shell
             [*command, *arguments],
@@ -165,7 +167,7 @@ class _Uv:
             raise RepositoryError(f"{self._what}; `uv {' '.join(arguments[:2])}` said:\n{said}")
 
     def _wait(self, process: subprocess.Popen[bytes]) -> bytes:
-        """Return a command's output, once it has ended."""
+        """Wait until a command ends, and return its output."""
         deadline = monotonic() + UV_SECONDS
         while True:
             try:
@@ -185,7 +187,7 @@ class _Uv:
 
 
 def _pyenv_folders(environ: Mapping[str, str]) -> list[str]:
-    """Return the folders of pyenv's interpreters that uv can use, the latest first."""
+    """Return the folders of pyenv's interpreters that uv can use, newest version first."""
     versions = Path(environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     found = []
     for folder in versions.glob("3.*/bin"):
@@ -206,7 +208,7 @@ def _key(rollout: Path, declared: bytes, locked: bytes | None, *, local: bool) -
 
 
 def _remove_unused(home: Path) -> None:
-    """Remove the environments that haven't been used for a month, unless a process is making them."""
+    """Remove environments unused for a month, except those that a process is building."""
     for stamp in home.glob(f"*/{COMPLETE}"):
         with Path(f"{stamp.parent}.lock").open("a", encoding="utf-8") as file:
             if _lock(file) and time() - stamp.stat().st_mtime > UNUSED_SECONDS:
@@ -215,16 +217,16 @@ def _remove_unused(home: Path) -> None:
 
 @contextmanager
 def _locked(target: Path, stopped: Event) -> Iterator[None]:
-    """Lock an environment for the block, once no other process does."""
+    """Wait for an environment's lock, and hold it during the block."""
     with Path(f"{target}.lock").open("a", encoding="utf-8") as file:
         while not _lock(file):
             if stopped.wait(POLL_SECONDS):
-                raise RepositoryError(f"stopped while another process made the environment {target}")
+                raise RepositoryError(f"stopped while another process was building the environment {target}")
         yield
 
 
 def _lock(file: TextIO) -> bool:
-    """Lock an open file until it is closed; return False if another process has locked it."""
+    """Lock an open file until it is closed; return False if another process holds the lock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

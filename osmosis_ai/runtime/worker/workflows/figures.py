@@ -1,6 +1,7 @@
-"""The figures of a rollout's model calls, which rollout servers write into their trajectory files.
+"""Measure a rollout's model calls, for the trajectory files that rollout servers write.
 
-Only who hosts the model knows them. Servers since 0.3.0 read them from the answers to their callbacks.
+Only the host of the model knows the tokens and times. Servers since 0.3.0 read them from the answers to their
+callbacks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["CallFigures"]
 
 
 class CallFigures:
-    """One rollout's model calls by sample, in order. `name` stands for the sample of a rollout that has only one."""
+    """One rollout's model calls by sample, in order. `name` is used for a rollout's only sample."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,7 +41,7 @@ def _figures(completion: Completion) -> JsonObject:
         "model_name": completion.model,
         "prompt_token_ids": ids.prompt_token_ids if ids else None,
         "completion_token_ids": ids.token_ids if ids else None,
-        # JSON has no infinity, and with one number missing the others would mean other tokens.
+        # JSON has no infinity, and dropping a single value would shift the others to the wrong tokens.
         "logprobs": chosen if chosen and all(map(math.isfinite, chosen)) else None,
     }
     return {name: value for name, value in figures.items() if value is not None}

@@ -1,7 +1,7 @@
-"""Run a command in a process group of its own until it ends, or until stdin does: then end the whole group.
+"""Run a command in its own process group until it ends or stdin reaches EOF, then kill the whole group.
 
-A worker runs this file as a script, with the other end of stdin's pipe in its hands: however the worker ends, the
-command doesn't outlive it. The exit code is the command's. Only the standard library is imported, to start fast.
+A worker runs this file as a script and holds the write end of its stdin. However the worker dies, the pipe closes, so
+the command never outlives it. The exit code is the command's. To start fast, only the standard library is imported.
 """
 
 import os
@@ -15,8 +15,8 @@ PAUSE = 0.02
 
 
 def main(grace: float, command: "list[str]") -> int:
-    """Run the command; at the end of stdin it gets SIGTERM, and SIGKILL after `grace` seconds."""
-    # A handler, because what is ignored would be ignored in the command, too.
+    """Run the command; on EOF on stdin, send it SIGTERM, then SIGKILL after `grace` seconds."""
+    # Handlers that do nothing, because the command would inherit SIG_IGN.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     child = subprocess.Popen(  # noqa: S603 - the worker's own words
@@ -34,7 +34,7 @@ def main(grace: float, command: "list[str]") -> int:
 
     threading.Thread(target=follow, daemon=True).start()
     code = child.wait()
-    # What it left behind in its group.
+    # Kill whatever the command left running in its group.
     _signal(child.pid, signal.SIGKILL)
     return code
 
@@ -48,5 +48,5 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 if __name__ == "__main__":
     ended = main(float(sys.argv[1]), sys.argv[2:])
-    # As a shell has it: a signal's number above 128.
+    # Like a shell: 128 plus the signal's number.
     os._exit(ended if ended >= 0 else 128 - ended)

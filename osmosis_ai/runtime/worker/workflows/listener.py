@@ -1,6 +1,6 @@
-"""The HTTP server on loopback through which rollouts reach us: their servers' callbacks, model calls and tool calls.
+"""The HTTP server on loopback that receives the callbacks, model calls and tool calls of rollouts.
 
-Each rollout has a bearer of its own, so none can write into another's.
+Each rollout has its own bearer key, so none can write into another's record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 BODY_SECONDS = 30.0
 CLOSE_SECONDS = 1.0
 KEPT_ENDED = 10_000
-"""Rollouts that are remembered after their end, so that what is late is told from what is wrong."""
+"""Number of ended rollouts to remember, so that a late request isn't taken for a wrong one."""
 
 ModelCalls: TypeAlias = Callable[[web.Request, bytes], Awaitable[web.StreamResponse]]
 """Answers a rollout's chat-completions request."""
@@ -63,7 +63,7 @@ class _ToolRequest(Record, frozen=True):
 
 
 class Hosted:
-    """A rollout that is hosted. `url` is the base of its routes, `key` its bearer."""
+    """A hosted rollout. `url` is the base of its routes, `key` its bearer key."""
 
     def __init__(
         self,
@@ -82,15 +82,15 @@ class Hosted:
         self.calls: set[anyio.CancelScope] = set()
 
     def end(self) -> None:
-        """Cut off the open model and tool calls."""
+        """Cancel the open model and tool calls."""
         for scope in self.calls:
             scope.cancel()
 
 
 class Listener:
-    """Listens on loopback between `start` and `aclose`, for the rollouts that are hosted at the time.
+    """Listens on loopback between `start` and `aclose`, for the rollouts hosted at that time.
 
-    A body may have up to `max_body` bytes, and take up to `body_seconds` to arrive.
+    A body may have up to `max_body` bytes, and take up to `body_seconds` seconds to arrive.
     """
 
     def __init__(self, *, max_body: int = MAX_BODY_BYTES, body_seconds: float = BODY_SECONDS) -> None:
@@ -109,10 +109,10 @@ class Listener:
         app.router.add_post(f"{rollout}/completion", self._completion)
         app.router.add_post(f"{rollout}/grader", self._grading)
         app.router.add_post(f"{rollout}/tools/call", self._tool)
-        # The oldest SDK appends to whatever base it is given, and names the rollout in a header.
+        # The oldest SDK appends its path to any base URL, and names the rollout in a header.
         for path in (f"{rollout}/chat/completions", "/v1/chat/completions", "/chat/completions"):
             app.router.add_post(path, self._chat)
-        # A call whose client has gone isn't finished for nobody.
+        # Cancel a call whose client has disconnected, instead of finishing it for no one.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=CLOSE_SECONDS)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024).start()
@@ -130,9 +130,13 @@ class Listener:
         tool_calls: ToolCalls | None = None,
         acknowledgement: Callable[[], JsonObject] = dict,
     ) -> Iterator[Hosted]:
-        """Host a rollout for the block. At its end, its open calls are cut off, and later ones are refused.
+        """Host a rollout during the block. When the block ends, cancel its open calls and refuse later ones.
 
-        `acknowledgement` gives the answer to a callback that is taken.
+        Args:
+            rollout_id: The rollout's id.
+            model_calls: Answers the rollout's model calls.
+            tool_calls: Calls a tool; None for a rollout without tools.
+            acknowledgement: Returns the answer to an accepted callback.
         """
         url = f"{self._url}/rollouts/{rollout_id}"
         hosted = Hosted(rollout_id, url, model_calls, tool_calls, acknowledgement)
@@ -202,13 +206,13 @@ class Listener:
         if rollout_id is None:
             rollout_id = self._by_key.get(bearer)
             if rollout_id is None:
-                return openai_error(401, "the bearer is no rollout's", "invalid_api_key")
+                return openai_error(401, "the bearer key isn't any rollout's", "invalid_api_key")
         try:
             hosted = self._find(request, rollout_id)
         except _RefusedError as error:
             return openai_error(error.status, str(error), _CODES[error.status])
         if hosted is None:
-            # A status that clients don't retry.
+            # Clients don't retry this status.
             return openai_error(410, f"the rollout {rollout_id!r} has ended", _CODES[410])
         body = await self._body(request)
         if body is None:
@@ -216,13 +220,13 @@ class Listener:
         return await self._while_hosted(hosted, request, hosted.model_calls(request, body))
 
     def _find(self, request: web.Request, rollout_id: str) -> Hosted | None:
-        """Return the rollout, None if it has ended; raise _RefusedError if it is unknown or the bearer isn't its."""
+        """Return the rollout, or None if it has ended; raise _RefusedError if the id is unknown or the key wrong."""
         hosted = self._hosted.get(rollout_id)
         key = self._ended.get(rollout_id) if hosted is None else hosted.key
         if key is None:
             raise _RefusedError(404, f"there is no rollout {rollout_id!r}")
         if not _holds(request, key):
-            raise _RefusedError(401, "the bearer isn't this rollout's")
+            raise _RefusedError(401, "the bearer key isn't this rollout's")
         return hosted
 
     async def _while_hosted(
@@ -234,7 +238,9 @@ class Listener:
                 return await answer
             finally:
                 hosted.calls.discard(scope)
-        # The rollout has ended meanwhile. The client may have a part of the answer, so only the connection's end tells.
+        # The rollout ended meanwhile. The client may already have part of the answer, so only closing the connection
+        # can
+        # signal the failure.
         if request.transport is not None:
             request.transport.abort()
         return openai_error(410, "the rollout has ended", _CODES[410])

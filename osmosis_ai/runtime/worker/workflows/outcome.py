@@ -1,4 +1,4 @@
-"""Convert the end of a rollout in its server's words to the failures and scores of a record."""
+"""Convert a rollout server's report on the end of a rollout to the failures and scores of a record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGE_CHARACTERS = 2000
 
 
 class Meaning(NamedTuple):
-    """What a server's word means in a record. `late` replaces it if the error's category is `timeout`."""
+    """How a record represents a server's kind of trouble; `late` replaces it if the error's category is `timeout`."""
 
     origin: Origin
     kind: FailureKind
@@ -30,12 +30,12 @@ TROUBLES: dict[Trouble, Meaning] = {
     "workflow_failed": Meaning("agent", "exception", late=("timeout", "rollout")),
     "callback_timeout": Meaning("timeout", "no_report"),
     "rollout_protocol_error": Meaning("agent", "error"),
-    # The rollout itself is whole; only its score is missing.
+    # The rollout itself is complete; only its score is missing.
     "grader_failed": Meaning("reward", "exception", late=("reward", "timeout")),
     "missing_grader_callback": Meaning("reward", "no_report"),
     "not_graded": Meaning("reward", "no_ground_truth"),
 }
-"""Every word for what went wrong. Those of origin `reward` fail the score, the others the rollout."""
+"""Every kind of trouble. Those with the origin `reward` fail the score, the others the rollout."""
 
 _WORDS: dict[tuple[str, str], str] = {
     **{(meaning.origin, meaning.kind): word for word, meaning in TROUBLES.items() if word != "not_graded"},
@@ -46,20 +46,21 @@ _OF_ORIGIN: dict[str, str] = {"reward": "grader_failed", "rubric": "grader_faile
 
 
 def error_type(failure: Failure) -> str:
-    """Return the rollout server's word for a recorded failure, for files in the form that its tools read."""
+    """Return the rollout protocol's term for a recorded failure, for files that the protocol's tools read."""
     return _WORDS.get((failure.origin, failure.kind)) or _OF_ORIGIN.get(failure.origin, "workflow_failed")
 
 
 class Judged(NamedTuple):
-    """The parts of a record: the rollout's failure, or its report with the grader's score."""
+    """The outcome for a record: the rollout's failure, or its report with the grader's score."""
 
     failure: Failure | None
     report: AgentReport | None
 
 
 def check_samples(ending: Ending, called: set[str]) -> Ending:
-    """Compare the graded samples with those that called the model, where samples have names. Return the ending, failed
-    if a reward is for a sample that made no call, or missing for one that did.
+    """Compare the graded samples with those that called the model, if samples have names.
+
+    Return the ending; it is a failure if a sample without model calls has a reward, or one with calls has none.
     """
     named = ending.samples.keys() - {ONLY}
     if ending.trouble is not None or not named or not called or named == called:
@@ -74,8 +75,12 @@ def check_samples(ending: Ending, called: set[str]) -> Ending:
 
 
 def judged(ending: Ending, name: str, raised: Raised | None = None) -> Judged:
-    """Judge a rollout's end; `name` is the one under which scores and metrics are reported, and `raised` says where the
-    error was raised, if that is known.
+    """Judge the end of a rollout.
+
+    Args:
+        ending: The end, as the server reported it.
+        name: The name to report scores and metrics under.
+        raised: Where the error was raised, if known.
     """
     failure = None
     if ending.trouble is not None:
@@ -94,7 +99,7 @@ def judged(ending: Ending, name: str, raised: Raised | None = None) -> Judged:
         return Judged(None, AgentReport(name, score=Score(name, failure=failure), metrics=metrics))
     rewards = [sample.reward for sample in ending.samples.values() if not sample.remove_sample]
     kept = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
-    # Divided first, because the sum of large rewards can overflow.
+    # Divide before adding, because the sum of large rewards can overflow.
     score = Score(name, sum(reward / len(kept) for reward in kept)) if kept else None
     return Judged(None, AgentReport(name, score=score, metrics=metrics))
 

@@ -1,4 +1,4 @@
-"""Find errors in a server's output: the traceback behind a reported text, and the module without which it ended."""
+"""Find errors in a server's output: the traceback of a reported error, and a missing module that ended the server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Raised", "find_missing", "find_raised"]
 
 MAX_LINES = 200
 MAX_CHARACTERS = 20_000
-# Our own SDK goes on to say that it shows the repository's code only.
+# Our own SDK adds that it shows only the repository's code.
 START = "Traceback (most recent call last"
 MISSING = re.compile(r"^ModuleNotFoundError: (?:No module named '(?P<module>[\w-]+)|.*osmosis-ai\[(?P<extra>[\w-]+)\])")
 FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 class Raised(NamedTuple):
-    """Where an error was raised: the last line of the rollout's own code, relative to the root, and the traceback.
+    """Where an error was raised: the innermost line of the rollout's own code, relative to the root, and the traceback.
 
     `type` is the name of the exception's class.
     """
@@ -34,7 +34,7 @@ class Raised(NamedTuple):
 
 
 def find_raised(output: Sequence[str], message: str, folder: Path, root: Path) -> Raised | None:
-    """Find the latest traceback that ends with an error of this text, and passes through a file in `folder`."""
+    """Return the latest traceback that ends with this error message and passes through a file in `folder`."""
     text = message.strip().partition("\n")[0]
     if not text:
         return None
@@ -56,7 +56,7 @@ def _raised(trace: Sequence[str], folder: Path, root: Path) -> Raised | None:
             continue
         # Our own SDK's paths are relative to the rollout's folder.
         file = folder / frame["file"]
-        # What is installed below the folder isn't the rollout's own.
+        # Packages installed below the folder aren't the rollout's own code.
         if file.is_relative_to(folder) and "site-packages" not in frame["file"]:
             found = os.path.relpath(file, root), int(frame["line"])
     if found is None:
@@ -66,7 +66,7 @@ def _raised(trace: Sequence[str], folder: Path, root: Path) -> Raised | None:
 
 
 def find_missing(output: Sequence[str], folder: Path, *, own_sdk: bool) -> str | None:
-    """Say how to install what a server lacked when it ended; None if it ended for another reason.
+    """Return how to install the module that a server was missing; None if it ended for another reason.
 
     Args:
         output: The server's last lines.

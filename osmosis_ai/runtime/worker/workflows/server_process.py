@@ -1,4 +1,4 @@
-"""A rollout server as a child process: started, identified, watched, and ended with this process at the latest."""
+"""Run a rollout server as a child process: start, identify and watch it, and end it with this process at the latest."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ ADVICE = f"it must serve on port ${PORT_VARIABLE} until it is stopped"
 
 
 class ServerCommand(Record, frozen=True):
-    """How to start a rollout server, with this process's environment and variables of our own.
+    """How to start a rollout server, in this process's environment plus the protocol's variables.
 
-    `artifacts` is the folder below which the server may write a folder for each rollout. `env` has variables of the
-    rollout's own.
+    `artifacts` is the folder in which the server may create a folder per rollout. `env` holds the rollout's own
+    environment variables.
     """
 
     python: str
@@ -58,13 +58,13 @@ class ServerCommand(Record, frozen=True):
 
     def environment(self, port: int, instance: str, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the server's environment variables."""
-        # An environment of its own has nothing to do with ours.
+        # The rollout's environment is separate: these variables would point its Python at ours.
         ours = () if self.python == sys.executable else ("VIRTUAL_ENV", "PYTHONPATH")
         inherited = {name: value for name, value in environ.items() if name not in ours} | self.env
-        # Its price map is fetched from the network otherwise, which takes seconds at every start.
+        # Otherwise LiteLLM fetches its price map from the network, which takes seconds at every start.
         inherited.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
         for name in ("NO_PROXY", "no_proxy"):
-            # We are on loopback, which no proxy reaches.
+            # The model and the callbacks are on loopback, which a proxy can't reach.
             inherited[name] = ",".join(filter(None, [inherited.get(name), "127.0.0.1"]))
         own = {
             PORT_VARIABLE: str(port),
@@ -77,22 +77,22 @@ class ServerCommand(Record, frozen=True):
             "PYTHONUNBUFFERED": "1",
         }
         if (self.folder / "src").is_dir():
-            # The rollout isn't installed in its environment, so this layout needs the path.
+            # The rollout isn't installed in its environment, so a src layout needs the path.
             own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(self.folder / "src"), inherited.get("PYTHONPATH")]))
         return {**inherited, **own}
 
 
 class ServerProcess:
-    """A running rollout server that is healthy, and whose address is `server`'s. Made by `ServerProcess.open`.
+    """A running, healthy rollout server; `server` is its client. Created by `ServerProcess.open`.
 
     Attributes:
-        max_concurrent: How many rollouts the server runs at a time, None if it doesn't say.
+        max_concurrent: How many rollouts the server runs at a time; None if it doesn't say.
     """
 
     def __init__(self, process: Process, port: int, log: Callable[[str], None]) -> None:
         self.port = port
         self.max_concurrent: int | None = None
-        # The server has our environment, and with it the key that it may ask for.
+        # The server inherits our environment, and with it any key that it requires.
         self.server = RolloutServer(f"http://127.0.0.1:{port}", key=os.environ.get(API_KEY_VARIABLE) or None)
         self._process = process
         self._log = log
@@ -115,9 +115,9 @@ class ServerProcess:
 
         Args:
             command: How to start it.
-            log: Takes each line of its output.
-            seconds: How long it may take to become healthy.
-            grace: How long it may take to end, in seconds.
+            log: Called with each line of its output.
+            seconds: How many seconds it may take to become healthy.
+            grace: How many seconds it may take to end.
             port: A fixed port; a free one by default.
 
         Raises:
@@ -130,7 +130,7 @@ class ServerProcess:
                 kept_by = [sys.executable, "-I", "-S", keeper.__file__, str(grace)]
                 process = await anyio.open_process(
                     [*kept_by, command.python, command.entrypoint],
-                    # One order for both.
+                    # stderr goes into stdout, which keeps the lines in order.
                     stderr=subprocess.STDOUT,
                     cwd=command.folder,
                     env=command.environment(chosen, instance, os.environ),
@@ -143,7 +143,7 @@ class ServerProcess:
                     if problem is None:
                         yield running
                         break
-                    # Somebody else may have taken the port in between.
+                    # Another process may have taken the port in between; try again with another one.
                     if not (start + 1 < STARTS and port is None and running._lost_port):
                         own = command.python == sys.executable
                         missing = find_missing(running.output()[-TAIL_LINES:], command.folder, own_sdk=own)
@@ -163,7 +163,7 @@ class ServerProcess:
         return await self._process.wait()
 
     def tail(self) -> str:
-        """Return the end of the server's output, to be appended to a message."""
+        """Return the end of the server's output, for appending to a message."""
         return "".join(f"\n  {line}" for line in self.output()[-TAIL_LINES:])
 
     def output(self) -> list[str]:
@@ -171,18 +171,18 @@ class ServerProcess:
         return list(self._lines)
 
     def kill(self) -> None:
-        """End the server and everything it has started, at once."""
+        """Kill the server and every process it has started."""
         end_processes(self._process.pid)
 
     async def _become_healthy(self, instance: str, seconds: float) -> str | None:
-        """Wait until the server is healthy; return why it isn't, else None."""
+        """Wait until the server is healthy; return None, or the reason why it didn't become healthy."""
         deadline = monotonic() + seconds
         problem = "it didn't answer"
         while monotonic() < deadline:
             if self.ended is not None:
                 await self._settle()
                 self._lost_port = "address already in use" in self.tail().lower()
-                # A script that does its work and ends has no error to show.
+                # A script that just does its work and exits leaves no error in its output.
                 advice = f": {ADVICE}" if self.ended == 0 else ""
                 return f"the rollout server ended with code {self.ended} before it was healthy{advice}"
             try:
@@ -200,7 +200,7 @@ class ServerProcess:
         return f"the rollout server was not healthy within {seconds:g} s: {problem}; {ADVICE}"
 
     async def _owns_port(self) -> bool:
-        """Return True if a process of the server listens on the port, as far as the system tells."""
+        """Return False only if the system shows that no process of the server listens on the port."""
         return await anyio.to_thread.run_sync(_listens, self._process.pid, self.port)
 
     async def _drain(self) -> None:
@@ -258,7 +258,7 @@ def _listens(pid: int, port: int) -> bool:
         family = {pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))}
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:
-        # Elsewhere than on Linux, only the administrator may look.
+        # Systems other than Linux show this only to the administrator.
         return True
     except psutil.Error:
         return False

@@ -1,8 +1,8 @@
-"""The client of a rollout server. It speaks every released form of the protocol.
+"""The client of a rollout server, for every released version of the protocol.
 
-All of them take one `POST /rollout`, and ignore fields that they don't know. Its answer shows how the result comes: an
-answer with a lease means that the result is polled (since 0.3.3); without one, the server calls back at the addresses
-in the request, with one sample (0.3.0 to 0.3.2) or several (0.2.23 to 0.2.31).
+All versions accept one `POST /rollout`, and ignore unknown fields. The answer shows how to get the result: with a
+lease, the client polls for it (since 0.3.3); without one, the server calls back the URLs in the request, with one
+sample (0.3.0 to 0.3.2) or several (0.2.23 to 0.2.31).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ T = TypeVar("T")
 
 
 class RolloutServerError(OsmosisError):
-    """The server itself is at fault, whatever the rollout: it can't be reached, or its answer makes no sense.
+    """The server itself failed, not the rollout: it can't be reached, or its answer makes no sense.
 
     Attributes:
-        lost: True if the server has probably ended, been replaced or been blocked, so that the rollout may run again
-            elsewhere.
-        blocked: True if it has certainly been blocked, by whichever rollout's code.
+        lost: True if the server has probably ended, been replaced or been blocked, so the rollout may run again on
+            another one.
+        blocked: True if user code has certainly blocked the server; it may be another rollout's code.
     """
 
     def __init__(self, message: str, *, lost: bool = False, blocked: bool = False) -> None:
@@ -63,10 +63,10 @@ class RolloutServerError(OsmosisError):
 
 
 class Asked(Record, frozen=True):
-    """A rollout to ask a server for. Times are in seconds.
+    """A rollout to request from a server. Times are in seconds.
 
-    `url` is where the rollout reaches its model and tools and reports to, `key` the bearer for all. With `grade`, it
-    ends with its grading. Servers on released SDKs take no `tools`.
+    `url` is the base URL for the rollout's model, tools and reports, and `key` the bearer key for all of them. With
+    `grade`, the rollout ends with its grading. Servers on released SDKs ignore `tools`.
     """
 
     id: str
@@ -89,7 +89,7 @@ class Asked(Record, frozen=True):
             "metadata": self.metadata,
             "chat_completions_url": self.url,
             "completion_callback_url": f"{self.url}/completion",
-            # The oldest form authenticates model calls with the controller's key, and knows no other.
+            # The oldest version has just one key, the controller's, and uses it for model calls too.
             "controller_api_key": self.key,
             "llm_api_key": self.key,
             "agent_timeout_sec": self.agent_timeout,
@@ -116,8 +116,10 @@ class Lease(Record, frozen=True):
 
 
 class RolloutServer:
-    """A rollout server at an address, which may ask for a key. A report may arrive up to `delivery` seconds after its
-    deadline, when the server has `alive` seconds to answer for its health.
+    """A client of the rollout server at an address, which may require a key.
+
+    A report may arrive up to `delivery` seconds after its deadline. If it doesn't, the server gets `alive` seconds to
+    answer a health check.
     """
 
     def __init__(
@@ -126,18 +128,18 @@ class RolloutServer:
         self.url = url.rstrip("/")
         self._delivery = delivery
         self._alive = alive
-        # No other limit: the number of rollouts in flight is the caller's matter.
+        # No limit on connections: the caller bounds the number of in-flight rollouts.
         self._http = HttpClient(REQUEST_SECONDS, key=key, max_reply_bytes=MAX_BYTES)
 
     async def aclose(self) -> None:
         await self._http.aclose()
 
     async def health(self, seconds: float) -> JsonObject:
-        """Return the server's health; raise RolloutServerError if it doesn't come within `seconds`."""
+        """Return the server's health; raise RolloutServerError if it doesn't answer within `seconds`."""
         try:
             answer = await self._http.get(f"{self.url}/health", seconds=seconds)
             if answer.status == 401:
-                raise RolloutServerError(f"it asks for its API key: set {API_KEY_VARIABLE} to that key")
+                raise RolloutServerError(f"it requires an API key: set {API_KEY_VARIABLE} to the server's key")
             if answer.status != 200:
                 raise RolloutServerError(answer.describe(None)[0])
             body = answer.json()
@@ -148,10 +150,10 @@ class RolloutServer:
         return body
 
     async def run(self, asked: Asked, callbacks: Callbacks, taken: Callable[[], None] = lambda: None) -> Ending:
-        """Run a rollout to its end, which the deadlines bound whatever the server does about them. `taken` is called
-        when the server has taken it.
+        """Run a rollout to its end, within its deadlines even if the server ignores them.
 
-        If the caller is cancelled, the server is told to cancel the rollout.
+        Calls `taken` when the server has accepted the rollout. If the caller is cancelled, it tells the server to
+        cancel the rollout.
 
         Raises:
             RolloutServerError: The server is at fault.
@@ -175,24 +177,24 @@ class RolloutServer:
                     await self.cancel(asked.id)
 
     async def cancel(self, rollout_id: str) -> None:
-        """Ask the server to stop a rollout. Older servers can't; they lose the rollout's model instead."""
+        """Ask the server to cancel a rollout. Older servers can't; there, the rollout's model calls start to fail."""
         with anyio.move_on_after(CANCEL_SECONDS):
             try:
                 await self._http.post(f"{self.url}/rollout/cancel", encode_json({"ids": [rollout_id]}))
             except HttpError:
-                # Nothing depends on it: whatever the rollout still does is refused.
+                # Errors don't matter: later calls of the rollout are refused anyway.
                 return
 
     async def _admit(self, asked: Asked) -> Lease | None:
-        """Hand the rollout over; wait while the server's queue is full. Return the lease, if the result is polled."""
+        """Submit the rollout, waiting while the server's queue is full; return the lease if there is one to poll."""
         url, body = f"{self.url}/rollout", encode_json(asked.body())
         deadline = monotonic() + asked.agent_timeout
         while True:
             try:
-                # A server that is blocked by another rollout's code accepts this one later.
+                # A server blocked by another rollout's code will accept this one later.
                 answer = await self._http.post(url, body, seconds=asked.agent_timeout + self._delivery)
             except HttpError as error:
-                # Not sent again: the server may have started it.
+                # Don't send it again, because the server may have started it.
                 raise RolloutServerError(str(error), lost=True) from error
             if answer.status not in BUSY:
                 break
@@ -215,13 +217,13 @@ class RolloutServer:
             raise RolloutServerError(f"{url} answered with a lease that can't be read: {error}") from error
 
     async def _called_back(self, asked: Asked, callbacks: Callbacks) -> Ending:
-        """Wait for the callbacks. The grading may arrive first; what arrives twice, or late, was ignored."""
+        """Wait for the callbacks. The grading may arrive first; `Callbacks` ignores repeated and late ones."""
         any_report = callbacks.until(lambda: callbacks.completion is not None or callbacks.grading is not None)
         await self._in_time(any_report, monotonic() + asked.agent_timeout)
         if callbacks.completion is None and callbacks.grading is None:
             return _late(asked, grading=False, refused=callbacks.refused)
         if callbacks.completion is None and callbacks.grading is not None and callbacks.grading.status != "success":
-            # The other callback may say why.
+            # The other callback may give the reason.
             with anyio.move_on_after(self._delivery):
                 await callbacks.until(lambda: callbacks.completion is not None)
         completion = callbacks.completion
@@ -236,7 +238,7 @@ class RolloutServer:
         return graded(callbacks.grading)
 
     async def _polled(self, asked: Asked, lease: Lease) -> Ending:
-        """Poll until the result is final. An answer also comes whenever the rollout's status changes."""
+        """Poll until the result is final. The server also answers whenever the rollout's status changes."""
         deadline = monotonic() + asked.agent_timeout
         grading = False
         while True:
@@ -247,15 +249,15 @@ class RolloutServer:
             if report.status == "grading" and not grading:
                 grading, deadline = True, monotonic() + asked.grader_timeout
             if report.err_category == "lease_expired":
-                message = "it let the lease expire although the result was polled, so user code has blocked it"
+                message = "it let the lease expire although the client kept polling, so user code must have blocked it"
                 raise RolloutServerError(message, blocked=True)
             if report.status in ("success", "failure", "cancelled"):
                 return _result(report, asked, grading=grading)
-            # A server that answers at once, without news, isn't polled in a tight loop.
+            # Avoid a tight loop with a server that answers at once without news.
             await anyio.sleep(max(0.0, polled + SHORTEST_PAUSE - monotonic()))
 
     async def _in_time(self, report: Awaitable[T], deadline: float) -> T | None:
-        """Wait for a report until a deadline, and for the time that it may take to arrive; None if it is late.
+        """Wait for a report until its deadline plus the time for delivery; return None if it is late.
 
         Raises RolloutServerError if the server doesn't answer meanwhile, because user code blocks it.
         """
@@ -291,7 +293,7 @@ class RolloutServer:
                 )
                 problem = None if answer.status == 200 else answer.describe(None)[0]
                 if problem is not None and answer.status not in GATEWAY:
-                    # An unknown rollout or lease: this is another server than the one that took the rollout.
+                    # An unknown rollout or lease: this isn't the server that accepted the rollout.
                     raise RolloutServerError(problem, lost=answer.status in (403, 404))
             except HttpError as error:
                 problem = str(error)
@@ -307,7 +309,7 @@ class RolloutServer:
 
 
 def _result(report: Report, asked: Asked, *, grading: bool) -> Ending:
-    """Judge a polled result, which doesn't say whether the workflow failed or its grading."""
+    """Judge a polled result, which doesn't tell a failed workflow from a failed grading."""
     if report.status == "success":
         return graded(report) if asked.grade else Ending(report.all_samples)
     bare = not (report.sample or report.err_message or report.err_category)

@@ -1,4 +1,4 @@
-"""Rollouts of one rollout server, which the worker has started and ends with."""
+"""Run rollouts on one rollout server, which the worker starts. If the server ends, so does the worker."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = ["WorkflowServer"]
 
 END_SECONDS = 1.0
 MAX_CONVERSATIONS = 64
-"""Above it, only the last one is kept: a workflow that shortens its history begins a new one with each call."""
+"""Above this number, keep only the last one: a workflow that trims its history starts a new one with every call."""
 OUTPUT_LOOKS = 5
 OUTPUT_PAUSE = 0.02
 LATE = ("callback_timeout", "missing_grader_callback")
@@ -62,7 +62,7 @@ class Edges(Protocol):
 
     @property
     def lost(self) -> Failure | None:
-        """What ended the tools' session, if something did."""
+        """The failure that ended the tools' session, if any."""
         ...
 
     def complete(
@@ -73,7 +73,7 @@ class Edges(Protocol):
         replied: Callable[[Completion], None],
         listen: Listen | None,
     ) -> Awaitable[Completion]:
-        """Call the model, passing on the parts of its reply, and record the turn; before that, call `replied`."""
+        """Call the model, passing on the chunks of its reply; call `replied`, then record the turn."""
         ...
 
     def call_tool(self, call: JsonObject) -> Awaitable[Message]:
@@ -82,7 +82,7 @@ class Edges(Protocol):
 
 
 class WorkflowServer:
-    """A running rollout server and our listener for it. Made by `WorkflowServer.open`."""
+    """A running rollout server and our listener for it. Created by `WorkflowServer.open`."""
 
     def __init__(
         self, source: WorkflowSource, root: Path, listener: Listener, process: ServerProcess, limits: LimitsConfig
@@ -93,7 +93,7 @@ class WorkflowServer:
         self._listener = listener
         self._process = process
         self._limits = limits
-        # What waits in the server's own queue would use up its time there.
+        # Queue here and not in the server, where the wait would count against the rollout's deadline.
         self._room = anyio.CapacityLimiter(process.max_concurrent or math.inf)
         self._blocked = anyio.Event()
         self._blocked_seconds = 0.0
@@ -105,8 +105,8 @@ class WorkflowServer:
     ) -> AsyncIterator[WorkflowServer]:
         """Start a rollout's server, and end it after the block.
 
-        Raises RepositoryError if it doesn't start. If it ends by itself, or user code blocks it past a deadline, the
-        block is cancelled, and WorkerEndsError raised.
+        Raises RepositoryError if the server doesn't start. If it ends on its own, or user code blocks it past a
+        deadline, the block is cancelled and WorkerEndsError is raised.
         """
         command = ServerCommand(str(python), source.entrypoint, source.artifacts, source.env)
         listener = Listener()
@@ -131,7 +131,7 @@ class WorkflowServer:
         started = monotonic()
         rollout = _Rollout(job, self._limits, edges, emit)
         emit(protocol.Acting(job.id))
-        # Another attempt of the same job is another rollout for the server.
+        # A retry of the same job must look like a new rollout to the server.
         name = f"{job.id}-{secrets.token_hex(4)}"
         try:
             call_tool = rollout.call_tool if edges.tools else None
@@ -143,7 +143,7 @@ class WorkflowServer:
             if error.lost and (error.blocked or await self._is_gone()):
                 self._blocked_seconds = elapsed_ms(started) / 1000
                 self._blocked.set()
-                # The worker ends, and with it this task.
+                # The worker is about to end, and this task with it.
                 await anyio.sleep_forever()
             ending = Ending(trouble="rollout_protocol_error", message=str(error))
         raised = await self._find_raised(ending)
@@ -159,12 +159,12 @@ class WorkflowServer:
             raised = find_raised(self._process.output(), ending.message, self._folder, self._root)
             if raised is not None:
                 return raised
-            # The output may arrive after the report.
+            # The server's output may arrive after its report.
             await anyio.sleep(OUTPUT_PAUSE)
         return None
 
     async def _is_gone(self) -> bool:
-        """Return True if the server has ended, with which the worker ends too, or doesn't answer any more."""
+        """Return True if the server no longer answers. If it has ended, wait for the worker to end instead."""
         with anyio.move_on_after(END_SECONDS):
             await self._process.wait()
         if self._process.ended is not None:
@@ -186,11 +186,11 @@ class WorkflowServer:
 
 
 class _Rollout:
-    """One rollout's model and tool calls, as they reach us.
+    """Serves one rollout's model and tool calls, and observes them.
 
     Attributes:
         samples: The names of the samples that called the model.
-        figures: The figures of these calls.
+        figures: Measurements of these calls.
     """
 
     def __init__(
@@ -206,14 +206,14 @@ class _Rollout:
         self._edges = edges
         self._job = job.id
         self._emit = emit
-        # What serves the server's requests belongs to no job of its own.
+        # The listener's tasks don't belong to a job, so tool calls run in a copy of this job's context.
         self._context = copy_context()
         self._latest: ChatCall | None = None
         self._conversations: list[list[Message]] = []
         self._model_failure: Failure | None = None
 
     def taken(self) -> None:
-        """Report that the server has taken the rollout, unless its calls have already shown that."""
+        """Report that the server has accepted the rollout, unless its calls have already shown that."""
         if self._latest is None:
             self._emit(protocol.Acting(self._job, taken=True))
 
@@ -227,7 +227,7 @@ class _Rollout:
         self._follow(call)
 
         def replied(completion: Completion) -> None:
-            # Another conversation of the rollout may have gone on meanwhile.
+            # Another conversation of the rollout may have continued meanwhile.
             if self._latest is not call:
                 self._follow(call)
             observed.replied(completion)
@@ -257,7 +257,7 @@ class _Rollout:
         self._observed.asking(call.messages, lambda messages, position: messages)
 
     def _converse(self, messages: list[Message]) -> None:
-        """Keep a conversation, which is a new one unless it continues another. The latest is the last one."""
+        """Keep a conversation, in place of the one that it continues, if any. The latest comes last."""
         continued = next((each for each in self._conversations if _continues(messages, each)), None)
         if continued is not None:
             self._conversations.remove(continued)
@@ -281,7 +281,7 @@ class _Rollout:
         if failure.origin == "timeout":
             return "timeout", failure, report
         if failure.origin == "agent" and ending.trouble == "workflow_failed":
-            # A workflow that doesn't handle a refused or failed call fails with it.
+            # A workflow that doesn't handle a refused or failed model call fails because of it: report the cause.
             if limit is not None:
                 return limit.reason, None, AgentReport(name, "stop")
             if self._model_failure is not None:
@@ -290,7 +290,7 @@ class _Rollout:
 
 
 def _continues(messages: list[Message], earlier: list[Message]) -> bool:
-    """Return True if messages go on from an earlier conversation, whose reply may have been sent in another form."""
+    """Return True if messages continue an earlier conversation; its last reply may have been reformatted."""
     count = len(earlier) - 1
     if len(messages) <= len(earlier) or messages[:count] != earlier[:count]:
         return False
@@ -317,13 +317,13 @@ def _asked(name: str, row: Row, url: str, key: str, limits: LimitsConfig, tools:
 
 
 def _label(row: Row) -> str | None:
-    """Return the row's ground truth, which its column may call `label`."""
+    """Return the row's ground truth, which may be in a column called `label`."""
     label = row.extra.get("label")
     return row.ground_truth if row.ground_truth is not None or label is None else str(label)
 
 
 def _metadata(row: Row) -> JsonObject | None:
-    """Return the row's `metadata` column: an object, or a text that holds one."""
+    """Return the row's `metadata` column: an object, or JSON text of one."""
     given = row.extra.get("metadata")
     if isinstance(given, str):
         try:
