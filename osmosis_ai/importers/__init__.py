@@ -1,4 +1,4 @@
-"""Read what other tools wrote: logs and traces as runs, configs and datasets as rows.
+"""Import other tools' files: logs and traces as runs, configs and datasets as rows.
 
 To add a format, write it in a file here and add it to `IMPORT_FORMATS`; the command line's choices, help and errors and
 the table in docs/coming-from.md follow.
@@ -17,7 +17,7 @@ __all__ = ["HEAD_BYTES", "IMPORT_FORMATS", "ImportFormat", "file_in", "recognise
 
 HEAD_BYTES = 4 * 1024 * 1024
 FILES = ("traces.jsonl", "results.jsonl", "promptfooconfig.yaml", "promptfooconfig.json")
-"""The file that is meant by a tool's folder of results."""
+"""The files to read if a tool's results folder is given."""
 
 IMPORT_FORMATS = {
     each.name: each
@@ -29,16 +29,16 @@ IMPORT_FORMATS = {
         eval_protocol.FORMAT,
     )
 }
-"""Every format by name, in the order in which files are compared with them."""
+"""Every format by name, in the order in which they are tried."""
 
 
 def file_in(path: Path) -> Path:
-    """Return a file, or the one in a tool's folder of results."""
+    """Return the file itself, or the results file in a tool's results folder."""
     return next((path / name for name in FILES if (path / name).is_file()), path) if path.is_dir() else path
 
 
 def recognised(path: Path) -> ImportFormat:
-    """Return the format of a file; raise UsageError if it has none of them, or can't be read."""
+    """Return the format of a file; raise UsageError if no format matches, or the file can't be read."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)

@@ -1,6 +1,6 @@
-"""The interface of import formats, and what their readers share. Doesn't import the store or pyarrow.
+"""The interface of import formats, and helpers that their readers share. Imports neither the store nor pyarrow.
 
-What a file doesn't tell stays unknown: None where a record allows it, 0 for a time that has no other form.
+Anything that a file doesn't record stays unknown: None where a record allows it, 0 for a time that can't be None.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ __all__ = [
 ]
 
 MAX_DOCUMENT_BYTES = 512 * 1024 * 1024
-"""The largest file that is read as a whole; files of lines and archives may be larger."""
+"""Maximum size of a file that is read at once; JSONL files and archives may be larger."""
 
 MAX_DURATION, MAX_MOMENT = 1e9, 1e11
-"""Seconds: 30 years, and the year 5138; both can be shown."""
+"""Upper bounds in seconds, 30 years and the year 5138, within which values can be shown."""
 
 T = TypeVar("T")
 
 
 class BadSampleError(Exception):
-    """One sample can't be read; later ones can."""
+    """One sample is unreadable; later ones may be fine."""
 
 
 class Problem(NamedTuple):
-    """What can't be read: its place in the file, and the reason. Nothing is read after a `final` one."""
+    """Something unreadable: its place in the file, and the reason. Reading stops after a `final` problem."""
 
     where: str
     reason: str
@@ -65,7 +65,7 @@ class Problem(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left out on purpose, in words that can be counted."""
+    """Something left out on purpose, described by a phrase that can be counted."""
 
     reason: str
 
@@ -73,8 +73,8 @@ class Left(NamedTuple):
 class Attempt(NamedTuple):
     """A rollout that another tool ran.
 
-    Attempts with the same `key` are of the same row. `rollout` has no place yet; `run_index` is None if the file
-    doesn't number attempts. `finished_at` is in seconds since the epoch, None if unknown.
+    Attempts with the same `key` belong to the same row. `rollout` has no row number yet; `run_index` is None if the
+    file doesn't number attempts. `finished_at` is in seconds since the epoch, None if unknown.
     """
 
     key: str
@@ -99,17 +99,17 @@ class ImportedRow(NamedTuple):
 
 @dataclass
 class RunFile:
-    """What a file says about its run. Readers fill it in as they go, so it is whole once all attempts are read.
+    """A file's description of its run. Readers fill it in as they go, so it is complete once all attempts are read.
 
     Attributes:
         tool: The tool that ran it and its version.
-        task: What was run, such as the task's name.
+        task: The name of the task.
         models: The models, each once.
-        ended: True if the file says that the run came to its end, or doesn't say.
-        planned: Rollouts planned, None if unknown.
+        ended: False if the file says that the run didn't finish.
+        planned: The number of rollouts planned; None if unknown.
         created_at: The run's start in seconds since the epoch.
-        scorers: The functions that scored it. Those of the scores are added.
-        notes: What a reader should know about the scores.
+        scorers: The functions that scored it; those found in scores are added.
+        notes: Notes on the scores for the user.
     """
 
     tool: str
@@ -128,7 +128,7 @@ class RunFile:
     notes: dict[str, None] = field(default_factory=dict)
 
     def offer(self, tool: Mapping[str, object]) -> None:
-        """Add a tool's schema, if it is one: name, description and parameters."""
+        """Add a tool's name, description and parameters, if `tool` has the form of a schema."""
         name = tool.get("name")
         if isinstance(name, str) and name not in self.tools:
             function = {key: tool[key] for key in ("name", "description", "parameters") if key in tool}
@@ -140,10 +140,14 @@ ReadRows: TypeAlias = "Callable[[Path], Iterator[ImportedRow | Problem]]"
 
 
 class ImportFormat(NamedTuple):
-    """An import format: `read_run` or `read_rows` reads its files.
+    """An import format, with a reader of runs or of rows.
 
-    `description` says which files. `recognises` gets a path and the file's beginning, up to its first line break or
-    `HEAD_BYTES`. Readers raise nothing: what they can't read is a `Problem`.
+    Attributes:
+        description: The files it reads, for help and errors.
+        recognises: Returns True for its files, given the path and the file's start, up to its first line break or
+            `HEAD_BYTES`.
+        read_run: Yields the attempts of a run and fills in the `RunFile`. Readers don't raise: they yield a `Problem`.
+        read_rows: Yields dataset rows.
     """
 
     name: str
@@ -154,12 +158,12 @@ class ImportFormat(NamedTuple):
 
 
 def json_object(data: bytes) -> JsonObject:
-    """Return a JSON object, in which NaN and infinities are null; raise BadSampleError."""
+    """Parse a JSON object, with NaN and infinities as null; raise BadSampleError."""
     try:
         try:
             value = msgspec.json.decode(data)
         except msgspec.DecodeError:
-            # Python's own writers write NaN for what wasn't computed, and halves of surrogate pairs.
+            # Python's json module writes NaN and lone surrogates, which strict parsers reject.
             value = plain(json.loads(data))
     except UnicodeDecodeError as error:
         raise BadSampleError(not_utf8(error)) from None
@@ -175,17 +179,17 @@ def json_object(data: bytes) -> JsonObject:
 
 
 def plain(value: object) -> object:
-    """Return a value as JSON has it: names are text, NaN is null, dates are text, and text is Unicode.
+    """Convert a value to plain JSON data: NaN becomes null, dates become text, and text is valid Unicode.
 
     Raises:
-        TypeError: A mapping has a key that is no name.
+        TypeError: A mapping has a key that can't be a name.
     """
     encoded = json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace")
     return json.loads(encoded, parse_constant=lambda _: None)
 
 
 def json_lines(path: Path, read: Callable[[JsonObject], Iterable[T]]) -> Iterator[T | Problem]:
-    """Yield what `read` makes of each line, or its problem."""
+    """Yield the results of `read` for each line of a JSONL file, or a `Problem`."""
     try:
         with Source(path) as source:
             for number, line in enumerate(text_lines(source.file), 1):
@@ -202,7 +206,7 @@ def json_lines(path: Path, read: Callable[[JsonObject], Iterable[T]]) -> Iterato
 
 
 def converted(value: object, kind: type[T], what: str) -> T:
-    """Return a value as a record; raise BadSampleError, which says what it is not."""
+    """Convert a value to a record; raise BadSampleError if it isn't `what`."""
     try:
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -210,7 +214,7 @@ def converted(value: object, kind: type[T], what: str) -> T:
 
 
 def parts_text(content: str | list[JsonObject] | None) -> object:
-    """Return a message's content: text if it has no other parts."""
+    """Return a message's content, as text if it has only text parts."""
     if not isinstance(content, list):
         return content
     if all(part.get("type") == "text" for part in content):
@@ -219,7 +223,7 @@ def parts_text(content: str | list[JsonObject] | None) -> object:
 
 
 def opening(messages: Sequence[Message]) -> tuple[str, str]:
-    """Return the system prompt and the user prompt that a conversation begins with."""
+    """Return the system prompt and the user prompt that a conversation starts with."""
     prompts: dict[str, list[str]] = {"system": [], "user": []}
     for message in messages:
         if message["role"] == "assistant":
@@ -231,7 +235,7 @@ def opening(messages: Sequence[Message]) -> tuple[str, str]:
 
 
 def ground_truth(value: object) -> str | None:
-    """Return a reference answer as rows have it: text, or JSON text."""
+    """Convert a reference answer to a row's ground truth: text, or JSON text for other values."""
     if isinstance(value, list) and len(value) == 1:
         return ground_truth(value[0])
     if value is None or value == "" or isinstance(value, str):
@@ -247,17 +251,17 @@ def numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 
 def milliseconds(seconds: float | None) -> float:
-    """Return a duration in milliseconds; 0 if it is unknown, or can't be one."""
+    """Return a duration in milliseconds; 0 if it is unknown or out of range."""
     return round(seconds * 1000, 3) if seconds is not None and 0 <= seconds <= MAX_DURATION else 0.0
 
 
 def moment(seconds: float | None) -> float | None:
-    """Return a time in seconds since the epoch; None if it is unknown, or can't be one."""
+    """Return a time in seconds since the epoch; None if it is unknown or out of range."""
     return seconds if seconds is not None and 0 < seconds <= MAX_MOMENT else None
 
 
 def calls_in(messages: Sequence[Message]) -> list[ToolCall]:
-    """Return the tool calls of a conversation that have a result, where nothing else is known of them."""
+    """Return the tool calls of a conversation that have a result, for files that record nothing else about them."""
     replies = -1
     open_calls: dict[str, ToolCall] = {}
     found = []
@@ -273,7 +277,7 @@ def calls_in(messages: Sequence[Message]) -> list[ToolCall]:
 
 
 def total(turns: Iterable[Turn]) -> Usage:
-    """Return the tokens of model calls."""
+    """Return the total tokens of model calls."""
     usages = [turn.usage for turn in turns]
     prompt, completion, both = (
         count_of(sum(getattr(usage, name) for usage in usages)) for name in Usage.__struct_fields__

@@ -1,4 +1,4 @@
-"""eval-protocol's datasets: lines of evaluation rows, each a conversation, of which a row keeps the prompts."""
+"""Read eval-protocol's datasets: JSONL of evaluation rows, each a conversation whose prompts become a row."""
 
 from __future__ import annotations
 

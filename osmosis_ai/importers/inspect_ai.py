@@ -1,4 +1,4 @@
-"""inspect_ai's logs: `.eval`, a zip archive with a member for each sample, and `.json`, one document."""
+"""Read inspect_ai's logs: `.eval`, a zip archive with one member per sample, and `.json`, a single document."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ __all__ = ["FORMAT"]
 HEADER, START, SAMPLES = "header.json", "_journal/start.json", "samples/"
 ZSTANDARD = 93
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
-"""inspect_ai's letters for correct, partially correct, incorrect and no answer, with its own values."""
+"""inspect_ai's grades (correct, partially correct, incorrect, no answer) and the values it gives them."""
 FINISH: dict[str, FinishReason] = {"max_tokens": "length", "model_length": "length"}
 LIMITS: dict[str, FinishReason] = {
     "message": "max_turns",
@@ -215,7 +215,7 @@ def _read(path: Path, run: RunFile) -> Iterator[Attempt | Problem | Left]:
 
 
 def _document(path: Path, run: RunFile) -> Iterator[Attempt | Problem]:
-    limit = f"larger than {MAX_DOCUMENT_BYTES >> 20} MiB; `inspect log convert --to eval` makes an archive of it"
+    limit = f"larger than {MAX_DOCUMENT_BYTES >> 20} MiB; convert it to an archive with `inspect log convert --to eval`"
     log = json_object(read_bounded(path, MAX_DOCUMENT_BYTES, limit))
     header = _begin(log, run)
     samples = log.get("samples") or []
@@ -246,13 +246,13 @@ def _archive(path: Path, run: RunFile) -> Iterator[Attempt | Problem]:
 
 
 def _place(name: str, order: dict[str, int]) -> tuple[int, int]:
-    """Return a sample's place by its member's name, `samples/ID_epoch_N.json`; unknown ones come last."""
+    """Return a sample's sort key from its member's name, `samples/ID_epoch_N.json`; unknown samples come last."""
     identity, _, epoch = name.removeprefix(SAMPLES).removesuffix(".json").rpartition("_epoch_")
     return order.get(identity, len(order)), int(epoch) if epoch.isdecimal() else 0
 
 
 def _content(archive: zipfile.ZipFile, file: BinaryIO, member: zipfile.ZipInfo) -> bytes:
-    """Return a member's bytes; raise BadSampleError if they are too many."""
+    """Return an archive member's bytes; raise BadSampleError if it is too large."""
     if member.compress_type != ZSTANDARD:
         with archive.open(member) as opened:
             data = opened.read(MAX_ROW_BYTES + 1)
@@ -306,7 +306,7 @@ def _sample(where: str, value: object, header: _Header, run: RunFile) -> Attempt
     prompt = [] if isinstance(sample.input, str) else [_message(each, sample.attachments) for each in sample.input]
     turns, calls = _turns(sample, run)
     system, user = opening(messages)
-    # Without the id, so that rows with the same content are the same rows, whichever tool ran them.
+    # Leave out inspect's id, so that rows with equal content are the same row whichever tool ran them.
     extra = {**sample.metadata, **({"choices": sample.choices} if sample.choices else {})}
     scores = [score for name, given in (sample.scores or {}).items() for score in _scores(name, given)]
     usage = sample.model_usage.get(header.eval.model)
@@ -372,7 +372,7 @@ def _part(part: JsonObject, attachments: dict[str, str]) -> JsonObject:
 
 
 def _attached(text: str, attachments: dict[str, str]) -> str:
-    """Return a text, or what stands elsewhere in the sample in its place."""
+    """Return a text, or the attachment of the sample that it refers to."""
     scheme = "attachment://"
     return attachments.get(text.removeprefix(scheme), text) if text.startswith(scheme) else text
 
@@ -382,7 +382,7 @@ def _arguments(call: _Call) -> str:
 
 
 def _turns(sample: _Sample, run: RunFile) -> tuple[list[Turn], list[ToolCall]]:
-    """Return the model calls and tool calls of the conversation, from the log's events where it has them."""
+    """Return the model calls and tool calls of the conversation, with the details of the log's events where present."""
     asked: dict[str, _ModelEvent] = {}
     took: dict[str, float] = {}
     for event in sample.events:
@@ -397,7 +397,7 @@ def _turns(sample: _Sample, run: RunFile) -> tuple[list[Turn], list[ToolCall]]:
                 tool_event = msgspec.convert(event, _ToolEvent, strict=False)
                 took[tool_event.id] = milliseconds(tool_event.working_time)
         except msgspec.ValidationError:
-            # Without it, this call's figures are unknown; the conversation has its text.
+            # Without the event, this call's tokens and times are unknown, but the conversation has its text.
             continue
     turns: list[Turn] = []
     calls: list[ToolCall] = []
@@ -405,7 +405,7 @@ def _turns(sample: _Sample, run: RunFile) -> tuple[list[Turn], list[ToolCall]]:
     for message in sample.messages:
         if message.role == "assistant":
             found = asked.get(message.id or "")
-            # Replies without a call come from the prompt, if they stand before all others.
+            # Leading replies without a model call are part of the prompt, such as few-shot examples.
             if found is not None or turns:
                 turns.append(_turn(len(turns), found))
                 open_calls = {

@@ -1,7 +1,7 @@
-"""promptfoo's configs (prompts and tests, YAML or JSON) and its tests as CSV: a row for each test and prompt.
+"""Read promptfoo's configs (prompts and tests, YAML or JSON) and tests as CSV: one row per test and prompt.
 
-Variables are put into prompts; other template code isn't run. Assertions become the column `assert`, the one that names
-an answer the ground truth.
+Only variables are filled into prompts; other template code isn't run. Assertions become the column `assert`, and the
+one that names an answer becomes the ground truth.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_ROWS = 100_000
 MAX_VALUES = 5_000_000
 FILE = "file://"
 ANSWERS = {"equals", "contains", "icontains", "starts-with"}
-"""Assertions whose value is an answer, or the part of it that counts."""
+"""Assertions whose value is the answer, or the part of it that matters."""
 VARIABLE = re.compile(r"\{\{-?\s*([A-Za-z_][\w.-]*)\s*-?\}\}")
 TEMPLATE = re.compile(r"\{[{%#]")
 ASSERTION = re.compile(r"(?:not-)?[a-z][a-z-]*(?:\([\d.]+\))?:")
@@ -74,7 +74,7 @@ def _read(path: Path) -> Iterator[ImportedRow | Problem]:
 
 
 def _loaded(path: Path) -> object:
-    """Return what a YAML or JSON file holds; raise BadSampleError or UnreadableError."""
+    """Parse a YAML or JSON file; raise BadSampleError or UnreadableError."""
     text = _text(path)
     try:
         value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
@@ -82,7 +82,7 @@ def _loaded(path: Path) -> object:
         raise BadSampleError(f"{path.name}: {error}") from None
     except RecursionError:
         raise BadSampleError(f"{path.name}: {nested_too_deep()}") from None
-    # YAML's aliases can make a small file large, or without an end.
+    # YAML aliases can make a small file expand enormously, or endlessly.
     waiting, values = [value], 0
     while waiting:
         inner = waiting.pop()
@@ -112,14 +112,14 @@ def _text(path: Path) -> str:
 def _beside(folder: Path, reference: str) -> Path:
     """Return the file that a config refers to; raise BadSampleError if it isn't below the config's folder."""
     path = folder / reference.removeprefix(FILE)
-    # No file's name has a null byte, which `resolve` refuses.
+    # `resolve` raises ValueError for a null byte, which no file name can have.
     if "\0" in reference or not path.resolve().is_relative_to(folder.resolve()):
         raise BadSampleError(f"{reference[:200]!r} isn't below the config's folder")
     return path
 
 
 def _prompts(folder: Path, given: object) -> list[str | None]:
-    """Return the prompts' templates; without any, the tests' only variable is the prompt."""
+    """Return the prompts' templates, or [None] if there are none: then the tests' only variable is the prompt."""
     if given is None:
         return [None]
     found: list[str | None] = []
@@ -130,7 +130,7 @@ def _prompts(folder: Path, given: object) -> list[str | None]:
         if text.startswith(FILE):
             path = _beside(folder, text)
             if path.suffix not in (".txt", ".json", ".md"):
-                raise BadSampleError(f"the prompt {text}: only .txt, .md and .json are read, code isn't run")
+                raise BadSampleError(f"the prompt {text}: only .txt, .md and .json files are read; code isn't run")
             found += [part.strip() for part in re.split(r"^---$", _text(path), flags=re.MULTILINE)]
         else:
             found.append(text)
@@ -138,7 +138,7 @@ def _prompts(folder: Path, given: object) -> list[str | None]:
 
 
 def _tests(folder: Path, given: object, depth: int = 0) -> Iterator[tuple[str, JsonObject | str]]:
-    """Yield each test with its place, or what is wrong with it."""
+    """Yield the place of each test, with the test or the problem with it."""
     for number, each in enumerate(given if isinstance(given, list) else [given]):
         where = f"test {number}"
         if isinstance(each, dict) and isinstance(each.get("vars"), str):
@@ -170,7 +170,7 @@ def _csv(path: Path) -> Iterator[tuple[str, JsonObject | str]]:
         if cells is None:
             return
         if None in cells or None in cells.values():
-            yield where, "not as many cells as the header has"
+            yield where, "more or fewer cells than the header"
         else:
             yield where, _from_cells({str(name).strip(): value for name, value in cells.items()})
 
@@ -193,7 +193,7 @@ def _from_cells(cells: Mapping[str, str]) -> JsonObject:
 
 
 def _assertion(text: str) -> JsonObject:
-    """Return a cell's assertion, `TYPE: VALUE`; other text is what the reply must equal."""
+    """Parse a cell's assertion, `TYPE: VALUE`; any other text means that the reply must equal it."""
     if ASSERTION.match(text):
         kind, _, value = text.partition(":")
         return {"type": kind, "value": value.strip()}
@@ -201,7 +201,7 @@ def _assertion(text: str) -> JsonObject:
 
 
 def _combinations(variables: JsonObject, options: Mapping[str, object]) -> Iterator[JsonObject]:
-    """Yield the variables of each row: a list of texts stands for a row with each of them."""
+    """Yield the variables of each row; a list of texts produces one row per text."""
     if options.get("disableVarExpansion"):
         yield variables
         return
@@ -223,8 +223,8 @@ def _row(
     if template is None:
         if len(variables) != 1:
             raise BadSampleError(
-                "there are no prompts, and the test hasn't exactly one variable to take for one; name the config that "
-                "has them"
+                "there are no prompts, and the test doesn't have exactly one variable to use as the prompt; import the "
+                "config that has the prompts"
             )
         template = "{{" + next(iter(variables)) + "}}"
     template = f"{options.get('prefix') or ''}{template}{options.get('suffix') or ''}"
@@ -241,7 +241,7 @@ def _row(
 
 
 def _messages(template: str, variables: Mapping[str, object]) -> tuple[str, str]:
-    """Return the system prompt and the user prompt that a template gives, which may be a JSON list of messages."""
+    """Return the system prompt and the user prompt of a template, which may be a JSON list of messages."""
     try:
         messages = json.loads(template)
     except ValueError:
@@ -261,13 +261,13 @@ def _messages(template: str, variables: Mapping[str, object]) -> tuple[str, str]
 
 
 def _filled(template: str, variables: Mapping[str, object]) -> str:
-    """Put the variables into a template; raise BadSampleError if it needs more than that."""
+    """Fill the variables into a template; raise BadSampleError if it uses anything but variables."""
 
     def value(match: re.Match[str]) -> str:
         found: object = variables
         for part in match[1].split("."):
             if not isinstance(found, Mapping) or part not in found:
-                raise BadSampleError(f"the prompt has the variable {match[1]}, and the test hasn't")
+                raise BadSampleError(f"the prompt has the variable {match[1]}, but the test doesn't set it")
             found = found[part]
         if isinstance(found, str) and found.startswith(FILE):
             raise BadSampleError(f"the variable {match[1]} is in another file, which isn't read: {found}")

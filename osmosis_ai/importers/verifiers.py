@@ -1,4 +1,4 @@
-"""verifiers' traces, version 1: one episode per line with the traces of its agents, or one trace per line.
+"""Read verifiers' traces, version 1: JSONL with one episode, which holds its agents' traces, or one trace per line.
 
 A trace is a graph of messages. Each path from a root to a leaf is a conversation; the last one is the rollout's.
 """
@@ -50,12 +50,12 @@ __all__ = ["FORMAT"]
 
 VERSION = 1
 OF_TASK = {"idx", "id", "name", "description", "prompt", "system_prompt", "answer", "info"}
-"""A task's fields that have a place of their own, or belong to no row."""
+"""A task's fields that a row stores elsewhere, or doesn't need."""
 OF_RUNTIME = {
     *("image", "workdir", "agent_user", "skills", "network_allow", "network_block", "artifacts"),
     *("artifact_max_bytes", "timeout", "resources"),
 }
-"""A task's fields for the machine that it runs on."""
+"""A task's fields that configure the machine that runs it."""
 
 
 class _Call(Record, frozen=True):
@@ -196,7 +196,7 @@ def _read(path: Path, run: RunFile) -> Iterator[Attempt | Problem | Left]:
                     yield Left(f"traces of {trace.agent.name}, an agent that isn't trained")
         else:
             chosen = [converted(line, _Trace, "a trace of verifiers")]
-        # All of a line or nothing, so that a line is a problem only once.
+        # Convert the whole line before yielding anything, so that a bad line is reported once and imported not at all.
         yield from [_attempt(trace, run, seen) for trace in chosen]
 
     yield from json_lines(path, attempts)
@@ -204,7 +204,7 @@ def _read(path: Path, run: RunFile) -> Iterator[Attempt | Problem | Left]:
 
 def _attempt(trace: _Trace, run: RunFile, seen: Counter[str]) -> Attempt:
     if trace.version != VERSION:
-        raise BadSampleError(f"a trace of version {trace.version}; this reads version {VERSION}")
+        raise BadSampleError(f"a trace of version {trace.version}; only version {VERSION} is supported")
     agent, data = trace.agent, trace.task.data
     paths = _paths(trace.nodes)
     conversations = [[_message(trace.nodes[number].message) for number in path] for path in paths]
@@ -266,10 +266,10 @@ def _attempt(trace: _Trace, run: RunFile, seen: Counter[str]) -> Attempt:
 
 
 def _paths(nodes: Sequence[_Node]) -> list[list[int]]:
-    """Return the path to each leaf, in the order of the leaves; raise BadSampleError if a parent isn't before it."""
+    """Return the path to each leaf, in the leaves' order; raise BadSampleError if a node comes before its parent."""
     for number, node in enumerate(nodes):
         if node.parent is not None and not 0 <= node.parent < number:
-            raise BadSampleError(f"node {number} has the parent {node.parent}, which isn't before it")
+            raise BadSampleError(f"node {number} comes before its parent {node.parent}")
     parents = {node.parent for node in nodes}
     paths = []
     for leaf in range(len(nodes)):
@@ -320,12 +320,12 @@ def _turns(trace: _Trace, path: Sequence[int]) -> tuple[list[Turn], list[ToolCal
 def _turn(index: int, node: _Node, call: _ModelCall | None, context: Sequence[int]) -> Turn:
     ids = logprobs = None
     if node.token_ids:
-        # What the message adds to the context precedes what was sampled.
+        # The tokens that a message adds to the context precede its sampled tokens.
         sampled = sum(node.mask)
         start = len(node.token_ids) - sampled
         ids = TokenIds([*context, *node.token_ids[:start]], node.token_ids[start:])
         if node.logprobs and len(node.logprobs) == sampled:
-            # vLLM's form for a token whose text isn't known.
+            # vLLM's notation for a token given by its id.
             pairs = zip(node.token_ids[start:], node.logprobs, strict=True)
             logprobs = Logprobs([TokenLogprob(f"token_id:{token}", value) for token, value in pairs])
     usage = None if call is None else call.usage
@@ -369,7 +369,7 @@ def _failure(trace: _Trace) -> Failure | None:
 
 
 def _text(prompt: object) -> str:
-    """Return a task's prompt: text, or the last message of a conversation."""
+    """Return a task's prompt: its text, or the last message of its conversation."""
     if isinstance(prompt, list):
         messages = [each for each in prompt if isinstance(each, dict) and each.get("role") == "user"]
         content = messages[-1].get("content") if messages else None

@@ -1,4 +1,4 @@
-"""Results of vf-eval before verifiers 0.4: results.jsonl, with metadata.json beside it."""
+"""Read the results of vf-eval before verifiers 0.4: results.jsonl, with metadata.json beside it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _attempt(result: _Result, run: RunFile, seen: Counter[str]) -> Attempt:
     took = times["total_ms"] / 1000 if "total_ms" in times else times.get("total")
     failure = None if result.error is None else _failure(result.error)
     condition = result.stop_condition or ("length" if result.is_truncated else "stop")
-    # A failed rollout's reward of 0 is no score.
+    # vf-eval writes a reward of 0 for a failed rollout, which isn't a score.
     scores = [] if result.reward is None or failure else [Score(REWARD, result.reward)]
     rollout = Rollout(
         id=f"{result.example_id}-{seen[key] - 1}",
@@ -192,7 +192,7 @@ def _messages(given: str | list[_Message] | None, role: str) -> list[Message]:
 
 
 def _call(given: str | JsonObject) -> JsonObject:
-    """Return a tool call, which vf-eval writes as JSON text, with or without `function`."""
+    """Parse a tool call, which vf-eval writes as JSON text, with or without `function`."""
     call = json_object(given.encode("utf-8", "replace")) if isinstance(given, str) else given
     function = call.get("function")
     function = function if isinstance(function, dict) else call
@@ -203,7 +203,7 @@ def _call(given: str | JsonObject) -> JsonObject:
 
 
 def _name_results(messages: list[Message]) -> None:
-    """Give results of tools the names from their calls."""
+    """Add the tool's name, from its call, to each tool result."""
     names: dict[str, str] = {}
     for message in messages:
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
@@ -219,7 +219,7 @@ def _failure(error: str | JsonObject) -> Failure:
 
 
 def _object(info: str | JsonObject | None) -> JsonObject:
-    """Return a row's info, which datasets hold as an object or as its JSON text."""
+    """Return a row's info as an object; datasets hold it as an object or as JSON text."""
     if isinstance(info, str):
         try:
             info = json.loads(info)

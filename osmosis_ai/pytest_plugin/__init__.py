@@ -22,7 +22,7 @@ RECORD = "--osmosis-record"
 HARNESS = pytest.StashKey["Harness"]()
 RUNS = pytest.StashKey["ItemRuns"]()
 PROPERTY = "osmosis_unused"
-"""Under xdist, a test's user properties are what its worker can tell the process that prints."""
+"""Under xdist, workers can report to the controlling process only through a test's user properties."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,13 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         RECORD,
         choices=("none", "new", "all"),
         default="none",
-        help="Record model replies: none; new for what isn't recorded; all to record everything again.",
+        help="Record model replies: none; new records what is missing; all records everything again.",
     )
-    group.addoption("--osmosis-model", metavar="NAME", help="Use this model where no mark names one.")
+    group.addoption("--osmosis-model", metavar="NAME", help="The model for tests whose mark names none.")
     group.addoption("--osmosis-live", action="store_true", help="Call models; neither replay nor record their replies.")
     group.addoption("--osmosis-keep", action="store_true", help="Keep rollouts in the repository's own store.")
     group.addoption("--osmosis-view", action="store_true", help="Show the rollouts in the browser after the tests.")
-    parser.addini("osmosis_root", "The repository's root; default: found from pytest's root directory.")
+    parser.addini("osmosis_root", "The repository's root; found from pytest's root directory by default.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     given = any(str(argument).startswith(RECORD) for argument in config.invocation_params.args)
     if os.environ.get("CI") and not given:
-        # Only a command line of its own may record there, not a setting that a project has for everybody.
+        # In CI, only an explicit command-line option may record, not a setting in the project's files.
         config.option.osmosis_record = "none"
 
 
@@ -58,7 +58,7 @@ def _osmosis(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFacto
     from osmosis_ai.pytest_plugin.harness import Harness
 
     base = tmp_path_factory.getbasetemp()
-    # Workers of xdist share a store, so that one command shows all of it.
+    # All xdist workers share a store, so that one command shows every rollout.
     store = (base.parent if hasattr(pytestconfig, "workerinput") else base) / "osmosis"
     with Harness.open(pytestconfig, store) as harness:
         pytestconfig.stash[HARNESS] = harness
@@ -76,7 +76,7 @@ def _osmosis_runs(request: pytest.FixtureRequest, _osmosis: Harness) -> Iterator
 
 @pytest.fixture
 def tools(_osmosis: Harness) -> Iterator[Tools]:
-    """The repository's tools, in a session of this test's own: `tools.call("price", item="bread")`."""
+    """The repository's tools, in this test's own session: `tools.call("price", item="bread")`."""
     with _osmosis.tools() as tools:
         yield tools
 

@@ -1,4 +1,4 @@
-"""The fixture `evaluate`: many rows in worker processes, and thresholds that know how sure they are."""
+"""The fixture `evaluate`: run many rows in worker processes, and assert thresholds with confidence intervals."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Evaluate", "Evaluation"]
 
 MOST_ATTEMPTS = 4
-"""How many times the first number of attempts an undecided threshold may draw, unless it says otherwise."""
+"""Default limit on attempts for an undecided threshold, as a multiple of the initial number."""
 
 Scores = dict[str, list[float | None]]
-"""One function's scores by row: the row's id, or its index where a results file has no ids."""
+"""One function's scores by row: by the row's id, or by its index if a results file has no ids."""
 
 
 class Evaluation:
@@ -63,11 +63,16 @@ class Evaluation:
         return self.statistics(function).mean
 
     def assert_at_least(self, function: str, bound: float, *, max_n: int | None = None) -> None:
-        """Assert that a function's mean is at least `bound`, as far as its 95 % confidence interval tells.
+        """Assert that a function's mean is at least `bound`, using its 95 % confidence interval.
 
-        It passes if the interval lies above the bound, and fails if it lies below. Otherwise it is undecided: the rows
-        are run again with twice the attempts, up to `max_n` (default: four times the first number), and it fails as
-        undecided if the interval still holds the bound. Earlier attempts aren't paid again.
+        Passes if the interval lies above the bound, and fails if it lies below. If the interval contains the bound, the
+        rows run again with twice the attempts, up to `max_n`; if it still does, the assertion fails as undecided.
+        Earlier attempts are reused, not paid for again.
+
+        Args:
+            function: The function's name as in reports, or the part after the colon.
+            bound: The lowest acceptable mean.
+            max_n: Maximum attempts per row; four times the initial number by default.
         """
         __tracebackhide__ = True
         self._assert_whole()
@@ -84,14 +89,14 @@ class Evaluation:
             if high < bound:
                 pytest.fail(f"{shown}: below {bound:g}\nto see it: {self.command}", pytrace=False)
             if self.report.n >= most:
-                why = "more rows or a higher max_n would tell"
+                why = "add rows or raise max_n to decide"
                 pytest.fail(f"{shown}: undecided about {bound:g}; {why}\nto see it: {self.command}", pytrace=False)
             self._draw(min(most, self.report.n * 2))
 
     def assert_not_worse_than(self, other: Evaluation | str | Path, *, function: str | None = None) -> None:
-        """Assert that no function's mean lies below an earlier run's, on their common rows.
+        """Assert that no function's mean is lower than in an earlier run, on their common rows.
 
-        It fails if the 95 % confidence interval of the paired difference lies below 0.
+        Fails if the 95 % confidence interval of the paired difference lies below 0.
 
         Args:
             other: An evaluation, a results file of `osmosis eval -o`, or a run of the repository's own store.
@@ -153,7 +158,7 @@ class Evaluate:
         return evaluation
 
     def again(self, rows: Any, options: Mapping[str, Any]) -> Report:
-        """Run rows; what an earlier run in this session asked the model isn't asked again."""
+        """Run rows, reusing the model's replies to equal requests of earlier runs in this session."""
         return self._runs.run("eval", rows if rows is not None else self._runs.rows, {"cache": True, **options})
 
     def _report_rows(self, evaluation: Evaluation) -> None:
@@ -172,7 +177,7 @@ class Evaluate:
 
 
 def _short(outcome: Outcome, threshold: float) -> list[str]:
-    """Say where a rollout falls short: it failed, or a score is missing or too low."""
+    """Return the reasons why a rollout falls short: it failed, or a score is missing or too low."""
     place = f"attempt {outcome.run_index}"
     if outcome.failure is not None:
         return [f"{place}: {outcome.failure.origin}: {outcome.failure.message}"]

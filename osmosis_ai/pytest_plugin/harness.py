@@ -1,4 +1,4 @@
-"""What the fixtures share: the repository, an event loop in a thread, the store, and the runs of each test."""
+"""The state that the fixtures share: the repository, an event loop in a thread, the store, each test's runs."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ T = TypeVar("T")
 Options = dict[str, Any]
 
 SHOWN_CHARACTERS = 400
-"""Characters to show of each message of a failing test's rollouts."""
+"""Characters to show of each message in a failing test's rollouts."""
 SHOWN_ROLLOUTS = 3
 
 
 class Harness:
-    """The repository under test, for a whole session of pytest.
+    """The repository under test, for one pytest session.
 
     Attributes:
         root: The repository.
@@ -77,7 +77,7 @@ class Harness:
                 stack.close()
 
     def wait(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run work on the event loop; an interrupted test cancels it. An error of ours fails the test in a line."""
+        """Run work on the event loop; an interrupted test cancels it. An OsmosisError fails the test with one line."""
         future = self.portal.start_task_soon(work)
         try:
             return future.result()
@@ -107,12 +107,12 @@ class Harness:
     def view(self) -> None:
         """Show the session's rollouts in the browser until the viewer is closed with Ctrl-C."""
         command = [sys.executable, "-m", "osmosis_ai", "view", "--store", str(self.store)]
-        # Ctrl-C reaches both; the viewer then closes, and the tests' own outcome counts.
+        # Ctrl-C reaches both processes: it closes the viewer, and mustn't change the outcome of the tests.
         with subprocess.Popen(command, cwd=self.root) as viewer, suppress(KeyboardInterrupt):  # noqa: S603 - our own command
             viewer.wait()
 
     def _opened(self) -> tuple[ToolHost, list[Setup]]:
-        """Load the server once, as a worker does; its lifespan lasts as long as the session of pytest."""
+        """Load the server once, as a worker does; its lifespan lasts for the whole pytest session."""
         if self._host is None:
             from osmosis_ai.mcp_tools.host import ToolHost
             from osmosis_ai.mcp_tools.loading import load_server, prepare_path
@@ -139,7 +139,7 @@ class Harness:
 
     @contextmanager
     def _process(self) -> Iterator[None]:
-        """Be in the repository's root, as its tools expect; put back what a worker changes in its process."""
+        """Work in the repository's root, as its tools expect, and restore the process state that loading changes."""
         cwd, environ, argv = Path.cwd(), dict(os.environ), list(sys.argv)
         os.chdir(self.root)
         try:
@@ -153,11 +153,11 @@ class Harness:
 
 
 class ItemRuns:
-    """The runs of one test: they share its recordings, and its failure shows them.
+    """The runs of one test, which share its recordings and are shown if it fails.
 
     Attributes:
         failed: True once the test has failed.
-        unused: What its recordings hold beyond what was asked for, known at its end.
+        unused: Recordings that the test didn't use, known at its end.
         rows: The dataset or the rows that its mark names.
     """
 
@@ -216,7 +216,7 @@ class ItemRuns:
         return report
 
     def shown(self) -> list[tuple[str, str]]:
-        """Return the sections that a failing test shows: its last rollouts in short."""
+        """Return the report sections for a failing test: summaries of its last rollouts."""
         return [("osmosis rollout", _transcript(result)) for result in self._rollouts[-SHOWN_ROLLOUTS:]]
 
     def _dataset(self, rows: Any) -> Path | None:
@@ -230,7 +230,7 @@ class ItemRuns:
         return path
 
     def _cassette_of_test(self) -> Recordings | None:
-        """Open the test's recordings at its first run, and tidy them at its end."""
+        """Open the test's recordings at its first run, and clean them up at its end."""
         config = self.harness.config
         mode = config.getoption("osmosis_record")
         if self._cassette is False or config.getoption("osmosis_live"):
@@ -249,7 +249,7 @@ class ItemRuns:
 
 @contextmanager
 def _recorded(path: Path, shown: str, mode: str, advice: str, unused: list[str]) -> Iterator[Recordings]:
-    """Open recordings, and report at the end which of them were not used; `all` replaces them by what was used."""
+    """Open recordings, and add those left unused to `unused`; the mode `all` keeps only those that were used."""
     fresh = path.with_name(f".{path.name}") if mode == "all" else path
     with open_recordings(fresh, shown, replay=mode == "none", advice=advice) as recordings:
         yield recordings
@@ -286,7 +286,7 @@ def _transcript(result: RolloutResult) -> str:
 
 def fail(error: OsmosisError) -> NoReturn:
     """Fail the test with an error's own message, without our traceback."""
-    # Not as a second error while the first was handled: both say the same.
+    # Raised `from None`, because the original error would only repeat the message.
     raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 

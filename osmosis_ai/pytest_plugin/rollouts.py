@@ -1,4 +1,4 @@
-"""The fixture `rollout`: one rollout in this process, and what a test asserts about it."""
+"""The fixture `rollout`: run one rollout in this process, and make assertions about it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Call(tuple[str, Any]):
     """One tool call: equal to the pair of its name and its arguments.
 
     Attributes:
-        result: The text that the model saw, None if the rollout ended before.
-        error: Why the call failed, None if it succeeded.
+        result: The text that the model saw; None if the rollout ended first.
+        error: Why the call failed; None if it succeeded.
     """
 
     result: str | None
@@ -36,17 +36,17 @@ class Call(tuple[str, Any]):
 
     @property
     def name(self) -> str:
-        """The tool."""
+        """The tool's name."""
         return self[0]
 
     @property
     def arguments(self) -> Any:
-        """The arguments as an object; as text if the model wrote no JSON."""
+        """The arguments as an object, or as text if the model wrote invalid JSON."""
         return self[1]
 
 
 class Calls(list[Call]):
-    """A rollout's tool calls in order: equal to a list of pairs. `calls["price"]` are those of one tool."""
+    """A rollout's tool calls in order, equal to a list of (name, arguments) pairs. `calls["price"]` is one tool's."""
 
     @property
     def names(self) -> set[str]:
@@ -66,7 +66,7 @@ class Calls(list[Call]):
 
 
 class _CallsOf(list[Call]):
-    """The calls of one tool; says what was called instead where there is none."""
+    """The calls of one tool. If there are none, failure messages list the tools that were called."""
 
     def __init__(self, calls: Calls, tool: str) -> None:
         super().__init__(call for call in calls if call.name == tool)
@@ -98,10 +98,10 @@ class RolloutResult:
         answer: The text of the last reply.
         turns: Number of model calls.
         finish: Why it ended: `stop`, `length`, `max_turns`, `max_tokens_total`, `timeout` or `error`.
-        failure: What made it fail, None if it ended without error.
-        usage: The tokens of its model calls; replayed ones count none.
-        scores: The scores by function, None where one could not be computed.
-        command: The command that shows it.
+        failure: Why it failed; None if it ended without error.
+        usage: The tokens of its model calls; replayed calls count as zero.
+        scores: The scores by function; None where one couldn't be computed.
+        command: The command that shows the rollout.
     """
 
     def __init__(self, scored: ScoredRollout, command: str) -> None:
@@ -124,7 +124,7 @@ class RolloutResult:
             function: Its name as in reports, or the part after the colon.
 
         Raises:
-            AssertionError: It could not be computed; the message says why, with file and line.
+            AssertionError: The score couldn't be computed; the message says why, with file and line.
             LookupError: No function has this name.
         """
         __tracebackhide__ = True
@@ -143,7 +143,7 @@ class RolloutResult:
 
 
 class RunRollout:
-    """The fixture `rollout`. Calling it runs one rollout, in this process."""
+    """The fixture `rollout`. Call it to run one rollout in this process."""
 
     def __init__(self, runs: ItemRuns) -> None:
         self._runs = runs
@@ -161,11 +161,11 @@ class RunRollout:
         """Run one rollout and score it.
 
         Args:
-            row: A row of the dataset by its index, or a row of its own.
-            user: The prompt, in place of a row.
-            system: The system prompt beside it.
-            ground_truth: The ground truth beside it.
-            attempt: The attempt at the row, with recordings of its own.
+            row: The index of a row of the dataset, or a row as a dict.
+            user: The user prompt, in place of a row.
+            system: The system prompt for `user`.
+            ground_truth: The ground truth for `user`.
+            attempt: The number of the attempt at the row, from 0. Each has its own recordings.
             options: Other options of `osmosis test`, with `_` for `-`; `model` may be a script of replies.
         """
         if user is not None:
@@ -176,7 +176,7 @@ class RunRollout:
 
 
 def full_name(function: str, names: Iterable[str]) -> str:
-    """Return the one name that a short one stands for, else the name itself."""
+    """Return the full name that a short name uniquely stands for, else the name itself."""
     alike = [name for name in names if name == function or name.rpartition(":")[2] == function]
     return alike[0] if len(alike) == 1 else function
 

@@ -29,10 +29,10 @@ class ToolResult(str):
     """A tool's result: the text that the model would see.
 
     Attributes:
-        error: Why the call failed, as in the results of a run (`exception`, `schema`, `unknown_tool`, …); None if it
+        error: The kind of failure, as in a run's results (`exception`, `schema`, `unknown_tool`, …); None if the call
             succeeded.
-        content: What the text only mentions: structured content, images, files.
-        failure: The exception of a tool, with file and line, None if it raised none.
+        content: The parts that the text only mentions: structured content, images, files.
+        failure: The tool's exception, with file and line; None if it raised none.
     """
 
     error: str | None
@@ -73,17 +73,17 @@ class Tools:
         return str(self._definition(name).get("description") or "")
 
     def call(self, name: str, arguments: str | JsonObject | None = None, /, **values: Any) -> ToolResult:
-        """Call a tool in this test's session. Every failure is a result, as it is for a model.
+        """Call a tool in this test's session. A failing call returns a result too, as it does for a model.
 
         Args:
-            name: The tool.
-            arguments: The arguments, as an object or as the JSON text of a model; in place of `values`.
+            name: The tool's name.
+            arguments: The arguments, as an object or as a model's JSON text; in place of `values`.
             values: The arguments by name.
         """
         given = values if arguments is None else arguments
 
         async def call() -> CallOutcome:
-            # In the session's context, which tools of this process run in.
+            # In the session's own context, so that tools see its context variables.
             work = self._session.call(name, given, timeout=SECONDS)
             return await self._context.run(asyncio.ensure_future, work)
 
@@ -98,7 +98,7 @@ class Tools:
 
 @contextmanager
 def open_tools(portal: BlockingPortal, host: ToolHost, setups: list[Setup], root: Path) -> Iterator[Tools]:
-    """Open a session for one test, prepared as for a rollout: setup functions have run."""
+    """Open a session for one test, after running the setup functions as for a rollout."""
     with portal.wrap_async_context_manager(_session(host, setups, root)) as (session, context):
         yield Tools(portal, host, session, context)
 

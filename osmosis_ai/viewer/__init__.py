@@ -1,1 +1,1 @@
-"""Runs and rollouts in the browser: pages over the run store, which they only read."""
+"""Show runs and rollouts in the browser: pages over the run store, read-only except for verdicts and notes."""

@@ -1,4 +1,4 @@
-"""The pages' URLs: what their queries ask for, and links to other pages and other views."""
+"""The pages' URLs: parse their queries, and link to other pages and other views."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def training_path(repository: str, name: str) -> str:
 
 
 def training_runs(name: str) -> str:
-    """Return the URL of the list of a training run's runs."""
+    """Return the URL of the list of runs that belong to a training run."""
     return f"/?training={_quoted(name)}"
 
 
@@ -47,7 +47,7 @@ def compare_path(repository: str, a: str, b: str) -> str:
 
 
 class Address(NamedTuple):
-    """A page and its query, from which links to other views of it are made."""
+    """A page's path and query, for making links to other views of the page."""
 
     path: str
     query: Mapping[str, str] = {}
@@ -56,17 +56,17 @@ class Address(NamedTuple):
         return self.path + (f"?{urlencode(self.query)}" if self.query else "")
 
     def but(self, **changes: object) -> str:
-        """Return the URL with some parameters changed, or removed if they are None."""
+        """Return the URL with some parameters changed; None removes a parameter."""
         query = {**self.query, **{name: None if value is None else str(value) for name, value in changes.items()}}
         return str(Address(self.path, {name: value for name, value in query.items() if value}))
 
     def at(self, path: str, **changes: object) -> str:
-        """Return the URL of another page with the same query, but for some parameters."""
+        """Return the URL of another page with the same query, except for some parameters."""
         return Address(f"{self.path}{path}", self.query).but(**changes)
 
 
 def beside(selection: Selection, row: int, step: int, url: Address) -> str | None:
-    """Return the URL of the row before (`step` −1) or after (1) a row in a list; `url` is what the list belongs to."""
+    """Return the URL of the row before (`step` −1) or after (1) a row in a list; `url` is the list's page."""
     found = selection.beside(row, step)
     return None if found is None else url.at(f"/rows/{found}")
 
@@ -78,7 +78,7 @@ def following(rows: Iterable[int], row: int, url: Address) -> str | None:
 
 
 def row_filter(query: Mapping[str, str]) -> RowFilter:
-    """Return which rows a query asks for; what it asks in vain is left out."""
+    """Return the row filter of a query; ignore parameters with invalid values."""
     return RowFilter(
         status=_STATUSES.get(query.get("status")),
         function=query.get("fn") or None,
@@ -93,12 +93,12 @@ def row_filter(query: Mapping[str, str]) -> RowFilter:
 
 
 def _quoted(name: str) -> str:
-    # The name of a folder may be no text.
+    # A folder's name may not be valid UTF-8.
     return quote(name, errors="replace")
 
 
 def decimal(text: str | None) -> float | None:
-    """Parse a finite number; None for anything else."""
+    """Parse a finite number; return None for anything else."""
     try:
         value = float(text or "nan")
     except ValueError:
@@ -107,11 +107,11 @@ def decimal(text: str | None) -> float | None:
 
 
 def number(text: str | None, default: int = 0) -> int:
-    """Parse a natural number; `default` for anything else."""
-    # A number of more digits isn't a position, and int() refuses thousands of them.
+    """Parse a natural number; return `default` for anything else."""
+    # Longer numbers aren't positions, and int() raises for thousands of digits.
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 16 else default
 
 
 def without(query: Mapping[str, str], *names: str) -> dict[str, str]:
-    """Return a query without some of its parameters."""
+    """Return a query without the named parameters."""
     return {name: value for name, value in query.items() if name not in names}

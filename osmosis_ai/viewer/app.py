@@ -38,28 +38,29 @@ from osmosis_ai.viewer.stores import Stores
 __all__ = ["build_app"]
 
 WITHOUT_ROWS = "x-without-rows"
-"""The header of a page that reads itself again: it asks for its rows alone."""
+"""The header that a page sends when it refreshes itself, to get only its rows."""
 VERDICT_BYTES = 64 << 10
 STATIC = Path(__file__).parent / "static"
 _STATIC_FILES = {"view.css": "text/css", "view.js": "text/javascript"}
 
 
 def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, masker: Masker | None = None) -> Starlette:
-    """Make the application that shows these repositories' runs. It does not authorize anyone: see `security.Guard`.
+    """Build the application that shows these repositories' runs. It authorizes no one: that is `security.Guard`'s job.
 
-    `stopping` is asked often; once it returns True, streams of events end. `masker` masks keys in people's notes.
+    Event streams end once `stopping`, which is called often, returns True. `masker` masks keys in notes that users
+    write.
     """
     site = Site(stores, masker or Masker())
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        # While the browser starts.
+        # Compile the templates now, while the browser starts.
         threading.Thread(target=prepare, daemon=True).start()
         yield
         stores.close()
 
     def page(render: Callable[..., str]) -> Callable[[Request], Response]:
-        # Not a coroutine, so Starlette calls it in a thread: queries block.
+        # Not a coroutine, so that Starlette calls it in a thread, because queries block.
         def endpoint(request: Request) -> Response:
             try:
                 return HTMLResponse(render(site, query=dict(request.query_params), **request.path_params))
@@ -87,7 +88,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, mask
         given = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
         record = partial(give_verdict, site, query=dict(request.query_params), given=given, **request.path_params)
         try:
-            # Not on the loop, because the file may be locked for a while.
+            # In a thread, because the database file may be locked for a while.
             return RedirectResponse(await anyio.to_thread.run_sync(record), 303)
         except StoreError as error:
             return PlainTextResponse(f"the verdict isn't saved: {error}", 409)

@@ -1,4 +1,4 @@
-"""A row of a run's table, and its attempts as cells that are coloured by score."""
+"""The rows of a run's table, with one cell per attempt, coloured by score."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHOWN_ATTEMPTS = 32
 
 
 class Attempt(NamedTuple):
-    """One rollout of a row as a cell: its text, its colour, what it says when it is pointed at, and a verdict on it."""
+    """One rollout of a row as a cell: its text, colour, tooltip and verdict."""
 
     url: str
     text: str
@@ -70,7 +70,7 @@ def table_row(listed: ListedRow, run: RunInfo, query: Mapping[str, str], url: Ad
 def attempt_cell(
     outcome: Outcome, run: RunInfo, query: Mapping[str, str], url: str, verdict: Verdict | None = None
 ) -> Attempt:
-    """Make the cell of an attempt; the query may name the function whose score it shows."""
+    """Make the cell of an attempt; the query may name the function whose score to show."""
     text, look, title = _cell(outcome, run, query)
     whose = "baseline, " if outcome.policy == "baseline" else ""
     said = "" if verdict is None else f"; a person says {'good' if verdict.value else 'bad'}"
@@ -96,7 +96,7 @@ def _cell(outcome: Outcome, run: RunInfo, query: Mapping[str, str]) -> tuple[str
 
 
 def policy_of(outcome: Outcome) -> str | None:
-    """Return what a URL says of an attempt's policy; nothing for the model's own."""
+    """Return an attempt's policy as a URL names it, or None for the model's own."""
     return None if outcome.policy == "policy" else outcome.policy
 
 

@@ -1,4 +1,4 @@
-"""Charts of a figure over runs or steps, in the coordinates of an SVG."""
+"""Line charts of a metric over runs or steps, in SVG coordinates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOP, BOTTOM = 10, 110
 
 
 class Value(NamedTuple):
-    """A figure in a chart: its place from left to right, what it is, where it leads, and its 95 % interval if known."""
+    """A value in a chart: its position from left to right, label, link, and 95 % interval if known."""
 
     at: float
     value: float
@@ -22,7 +22,7 @@ class Value(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A figure in the chart's coordinates."""
+    """A value in the chart's coordinates."""
 
     x: float
     y: float
@@ -33,7 +33,7 @@ class Point(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A line through points. `ticks` are heights and what they stand for; `left` is where the grid begins."""
+    """A line through points. `ticks` holds heights with their labels; the grid starts at `left`."""
 
     label: str
     width: int
@@ -52,9 +52,9 @@ def line_chart(
     width: int = 600,
     left: int = 14,
 ) -> Chart | None:
-    """Lay out figures from `low` to `high`; None if there is none, or the range has no length that is a number.
+    """Lay out values on an axis from `low` to `high`; return None without values, or if the axis isn't finite.
 
-    `ends` are the places at the left and right, those of the first and the last figure by default.
+    `ends` are the positions at the left and right end, by default those of the first and the last value.
     """
     if not values or not 0 < high - low < math.inf:
         return None

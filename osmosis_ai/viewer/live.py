@@ -1,7 +1,7 @@
-"""Tell open pages that a store has changed, by server-sent events.
+"""Notify open pages of changes to a store, by server-sent events.
 
-An event holds the stores' version and nothing else: a page reads again what it shows. So a page that was away for a
-while misses nothing: it reconnects with the version that it knows, and hears at once if that is no longer the version.
+An event holds only the stores' version; on each event, a page reloads its content. A page that was disconnected misses
+nothing: it reconnects with the last version it knows, and gets an event at once if there is a newer one.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["changes"]
 
 POLL_SECONDS = 0.5
 SILENT_POLLS = 30
-"""After so many polls without a change a comment is sent, by which the server notices who has gone."""
+"""Polls without a change after which to send a comment, which shows the server if the client is gone."""
 
 
 async def changes(stores: Stores, since: str, stopping: Callable[[], bool]) -> AsyncIterator[str]:
-    """Yield an event whenever a store has changed since this version, at most every `POLL_SECONDS`."""
+    """Yield an event for each change of a store after version `since`, at most one every `POLL_SECONDS`."""
 
     def read() -> str:
         try:
             return stores.version()
         except StoreError:
-            # The file is locked or damaged; the pages say so.
+            # The database is locked or damaged, which the pages report.
             return "unreadable"
 
     yield "retry: 1000\n\n"

@@ -1,4 +1,4 @@
-"""Fill the templates: everything that they show is escaped."""
+"""Render the templates, with everything they show escaped."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _IMAGES = tuple(f"data:image/{kind};base64," for kind in ("png", "jpeg", "gif", 
 
 
 def shown(value: Any) -> Any:
-    """Escape what a browser would render as something else: control characters, bidi overrides, lone surrogates."""
+    """Escape characters that a browser would hide or misrender: control characters, bidi overrides, lone surrogates."""
     if not isinstance(value, str) or is_markup(value):
         return value
     return visible(value.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def is_markup(value: object) -> bool:
-    """Return True for text that is escaped already."""
+    """Return True if a text is already escaped."""
     return hasattr(value, "__html__")
 
 
 @functools.cache
 def environment() -> Environment:
-    """Return the templates' environment: everything that they show is escaped, by these two settings alone."""
+    """Return the templates' environment, whose `autoescape` and `finalize` escape everything shown."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -73,13 +73,13 @@ def moment(seconds: float) -> str:
 
 
 def prepare() -> None:
-    """Compile the templates of a run's page, which takes longer than any page does after that."""
+    """Compile the templates of a run's page in advance, because that takes longer than rendering any page."""
     for name in ("run.html", "base.html", "parts.html", "figures.html", "rows.html"):
         environment().get_template(name)
 
 
 def images_of(content: Any) -> list[tuple[str, str]]:
-    """Return the images in a message's or a tool's content: a data URL, or an empty one, and what it is."""
+    """Return the images in a message's or a tool's content, as pairs of a data URL (or "") and a description."""
     found = []
     for part in content if isinstance(content, list) else []:
         if not isinstance(part, dict):

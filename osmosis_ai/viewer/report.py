@@ -1,4 +1,4 @@
-"""Write a run as one HTML file, which opens from disk without a server, a network or a script."""
+"""Write a run as a single HTML file that opens from disk, without a server, a network or scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STYLE = Path(__file__).parent / "static" / "view.css"
 
 
 class Wanted(NamedTuple):
-    """Which rows of a run to write, and the run to compare it with. `rows` None stands for all."""
+    """The rows of a run to write (None for all), and the run to compare it with."""
 
     status: Selected | None = None
     rows: Sequence[range] | None = None
@@ -37,7 +37,7 @@ class Wanted(NamedTuple):
 
 
 def parse_rows(given: str) -> list[range]:
-    """Parse `0-49,60` as ranges of rows; raises UsageError."""
+    """Parse ranges of rows such as `0-49,60`; raises UsageError."""
     found = []
     for part in given.split(","):
         match = re.fullmatch(r"\s*(\d{1,15})(?:\s*-\s*(\d{1,15}))?\s*", part, re.ASCII)
@@ -116,7 +116,7 @@ def _parts(
     if wanted.against is not None and compared is not None:
         chosen = set(rows)
         for index in sorted({flip.row_index for each in compared.functions.values() for flip in each.flips}):
-            # A run that was interrupted may lack the attempt.
+            # An interrupted run may lack this attempt.
             with suppress(StoreError):
                 aligned, _, after = compare_row(repository.runs, wanted.against, run, index)
                 if after.row.index in chosen:
@@ -125,7 +125,7 @@ def _parts(
 
 
 class _Here(Address):
-    """Leads to places in the file, where a page would lead to others."""
+    """Makes links to anchors in the file, where the viewer links to other pages."""
 
     def but(self, **changes: object) -> str:
         return "#rows"

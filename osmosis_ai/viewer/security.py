@@ -1,10 +1,11 @@
-"""Who may see the pages: requests of this browser's user, to this server's own address, from its own pages.
+"""Control access to the pages: only this user's browser, at this server's own address, from its own pages.
 
-The server refuses other names for its address (DNS rebinding), other sites (`Sec-Fetch-Site`, `Origin`), and whoever
-doesn't have the token, which the opened URL holds and a cookie after that: other users of the machine reach loopback
-too. No page loads or sends anything elsewhere, or runs a script that isn't the viewer's own file.
+The server refuses other names for its address (DNS rebinding), requests from other sites (`Sec-Fetch-Site`, `Origin`),
+and requests without the token, because other users of the machine can reach loopback too. The first URL holds the
+token, later a cookie. No page loads anything from elsewhere, sends anything elsewhere, or runs a script other than the
+viewer's own file.
 
-`Access` says which tokens and cookies are valid: `osmosis view` has one token, a platform has users.
+`Access` decides which tokens and cookies are valid: `osmosis view` has one token, a platform has users.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # Not `no-referrer`, with which a form's request says that it comes from nowhere.
+    # Not `no-referrer`, because a form would then send `Origin: null`.
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
@@ -45,25 +46,25 @@ _OWN_SITES = {"same-origin", "none", ""}
 
 
 class Access(Protocol):
-    """Who may see which pages.
+    """Decides who may see which pages.
 
     Attributes:
-        hint: What someone can do who has no valid cookie.
+        hint: What to do without a valid cookie, for the error page.
     """
 
     hint: str
 
     async def enter(self, token: str, cookies: Sequence[str]) -> str | None:
-        """Return the cookie for the token of a URL, opened in a browser with these cookies; None if it isn't valid."""
+        """Return the cookie for a URL's token, given the browser's cookies; None if the token isn't valid."""
         ...
 
     async def admit(self, cookies: Sequence[str]) -> ASGIApp | None:
-        """Return the pages for a browser with these cookies, None if none of them is valid."""
+        """Return the pages for a browser with these cookies, or None if none is valid."""
         ...
 
 
 class OneToken:
-    """Shows an application to whoever has the one token, which is the cookie too."""
+    """Shows an application to anyone with the one token, which also serves as the cookie."""
 
     hint = "open the URL that `osmosis view` printed: it holds the token of this server"
 
@@ -72,7 +73,7 @@ class OneToken:
         self._app = app
 
     async def enter(self, token: str, cookies: Sequence[str]) -> str | None:
-        """Return the token itself, if it is the right one."""
+        """Return the token itself, if it is correct."""
         return self.token if self._is_right(token) else None
 
     async def admit(self, cookies: Sequence[str]) -> ASGIApp | None:
@@ -84,15 +85,15 @@ class OneToken:
 
 
 class Guard:
-    """Lets only authorized requests pass to the pages, and adds the headers that protect every response.
+    """Passes only authorized requests to the pages, and adds protective headers to every response.
 
     Args:
-        access: Who may see which pages.
+        access: Decides who may see which pages.
         host: The address that the server listens on.
-        port: Its port.
-        cookie: The first part of the cookie's name.
-        lifespan: The application that starts and ends with the server.
-        addresses: Hosts, with their ports, by which a proxy in front of the server is reached.
+        port: The port that the server listens on.
+        cookie: The prefix of the cookie's name.
+        lifespan: The application to start and end with the server.
+        addresses: Hosts, with ports, of proxies in front of the server.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Guard:
         await answer(scope, receive, protected)
 
     async def _answer(self, scope: Scope) -> ASGIApp:
-        """Return the pages that a request may see, or the answer to one that may see none."""
+        """Return the pages that a request may see, or the response that refuses it."""
         headers = Headers(scope=scope)
         host = headers.getlist("host")
         if len(host) != 1 or not self._is_own(host[0]):
@@ -152,7 +153,7 @@ class Guard:
             if cookie is None:
                 return PlainTextResponse("this token isn't valid: open the URL that was printed", 403)
             rest = urlencode([(name, value) for name, value in query if name != "token"])
-            # One slash: two would begin the name of another host.
+            # Exactly one slash: a URL that starts with two names another host.
             path = quote("/" + scope["path"].lstrip("/\\")) + (f"?{rest}" if rest else "")
             return self._welcome(path, cookie, own_site=own_site, secure=scope["scheme"] == "https")
         if not own_site:
@@ -161,18 +162,19 @@ class Guard:
         return pages or PlainTextResponse(self._access.hint, 403)
 
     def _welcome(self, path: str, cookie: str, *, own_site: bool, secure: bool) -> Response:
-        """Answer a request that holds the token with the cookie, and lead to the page without the token."""
+        """Answer a request that has the token: set the cookie, and go to the page's URL without the token."""
         answer: Response
         if own_site:
             answer = RedirectResponse(path, 303)
         else:
-            # After a redirect from another site, such as the file that opened the browser, a strict cookie isn't sent.
+            # A refresh, because browsers don't send a strict cookie after a redirect that another site started, such as
+            # the file that opened the browser.
             answer = HTMLResponse(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(path)}">')
         answer.set_cookie(self._cookie, cookie, httponly=True, samesite="strict", secure=secure)
         return answer
 
     def _is_own(self, host: str) -> bool:
-        """Return True if a Host header names this server by a name that no other site can have."""
+        """Return True if a Host header names this server by a name that no other site can use."""
         if host.lower() in self._addresses:
             return True
         name, port = _split(host)
@@ -189,7 +191,7 @@ class Guard:
 
 
 def _split(host: str) -> tuple[str, int]:
-    """Split a Host header into its lower-case name and its port; port -1 if it isn't one."""
+    """Split a Host header into its name in lower case and its port; the port is -1 if the header is invalid."""
     try:
         parts = urlsplit(f"//{host}")
         port = parts.port

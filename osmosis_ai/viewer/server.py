@@ -21,11 +21,11 @@ __all__ = ["make_viewer", "serve_viewer"]
 def make_viewer(
     stores: Stores, listener: socket.socket, host: str, masker: Masker | None = None
 ) -> tuple[uvicorn.Server, str]:
-    """Make a viewer's server for this socket, and the token that its first URL must hold."""
+    """Create a viewer's server for this socket, and the token that its first URL must contain."""
     app = build_app(stores, lambda: server.should_exit, masker)
     access = OneToken(app)
     guard = Guard(access, host=host, port=listener.getsockname()[1], lifespan=app)
-    # What goes wrong in a page is in its answer.
+    # Only critical errors, because a page that fails shows its own error.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     server = make_server(guard, "critical", log_config=None, server_header=False)
     return server, access.token
@@ -34,13 +34,14 @@ def make_viewer(
 def serve_viewer(
     stores: Stores, listener: socket.socket, host: str, masker: Masker, ready: Callable[[str], None]
 ) -> None:
-    """Serve until SIGINT or SIGTERM, which is raised again at the end. `ready` gets the token as soon as pages can be
-    opened.
+    """Serve until SIGINT or SIGTERM, which is raised again at the end.
+
+    Calls `ready` with the token as soon as pages can be opened.
     """
     server, token = make_viewer(stores, listener, host, masker)
 
     async def serve() -> None:
-        # The socket listens already: what is asked for before the server runs waits.
+        # The socket is already listening, so requests that arrive before the server runs just wait.
         ready(token)
         await server.serve(sockets=[listener])
 

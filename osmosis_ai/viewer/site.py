@@ -1,4 +1,4 @@
-"""What the pages have in common: the stores, the templates, and what is computed from a run and kept."""
+"""The parts that all pages share: the stores, the templates, and cached results computed from runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from osmosis_ai.viewer.stores import Repository, Stores
 __all__ = ["FIGURES_AT_ONCE", "Figures", "Site", "functions_of"]
 
 FIGURES_AT_ONCE = 3000
-"""Rollouts of a run whose figures are in its page; those of a larger one follow."""
+"""Largest number of rollouts for which a run's page includes the statistics; larger runs load them afterwards."""
 
 COMPARED_RUNS = 50
 
 
 class Figures(NamedTuple):
-    """What a run's scores and calls add up to."""
+    """Statistics of a run's scores and calls."""
 
     totals: RunTotals
     statistics: dict[str, FunctionStatistics]
@@ -36,10 +36,10 @@ class Figures(NamedTuple):
 
 
 class Site:
-    """Renders the pages of a viewer. Any thread may call; raises StoreError if something isn't there.
+    """Renders the pages of a viewer. Thread-safe; raises StoreError if something doesn't exist.
 
-    `masker` masks keys in what is written, and with `masked` also those in what a page shows, which may not have been
-    known when a run was stored.
+    `masker` masks keys in text that users write. With `masked`, it also masks keys in what pages show, which may not
+    have been known when the run was stored.
     """
 
     def __init__(self, stores: Stores, masker: Masker, *, masked: bool = False) -> None:
@@ -57,23 +57,23 @@ class Site:
         return self._templates.get_template(template).render(**values)
 
     def error(self, message: str) -> str:
-        """A page that says what isn't there."""
+        """Render a page with an error message."""
         return self.render("error.html", message=message, live="")
 
     def find(self, repository: str, name: str) -> tuple[Repository, RunInfo]:
-        """Return a repository, and its run with this id, name or beginning of an id."""
+        """Return a repository, and its run with this name, id or prefix of an id."""
         store = self.stores.get(repository)
         return store, store.runs.find_run(name)
 
     def select(self, store: Repository, run: RunInfo, wanted: RowFilter) -> Selection:
         """Return the rows that a filter selects."""
         if wanted.status in VERDICTS:
-            # People give verdicts on a run that has ended, too.
+            # Not cached, because users give verdicts even on a run that has ended.
             return store.runs.select(run.id, wanted, run.pass_threshold)
         return store.kept(("rows", run.id, wanted), run, lambda: store.runs.select(run.id, wanted, run.pass_threshold))
 
     def figures_of(self, store: Repository, run: RunInfo) -> Figures:
-        """Return what a run's scores and calls add up to."""
+        """Return the statistics of a run's scores and calls, computed or cached."""
 
         def compute() -> Figures:
             runs = store.runs
@@ -94,23 +94,23 @@ class Site:
         """Compare two runs; `query` may have a `threshold`."""
         threshold = decimal(query.get("threshold"))
         threshold = b.pass_threshold if threshold is None else threshold
-        # Two runs that have ended don't change, and the other one's changes show in its own key.
+        # `kept` watches the run that may still change; the key holds the state of the other one.
         running, other = (a, b) if a.alive else (b, a)
         key = ("compared", a.id, b.id, threshold, other.rollouts, other.finished_at, repr(other.summary))
         return store.kept(key, running, lambda: compare_runs(store.runs, a, b, threshold))
 
     def flips(self, store: Repository, a: RunInfo, b: RunInfo, query: Mapping[str, str]) -> list[int]:
-        """Return the rows of run `a` that flipped by the function that the query names, else the first one."""
+        """Return the rows of run `a` that flipped, by the function that the query names or else the first one."""
         functions = self.compared(store, a, b, query).functions
         function = query["fn"] if query.get("fn") in functions else next(iter(functions), None)
         return [] if function is None else [flip.row_index for flip in functions[function].flips]
 
     def others(self, store: Repository, run: RunInfo) -> list[RunInfo]:
-        """Return the latest runs that a run may be compared with: those of its own training run, if it has one."""
+        """Return the latest runs to compare a run with; for a run of a training run, those of the same training run."""
         return [each for each in store.listed_runs(COMPARED_RUNS, store.training_of(run)) if each.id != run.id]
 
     def rollout(self, store: Repository, run: RunInfo, row: int, chosen: Outcome) -> ScoredRollout:
-        """Read a rollout with its trajectory."""
+        """Return a rollout with its trajectory."""
         wanted = RolloutFilter(row=row, run_index=chosen.run_index)
         for scored in store.runs.scored(run.id, wanted, with_trajectory=True):
             if scored.stored.rollout.policy == chosen.policy:
@@ -119,6 +119,6 @@ class Site:
 
 
 def functions_of(run: RunInfo, figures: Figures | None) -> list[str]:
-    """Return the functions that score a run: those that it began with, and those that its figures have."""
+    """Return the functions that score a run: those it started with, and those that scored it later."""
     known = [str(name) for name in run.config.get("functions") or ()]
     return list(dict.fromkeys([*known, *(figures.statistics if figures is not None else ())]))

@@ -1,4 +1,4 @@
-"""The repositories whose runs are shown, and values that are computed from their stores again as these change."""
+"""The repositories whose runs are shown, and a cache of values computed from their stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Repository", "Stores"]
 T = TypeVar("T")
 
 SHARE = 0.02
-"""Share of the time that recomputing one value may take while a run goes on."""
+"""Maximum share of time spent on recomputing one value while its run is running."""
 KEPT = 32
 
 
@@ -52,7 +52,7 @@ class Repository:
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     def version(self) -> tuple[int, int, int]:
-        """Return what changes with every change of the store: see `Browser.version`."""
+        """Return a value that changes with every change of the store: see `Browser.version`."""
         with self._lock:
             try:
                 return self.runs.version()
@@ -63,40 +63,40 @@ class Repository:
 
     @property
     def exists(self) -> bool:
-        """True if the repository has a store; the first run creates it."""
+        """True if the repository has a store, which the first run creates."""
         return database_path(self.folder).is_file()
 
     def training_version(self) -> tuple[int, int]:
-        """Return what changes with every change of a training run's record."""
+        """Return a value that changes with every change of a training run's record."""
         versions = [record.version() for record in find_records(self.folder)]
         return sum(written for written, _ in versions), sum(locked for _, locked in versions)
 
     def training(self, name: str) -> TrainingRecord:
-        """Return the record of a training run by its name; raises StoreError."""
-        # A name from a URL is compared, and never made a path.
+        """Return the record of a training run by its name; raises StoreError if there is none."""
+        # Compare the name with existing ones: a name from a URL must never become part of a path.
         for record in find_records(self.folder):
             if record.name == name:
                 return record
         raise StoreError(f"there is no training run {name!r} in {self.folder}")
 
     def training_of(self, run: RunInfo) -> str | None:
-        """Return the name of the training run that a run belongs to, None if it belongs to none."""
+        """Return the name of the training run that a run belongs to, or None."""
         name = run.config.get("name") or ""
         names = [record.name for record in find_records(self.folder)] if name else []
         return next((each for each in names if name.startswith(run_beginnings(each))), None)
 
     def listed_runs(self, limit: int, training: str | None = None) -> list[RunInfo]:
-        """List the latest runs of a training run, else those that belong to none; newest first."""
+        """List the latest runs, newest first: those of `training`, or those that belong to no training run."""
         names = [record.name for record in find_records(self.folder)] if training is None else [training]
         beginnings = [beginning for name in names for beginning in run_beginnings(name)]
         return self.runs.list_named(limit, beginnings, so=training is not None)
 
     def kept(self, key: Hashable, run: RunInfo, compute: Callable[[], T]) -> T:
-        """Return what `compute` returned for this key, unless the run has changed since.
+        """Return the result of `compute` for this key, cached until the run changes.
 
-        What takes long to compute may be a little old: recomputing takes at most `SHARE` of the time.
+        A result that takes long to compute may lag behind the run: recomputing takes at most `SHARE` of the time.
         """
-        # Another run that goes on doesn't change this one.
+        # For an ended run, use its own state: another, running run changes the store's version all the time.
         version = self.version()[:2] if run.alive else (run.status, run.rollouts, run.finished_at, repr(run.summary))
         now = perf_counter()
         with self._lock:
@@ -119,7 +119,7 @@ class Stores:
 
     def __init__(self, repositories: Sequence[tuple[Path, Path]]) -> None:
         self._found: dict[str, Repository] = {}
-        # Versions count from the start of a server: those of another one mean nothing.
+        # Versions count from the start of a server, so mark them: a page may reconnect to a restarted one.
         self._started = secrets.token_hex(4)
         for root, folder in repositories:
             base = re.sub(r"[^\w.-]+", "-", root.resolve().name, flags=re.ASCII).strip(".-") or "repository"
@@ -131,7 +131,7 @@ class Stores:
 
     @classmethod
     def of(cls, repositories: Iterable[Repository]) -> Stores:
-        """Show repositories that have their names already."""
+        """Show repositories under the names they already have."""
         stores = cls(())
         stores._found = {repository.name: repository for repository in repositories}
         return stores
@@ -143,13 +143,13 @@ class Stores:
         return len(self._found)
 
     def get(self, name: str) -> Repository:
-        """Return a repository by its name; raises StoreError."""
+        """Return a repository by its name; raises StoreError if there is none."""
         if name not in self._found:
             raise StoreError(f"there is no repository {name!r} in this viewer")
         return self._found[name]
 
     def version(self) -> str:
-        """Return a text that changes with every commit to one of the stores, and with its training runs."""
+        """Return a string that changes with every change of a store or of a training run."""
         versions = (
             "-".join(map(str, (*repository.version(), *repository.training_version())))
             for repository in self._found.values()
@@ -157,6 +157,6 @@ class Stores:
         return ".".join([self._started, *versions])
 
     def close(self) -> None:
-        """Close the files that are open."""
+        """Close all open files."""
         for repository in self._found.values():
             repository.runs.close()

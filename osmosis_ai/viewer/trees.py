@@ -1,4 +1,4 @@
-"""Show JSON from models and tools as an indented tree, whatever its size and depth."""
+"""Lay out JSON from models and tools as an indented tree, of any size and depth."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["TEXT_CHARACTERS", "Node", "tree"]
 MAX_DEPTH = 16
 MAX_NODES = 500
 TEXT_CHARACTERS = 20_000
-"""Longer texts are cut; the page links to the whole."""
+"""Longer texts are truncated; the page links to the full text."""
 
 
 class Node(NamedTuple):
-    """A line of a tree: what opens or closes a container, or a value. `more` counts what a cut text or tree lacks."""
+    """A line of a tree: a value, or a bracket. `more` counts what was truncated from a text or a tree."""
 
     kind: str
     label: str = ""
@@ -24,14 +24,14 @@ class Node(NamedTuple):
 
 
 def tree(value: Any) -> list[Node] | None:
-    """Return the lines of a JSON object or list, given as its text or its value; None for any other text."""
+    """Return the lines of a JSON object or list, given as text or as a value; None for any other text."""
     if isinstance(value, str):
         if value.lstrip()[:1] not in ("{", "["):
             return None
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            # Cut JSON, a number of a million digits, ten thousand levels: shown as the text that it is.
+            # Truncated JSON, a number of a million digits, ten thousand levels: show it as plain text.
             return None
     if not isinstance(value, (dict, list)):
         return None
@@ -46,7 +46,7 @@ def tree(value: Any) -> list[Node] | None:
 
 
 def _nodes(value: Any) -> Iterator[Node]:
-    """Yield the lines without recursion, because the depth isn't ours to choose."""
+    """Yield the lines without recursion, because the depth is unbounded."""
     stack: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
     while stack:
         label, item = next(stack[-1], (None, None))

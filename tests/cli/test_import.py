@@ -271,7 +271,7 @@ def test_tests_as_csv(tmp_path: Path) -> None:
     )
     result = imported(tmp_path / "promptfooconfig.yaml", tmp_path, "-o", "rows.jsonl", code=1)
     (problem,) = result["problems"]
-    assert (problem["where"], problem["reason"]) == ("tests.csv, line 3", "not as many cells as the header has")
+    assert (problem["where"], problem["reason"]) == ("tests.csv, line 3", "more or fewer cells than the header")
     first, last = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     assert (first["system_prompt"], first["user_prompt"], first["ground_truth"]) == ("Be short.", "Why?", "because")
     assert (first["metadata"], first["description"]) == ({"level": "easy"}, "one")
@@ -291,7 +291,7 @@ def test_a_list_of_texts_is_a_row_for_each(tmp_path: Path) -> None:
     ("config", "reason"),
     [
         ("prompts: ['{{a | upper}}']\ntests: [{vars: {a: b}}]", "only {{variables}} are filled in"),
-        ("prompts: ['{{a}}']\ntests: [{vars: {b: c}}]", "the prompt has the variable a, and the test hasn't"),
+        ("prompts: ['{{a}}']\ntests: [{vars: {b: c}}]", "the prompt has the variable a, but the test doesn't set it"),
         ("prompts: ['file://../secret.txt']\ntests: [{vars: {b: c}}]", "isn't below the config's folder"),
         ("prompts: ['file://prompt.py']\ntests: [{vars: {b: c}}]", "code isn't run"),
         ("tests: [{vars: {b: c, d: e}}]", "there are no prompts"),

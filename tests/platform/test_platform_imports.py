@@ -142,4 +142,4 @@ def test_two_files_cannot_have_one_place(platform: Platform) -> None:
     session = start(platform, "clash", files)["session_id"]
     send(platform, session, files)
     refused = platform.ask("POST", f"{IMPORTS}/{session}/finalize", {})
-    assert (refused.status, "the place of another file" in refused.body["error"]) == (400, True)
+    assert (refused.status, "would overwrite another file" in refused.body["error"]) == (400, True)

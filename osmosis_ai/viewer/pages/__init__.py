@@ -1,4 +1,4 @@
-"""What each page shows: read from the store, and made into plain data for its template.
+"""The pages: each reads the store and passes plain data to its template.
 
-Any thread may call them; they raise StoreError if something isn't there.
+The functions are thread-safe, and raise StoreError if something doesn't exist.
 """

@@ -1,4 +1,4 @@
-"""Two runs beside each other, and two rollouts of a row step by step."""
+"""Compare two runs side by side, and two rollouts of a row step by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["blocks_of", "compare_page", "compared_row_page"]
 
 
 class Side(NamedTuple):
-    """One of two rollouts that are compared."""
+    """One of two compared rollouts."""
 
     view: RunView
     url: str
@@ -31,7 +31,7 @@ class Side(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Steps of two conversations: a span of equal ones, or others. `first` is True if the two part here."""
+    """Steps of two conversations: a span of equal steps, or of different ones. `first` is True where they diverge."""
 
     equal: bool
     steps: list[AlignedStep]
@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 def compare_page(site: Site, repository: str, a: str, b: str, query: Mapping[str, str]) -> str:
-    """Two runs: what flipped, and the paired differences of their scores."""
+    """Render the comparison of two runs: flipped rows, and the paired differences of their scores."""
     live = site.stores.version()
     store, run_a = site.find(repository, a)
     _, run_b = site.find(repository, b)
@@ -69,7 +69,7 @@ def compare_page(site: Site, repository: str, a: str, b: str, query: Mapping[str
 
 
 def compared_row_page(site: Site, repository: str, a: str, b: str, row: int, query: Mapping[str, str]) -> str:
-    """An attempt of a row in two runs, step by step."""
+    """Render an attempt at a row in two runs, step by step."""
     live = site.stores.version()
     store, run_a = site.find(repository, a)
     _, run_b = site.find(repository, b)
@@ -104,7 +104,7 @@ def _side(store: Repository, run: RunInfo, name: str, scored: ScoredRollout, her
     rollout = scored.stored.rollout
     listed = store.runs.page(run.id, [scored.row.index])[0]
     outcomes = [outcome for outcome in listed.outcomes if outcome.policy == "policy"]
-    # Both attempts are named, so that one can change without the other.
+    # The URL names both attempts, so that one can change without the other.
     both = {"attempt": number(here.query.get("attempt"))}
     both["attempt_b"] = number(here.query.get("attempt_b"), both["attempt"])
     attempts = [
@@ -116,7 +116,7 @@ def _side(store: Repository, run: RunInfo, name: str, scored: ScoredRollout, her
 
 
 def blocks_of(aligned: Sequence[AlignedStep]) -> list[Block]:
-    """Group aligned steps into spans that are equal and those that aren't."""
+    """Group aligned steps into spans of equal and of different steps."""
     blocks: list[Block] = []
     for equal, group in groupby(aligned, key=lambda step: step.change == "equal"):
         first = not equal and all(block.equal for block in blocks)

@@ -1,4 +1,4 @@
-"""A run: its figures and its rows."""
+"""A run's page: its statistics and its rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE_ROWS = 100
 
 
 def run_page(site: Site, repository: str, name: str, query: Mapping[str, str], *, with_rows: bool = True) -> str:
-    """A run: its figures, and the first part of its rows."""
+    """Render a run: its statistics, and the first part of its rows."""
     live = site.stores.version()
     if name == "latest" and not _has_runs(site, repository):
         return site.render("waiting.html", live=live)
@@ -32,7 +32,7 @@ def run_page(site: Site, repository: str, name: str, query: Mapping[str, str], *
     now = time.time()
     training = store.training_of(run)
     figures = site.figures_of(store, run) if run.rollouts <= FIGURES_AT_ONCE else None
-    # A page that reads itself again asks for its rows alone.
+    # A page that refreshes itself asks only for its rows.
     rows = _table(store, run, selection, offset, PAGE_ROWS, query) if with_rows else []
     return site.render(
         "run.html",
@@ -60,7 +60,7 @@ def run_page(site: Site, repository: str, name: str, query: Mapping[str, str], *
 
 
 def table_part(site: Site, repository: str, name: str, query: Mapping[str, str]) -> str:
-    """A part of a run's rows, as the rows of a table."""
+    """Render a part of a run's rows, as table rows."""
     store, run = site.find(repository, name)
     selection = site.select(store, run, row_filter(query))
     limit = min(number(query.get("limit"), PAGE_ROWS), 2 * PAGE_ROWS)
@@ -69,7 +69,7 @@ def table_part(site: Site, repository: str, name: str, query: Mapping[str, str])
 
 
 def figures_part(site: Site, repository: str, name: str, query: Mapping[str, str]) -> str:
-    """A run's figures."""
+    """Render a run's statistics."""
     store, run = site.find(repository, name)
     here = Address(run_path(repository, name), query)
     figures = site.figures_of(store, run)

@@ -22,7 +22,7 @@ LISTED_RUNS = 500
 
 
 class ScoreBar(NamedTuple):
-    """A mean score, and its 95 % interval if it is known."""
+    """A mean score, and its 95 % interval if known."""
 
     function: str
     mean: float | None
@@ -30,7 +30,7 @@ class ScoreBar(NamedTuple):
 
     @property
     def parts(self) -> tuple[float, float, float] | None:
-        """The bar's length and its whiskers' ends, in percent; None if the score is outside 0 … 1."""
+        """The bar's length and the ends of its whiskers, in percent; None if the score is outside 0 to 1."""
         if self.mean is None or not 0 <= self.mean <= 1:
             return None
         low, high = self.interval or (self.mean, self.mean)
@@ -71,7 +71,7 @@ class DatasetChart(NamedTuple):
 
 
 def runs_page(site: Site, query: Mapping[str, str]) -> str:
-    """The list of runs."""
+    """Render the list of runs."""
     live = site.stores.version()
     training = query.get("training") or None
     runs = [_listed(site, repository, run) for repository in site.stores
@@ -99,7 +99,7 @@ def _trainings(site: Site) -> list[ListedTraining]:
             try:
                 state = record.read()
             except StoreError:
-                # Its page says why.
+                # Its own page shows the error.
                 state = None
             name = record.name
             found.append(
@@ -145,7 +145,7 @@ def _sorted_runs(runs: list[ListedRun], sort: str) -> list[ListedRun]:
 
 
 def _chart(runs: Sequence[ListedRun], query: Mapping[str, str]) -> DatasetChart | None:
-    """Lay out the chart of the asked dataset, else of the newest one with two scored runs."""
+    """Lay out the chart of the dataset that the query names, else of the newest one with two scored runs."""
     by_dataset: dict[str, list[ListedRun]] = {}
     for run in runs:
         if run.dataset and any(bar.parts for bar in run.scores):

@@ -1,4 +1,4 @@
-"""A training run: its state, and its figures over the steps."""
+"""A training run's page: its state, and its metrics over the steps."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TITLES = {
     ("rollouts", "groups_with_variance"): "share of groups with variance",
     ("trainer", "loss"): "loss",
 }
-"""The figures that are shown first."""
+"""The metrics to show first."""
 KINDS = ("rollouts", "trainer", "evaluation")
-"""The order of the others."""
+"""The order of the other metrics."""
 SHARES = ("reward", "groups_with_variance", "frac_groups_trained", "sampled_share")
-"""Metrics whose charts have the same axis, from 0 to 1, unless they leave it."""
+"""Metrics charted on an axis from 0 to 1, unless a value is outside it."""
 
 
 class Series(NamedTuple):
@@ -46,7 +46,7 @@ class Series(NamedTuple):
 
 
 def training_page(site: Site, repository: str, name: str, query: Mapping[str, str]) -> str:
-    """A training run: its state, its figures over the steps, and its checkpoints."""
+    """Render a training run: its state, its metrics over the steps, and its checkpoints."""
     live = site.stores.version()
     record = site.stores.get(repository).training(name)
     state, lines = record.read(), record.metrics()
@@ -87,7 +87,7 @@ def _series(lines: Sequence[MetricsLine], urls: Mapping[tuple[str, int], str], e
     for line in sorted(lines, key=lambda line: KINDS.index(line.kind)):
         for name, value in line.metrics.items():
             found.setdefault((line.kind, name), {})[line.step] = value
-    # A trainer may report what it was told.
+    # A trainer may report back the metrics that the rollouts already have.
     kept = {
         key: values
         for key, values in found.items()
@@ -109,7 +109,7 @@ def _chart(
     if name in SHARES and low >= 0 and high <= 1:
         low, high = 0, 1
     elif low == high:
-        # A line in the middle.
+        # A constant metric needs an axis with some height, which puts its line in the middle.
         low, high = low - (abs(low) or 1), high + (abs(high) or 1)
     told = f"{shown[0].value:.4g} at first, {shown[-1].value:.4g} at last"
     label = f"{title} from step {min(values)} to {max(values)}: {told}"
@@ -117,7 +117,7 @@ def _chart(
 
 
 def _thinned(values: Sequence[tuple[int, float]], links: Mapping[int, str]) -> list[Value]:
-    """Return a value per step; of more than `MAX_POINTS` steps, means of as many parts."""
+    """Return one value per step; for more than `MAX_POINTS` steps, means over that many parts."""
     size = math.ceil(len(values) / MAX_POINTS)
     shown = []
     for start in range(0, len(values), size):

@@ -1,4 +1,4 @@
-"""A row's conversation in one of its attempts."""
+"""A row's page: the conversation of one of its attempts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["give_verdict", "stored_rollout", "trajectory_page"]
 LOG_BYTES = 8 << 20
 LOG_LINES = 500
 NOTE_CHARACTERS = 4000
-"""The longest note."""
+"""Maximum length of a note, in characters."""
 
 
 class Span(NamedTuple):
-    """A model call or a tool call on the time line, in percent of its length."""
+    """A model call or a tool call on the timeline, in percent of its length."""
 
     left: float
     width: float
@@ -45,7 +45,7 @@ class Span(NamedTuple):
 
 
 def trajectory_page(site: Site, repository: str, name: str, row: int, query: Mapping[str, str]) -> str:
-    """A row's conversation in one of its attempts."""
+    """Render a row's conversation in one of its attempts."""
     live = site.stores.version()
     store, run = site.find(repository, name)
     run_url = Address(run_path(repository, name), without(query, "attempt", "policy"))
@@ -54,7 +54,7 @@ def trajectory_page(site: Site, repository: str, name: str, row: int, query: Map
     scored = site.rollout(store, run, row, chosen)
     rollout = scored.stored.rollout
     against = store.runs.find_run(query["against"]) if query.get("against") else None
-    # In this direction, because its rows are then this run's.
+    # Compare in this direction, so that the rows are numbered as in this run.
     flips = [] if against is None else site.flips(store, run, against, query)
     selection = site.select(store, run, row_filter(query))
     failing = site.select(store, run, RowFilter(status="not-passed"))
@@ -102,7 +102,7 @@ def trajectory_page(site: Site, repository: str, name: str, row: int, query: Map
 
 
 def stored_rollout(site: Site, repository: str, name: str, row: int, query: Mapping[str, str]) -> ScoredRollout:
-    """A row's rollout, for its JSON."""
+    """Return a row's rollout, to be shown as JSON."""
     store, run = site.find(repository, name)
     return site.rollout(store, run, row, _chosen(_listed_row(store, run, row), query))
 
@@ -110,10 +110,10 @@ def stored_rollout(site: Site, repository: str, name: str, row: int, query: Mapp
 def give_verdict(
     site: Site, repository: str, name: str, row: int, query: Mapping[str, str], given: Mapping[str, str]
 ) -> str:
-    """Record what a person says of a rollout, and return the URL of its page.
+    """Record a user's verdict on a rollout, and return the URL of its page; raises StoreError.
 
-    `given` has the rollout's id, since it may have been run again; the verdict 1 or 0, or none to take it back; and a
-    note. Raises StoreError.
+    `given` holds the rollout's id, because the rollout may have been run again; the verdict 1 or 0, or none to withdraw
+    it; and a note.
     """
     store, run = site.find(repository, name)
     verdict = _VERDICTS.get(given.get("verdict", ""))
@@ -143,7 +143,7 @@ def _chosen(listed: ListedRow, query: Mapping[str, str]) -> Outcome:
 
 
 def timeline(rollout: Rollout) -> list[Span]:
-    """Lay out a rollout's model calls one after the other, and beside each its tool calls, which run at one time."""
+    """Lay out a rollout's model calls in sequence, each followed by its tool calls, which run concurrently."""
     spans: list[tuple[float, float, int, str, str, str]] = []
     now = 0.0
     for turn in rollout.turns:
@@ -163,7 +163,7 @@ def timeline(rollout: Rollout) -> list[Span]:
 
 
 def rerun_command(run: RunInfo, row: int) -> str | None:
-    """Return the command that steps through a row as this run ran it; None if another tool did."""
+    """Return the command that steps through a row with this run's options; None for a run of another tool."""
     config = run.config
     if "imported" in config:
         return None
@@ -178,7 +178,7 @@ def rerun_command(run: RunInfo, row: int) -> str | None:
 
 
 def _log_lines(store: Repository, run: RunInfo, row: int, run_index: int) -> list[str]:
-    """Return what this rollout's code printed, from the end of the run's logs."""
+    """Return the lines that this rollout's code printed, from the end of the run's logs."""
     prefixes = (f"[row {row} run {run_index} ", f"[row {row} scores ")
     return list(_lines(sorted((store.folder / "logs").glob(f"{run.id}*.log")), prefixes))[-LOG_LINES:]
 

@@ -67,7 +67,7 @@ async def test_calls_without_bearer_tools_or_form_are_refused(listener: Listener
         deep = [deep]
     with host(listener, empty) as hosted:
         url = f"{hosted.url}/tools"
-        with pytest.raises(OsmosisRolloutError, match=r"add can't be called: .*401: the bearer key isn't this rollout's"):
+        with pytest.raises(OsmosisRolloutError, match=r"add can't be called: .*401: the bearer key isn't this"):
             await HostedTools([], url, "another", client).call_tool("add", {})
         with pytest.raises(OsmosisRolloutError, match="422: the arguments are nested"):
             await HostedTools([], url, hosted.key, client).call_tool("add", {"x": deep})

@@ -409,7 +409,7 @@ async def test_a_server_that_asks_for_a_key_says_which_variable_has_it() -> None
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     keyless, keyed = RolloutServer(url), RolloutServer(url, key="the key")
     assert await keyed.health(5.0) == {}
-    with pytest.raises(RolloutServerError, match="set OSMOSIS_ROLLOUT_API_KEY to that key"):
+    with pytest.raises(RolloutServerError, match="set OSMOSIS_ROLLOUT_API_KEY to the server's key"):
         await keyless.health(5.0)
     await keyless.aclose()
     await keyed.aclose()
@@ -444,7 +444,7 @@ async def test_a_server_that_does_not_answer_at_a_deadline_is_blocked() -> None:
 
 
 async def test_a_lease_that_expires_while_it_is_polled_means_that_the_server_was_blocked() -> None:
-    with pytest.raises(RolloutServerError, match="user code has blocked it") as raised:
+    with pytest.raises(RolloutServerError, match="user code must have blocked it") as raised:
         await run(leased({"status": "failure", "err_message": "lease", "err_category": "lease_expired"}))
     assert raised.value.blocked
 
