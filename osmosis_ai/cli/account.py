@@ -25,15 +25,16 @@ auth_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Log in to a pl
 def login(
     context: typer.Context,
     token: Annotated[
-        str | None, typer.Option("--token", metavar="TOKEN", help="A token; - is stdin. Default: wait for an approval.")
+        str | None,
+        typer.Option("--token", metavar="TOKEN", help="A token; - reads it from stdin. Default: wait for approval."),
     ] = None,
     json: Json = False,
     plain: Plain = False,
     platform: PlatformUrl = None,
 ) -> None:
-    """Log in to a platform of another machine. That of this machine needs no login.
+    """Log in to a platform on another machine. The platform on this machine needs no login.
 
-    Without a token, a code is shown, which someone on the platform's machine approves.
+    Without --token, it shows a code that someone must approve on the platform's machine.
     """
     with platform_session(context, json=json, plain=plain, platform=platform, scoped=False) as session:
         from osmosis_ai.platform.client import Client, ClientError, Server
@@ -64,7 +65,7 @@ def login(
 
 
 def _approved(session: Session, client: Client) -> str:
-    """Show a code, and return the token of whoever it is approved for; raise ClientError."""
+    """Show a code, and return the token once it is approved; raise ClientError."""
     import platform as machine
 
     from osmosis_ai.platform.client import ClientError
@@ -82,14 +83,14 @@ def _approved(session: Session, client: Client) -> str:
             time.sleep(login["interval"])
         else:
             return str(done["token"])
-    raise ClientError("nobody has approved the login; begin again", "AUTH_REQUIRED")
+    raise ClientError("the login wasn't approved in time; start again", "AUTH_REQUIRED")
 
 
 @auth_app.command(cls=HelpCommand)
 def logout(
     context: typer.Context, yes: Yes = False, json: Json = False, plain: Plain = False, platform: PlatformUrl = None
 ) -> None:
-    """Revoke the stored token of a platform, and forget it."""
+    """Revoke and delete the stored token of a platform."""
     with platform_session(context, json=json, plain=plain, platform=platform, scoped=False) as session:
         from osmosis_ai.platform.client import Client, ClientError, Server, quoted
 
@@ -104,7 +105,7 @@ def logout(
         try:
             client.delete(f"/api/cli/tokens/{quoted(client.get('/api/cli/verify')['token_id'])}")
         except ClientError as error:
-            # A token that isn't valid any more needs no revoking.
+            # A token that is no longer valid needs no revoking.
             if error.code != "AUTH_REQUIRED":
                 session.warn(f"the token couldn't be revoked: {error}")
         session.credentials.set(url, None)
@@ -113,7 +114,7 @@ def logout(
 
 @auth_app.command(cls=HelpCommand)
 def whoami(context: typer.Context, json: Json = False, plain: Plain = False, platform: PlatformUrl = None) -> None:
-    """Say which platform commands use, and as whom."""
+    """Show which platform commands use, and as which user."""
     with platform_session(context, json=json, plain=plain, platform=platform, scoped=False) as session:
         server = session.server
         found = session.client.get("/api/cli/verify")
@@ -135,7 +136,9 @@ def whoami(context: typer.Context, json: Json = False, plain: Plain = False, pla
 
 def doctor(
     context: typer.Context,
-    path: Annotated[str | None, typer.Argument(metavar="DIR", help="The workspace. Default: that of here.")] = None,
+    path: Annotated[
+        str | None, typer.Argument(metavar="DIR", help="The workspace. Default: that of the working directory.")
+    ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Create what is missing.")] = False,
     yes: Yes = False,
     json: Json = False,
@@ -154,7 +157,7 @@ def doctor(
             session.operation("doctor", f"{root} has the folders of a workspace", status="noop", resource=place)
         elif not fix:
             folders = ", ".join(f"{name}/" for name in missing)
-            raise ClientError(f"{root} has no {folders}: `osmosis doctor --fix` creates them", "VALIDATION", place)
+            raise ClientError(f"{root} has no {folders}; create them with `osmosis doctor --fix`", "VALIDATION", place)
         elif session.confirm("doctor", f"Create {len(missing)} folders in {root}?", yes=yes):
             _create(session, root, missing)
 
@@ -165,7 +168,7 @@ def _create(session: Session, root: Path, missing: list[str]) -> None:
     try:
         for name in missing:
             (root / name).mkdir(parents=True, exist_ok=True)
-            # Git keeps no empty folders.
+            # Git doesn't track empty folders.
             (root / name / ".gitkeep").touch()
     except OSError as error:
         raise ClientError(f"{root} can't be written: {error.strerror}") from None

@@ -26,7 +26,7 @@ Part: TypeAlias = "str | tuple[str, str]"
 Line = NewType("Line", Text)
 """Styled text that consists of `Shown` only; `Output.styled` makes it."""
 
-# Red and green are the terminal's own, which its theme makes readable; its yellow often isn't, on a light background.
+# Red and green are the terminal's own, which its theme makes readable; its yellow often isn't on a light background.
 GOOD, BAD, CAUTION, FAINT, HEADING = "green", "red", "dark_orange3", "dim", "bold"
 
 # rich's own bar is pink, which looks like a failure.
@@ -42,7 +42,7 @@ _THEME = Theme(
 
 
 class _Messages:
-    """Stderr, where a message that can't be written is lost: the run is worth more."""
+    """Stderr. A message that can't be written is dropped, because it mustn't cost the run."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -107,7 +107,7 @@ class Output:
         self._write(visible_json(self.masker.encoded(data).decode("utf-8")))
 
     def ci_command(self, text: str) -> None:
-        """Print a line for a CI run to obey, whose parts the caller has escaped; raise OutputError."""
+        """Print a workflow command for CI; the caller has escaped its parts. Raise OutputError."""
         self._write(visible(self.masker.text(text)))
 
     def result(self, *parts: Part) -> None:

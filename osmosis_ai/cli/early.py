@@ -1,4 +1,4 @@
-"""Do what comes before importing the command: show the status line, and start the fork server.
+"""Show the status line and start the fork server, before the command itself is imported.
 
 The fork server and the command take about as long to get ready.
 """
@@ -16,7 +16,7 @@ __all__ = ["preloads", "show_status", "start_early"]
 
 STARTING = ("test", "eval", "serve")
 PLATFORM = ("submit", "list", "info", "stop", "retry", "logs", "download")
-"""What `osmosis eval` does on a platform."""
+"""Subcommands of `osmosis eval` that work on a platform."""
 WITHOUT_WORKERS = {"--help", "-h", *PLATFORM, *(name.removeprefix("eval ") for name in COMMANDS)}
 WAITS = {
     **dict.fromkeys(STARTING, "starting workers"),
@@ -29,14 +29,14 @@ WAITS = {
     "config": "reading the options",
     "init": "creating the repository",
 }
-"""What each command waits for first."""
+"""The first thing that each command waits for."""
 LOOPS = "osmosis_ai.runtime.worker.agents"
-"""What workers need for an agent loop."""
+"""The modules that workers need for an agent loop."""
 WITHOUT_STATUS = {"--help", "-h", "--quiet", "-q", "--json", "--debug"}
 
 
 def show_status(arguments: Sequence[str]) -> None:
-    """Show what this command line waits for first, unless it wants results only."""
+    """Show what this command line waits for first, unless it asks for quiet output."""
     command = COMMANDS.get(" ".join(arguments[:2]), arguments[0] if arguments else "")
     if command not in WAITS:
         return
@@ -63,7 +63,7 @@ def words_after(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def preloads(given: Mapping[str, str], environ: Mapping[str, str]) -> list[str]:
-    """Return what the models and the rollouts need, as far as known before `.env` and the options are read."""
+    """Return the modules that models and rollouts need, as far as known before reading `.env` and the options."""
     from osmosis_ai.models.engines import ENGINES, engine_for
     from osmosis_ai.runtime.pool.forkserver import TOOLS, WORKFLOWS
 

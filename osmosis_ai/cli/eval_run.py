@@ -25,17 +25,17 @@ MAX_SECRETS_BYTES = 1 << 20
 
 
 def evaluate_config(config: str, typed: Given, secrets_file: str | None) -> int:
-    """Run what a run config says, with the typed options overriding it, and return the exit code. Raises UsageError."""
+    """Run a run config, overridden by the typed options, and return the exit code. Raises UsageError."""
     typed = dash_is_json(typed)
     if not typed.keys() & {"name", "resume", "resume_run", "retry_failed", "regrade"}:
-        # A new run can be continued by its name.
+        # Name the run after its config, so that it can be continued by that name.
         typed = {**typed, "name": _new_name(config)}
     cwd = Path.cwd()
     if typed.get("watch"):
         from osmosis_ai.cli.watch import watch_command
 
         if "output" in typed:
-            raise UsageError("-o writes the files of a run that has ended, and --watch never ends; remove one of them")
+            raise UsageError("-o writes files when a run ends, and --watch never ends; remove one of them")
         return watch_command(lambda: _given(config, typed, secrets_file, cwd)[0], "eval")
     from osmosis_ai.cli.run import run_command
     from osmosis_ai.runtime.run.eval_files import check_folder
@@ -52,17 +52,17 @@ def _given(config: str, typed: Given, secrets_file: str | None, cwd: Path) -> tu
     if "rows" in typed:
         options = {name: value for name, value in options.items() if name not in ("limit", "offset")}
     given = {**options, **typed}
-    # For the rollout alone: none of them may be taken for an option of this command.
+    # These are for the rollout only: an OSMOSIS_ variable among them mustn't become an option of this command.
     given["rollout_env"] = {**found.env, **typed.get("rollout_env", {})}
     folder = given.pop("output")
     if "dataset" not in given:
         raise UsageError(
-            f"{config}: the dataset {found.dataset!r} is no file in {Path(found.root, 'data')}; "
+            f"{config}: the dataset {found.dataset!r} is not a file in {Path(found.root, 'data')}; "
             "name one with --dataset-file FILE"
         )
     output = Output(quiet=bool(given.get("quiet")))
     for name in found.ignored:
-        output.say(f"{name} has no effect: what runs is the code in {found.root}")
+        output.say(f"{name} has no effect: the run uses the code in {found.root}")
     _set_variables(found, secrets_file, cwd, output, offline=str(given["model"]).startswith("offline/"))
     if found.key_variable is not None and "api_key" not in typed:
         given["api_key"] = _known(found, cwd).get(found.key_variable)
@@ -77,17 +77,17 @@ def _new_name(config: str) -> str:
 
 
 def _set_variables(config: EvalConfig, secrets_file: str | None, cwd: Path, output: Output, *, offline: bool) -> None:
-    """Put a config's secrets into the environment, which the server inherits.
+    """Put a config's secrets into the environment, which the rollout server inherits.
 
-    An offline model needs no key, so a run with one may lack secrets.
+    Secrets may be missing with an offline model, which needs no key.
     """
     found, missing = _secrets(config, secrets_file, cwd, ask=not offline)
     if missing and not offline:
         where = "the environment, a .env file, or a file named with --secrets-file"
-        raise UsageError(f"the config needs the secrets {', '.join(missing)}: put them into {where}")
+        raise UsageError(f"the config needs the secrets {', '.join(missing)}; set them in {where}")
     if missing:
         output.say(f"not set: {', '.join(missing)} of [secrets]; the offline model needs no key, a grader may")
-    # Whatever their names are.
+    # Mask them all, even if their names don't look like those of keys.
     masked = ",".join(filter(None, [os.environ.get(VARIABLE), *found]))
     os.environ.update({**found, **({VARIABLE: masked} if found else {})})
 
@@ -95,7 +95,7 @@ def _set_variables(config: EvalConfig, secrets_file: str | None, cwd: Path, outp
 def _secrets(config: EvalConfig, file: str | None, cwd: Path, *, ask: bool) -> tuple[dict[str, str], list[str]]:
     """Return the secrets, and the names of those that are missing.
 
-    They come from the file, else from the environment or a `.env`, else, with `ask`, from the terminal.
+    They come from the file, else from the environment or a `.env`, else (with `ask`) from a prompt.
     """
     given = {} if file is None else _read_secrets(file, cwd)
     known = {**_known(config, cwd), **given}

@@ -1,4 +1,4 @@
-"""A comparison of two runs for a merge: its verdict, Markdown for a comment, annotations, and JUnit."""
+"""Gate a merge on a comparison of two runs: a verdict, Markdown for a comment, annotations, and JUnit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Flip(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """A comparison with everything that a gate says about it. `dataset` is the second run's file, from the root."""
+    """A comparison with a gate's verdicts. `dataset` is the second run's dataset, relative to the root."""
 
     comparison: ComparedRuns
     verdicts: dict[str, Verdict]
@@ -46,7 +46,7 @@ class Gate(NamedTuple):
     dataset: str
 
     def failed(self, fail_on: str | None) -> bool:
-        """Return True if the gate is closed: by a function that is significantly worse, undecided, or by any flip."""
+        """Return True if the gate fails: a function is significantly worse, or undecided, or any row flipped."""
         verdicts = set(self.verdicts.values())
         if fail_on == "any-flip":
             return any(function.now_fail for function in self.comparison.functions.values()) or "worse" in verdicts
@@ -58,7 +58,7 @@ def gate(comparison: ComparedRuns, store: Queries, a: RunInfo, b: RunInfo, root:
     verdicts = {name: _verdict(function) for name, function in comparison.functions.items()}
     flips = []
     for name, function in comparison.functions.items():
-        # Rows that fail now come first: they are what a reviewer looks for.
+        # Rows that now fail come first, because reviewers look for them.
         for row in sorted(function.flips, key=lambda row: row.passes)[:limit]:
             compared, _, second = compare_row(store, a, b, row.row_index)
             place = compared.first_difference
@@ -66,7 +66,7 @@ def gate(comparison: ComparedRuns, store: Queries, a: RunInfo, b: RunInfo, root:
             score = second.scores.get(name)
             rollout = second.stored.rollout
             failures = [rollout.failure, None if score is None else score.failure]
-            # A tool's exception may be why the model went on differently.
+            # A tool's exception may be what made the model continue differently.
             failures += [call.failure for call in rollout.tool_calls if call.failure is not None and call.failure.file]
             flips.append(Flip(name, row, divergence, next(filter(None, failures), None)))
     dataset = str(comparison.b.dataset or "")

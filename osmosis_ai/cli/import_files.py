@@ -34,7 +34,7 @@ def import_files(
         typer.Option(
             "--format",
             metavar="inspect|verifiers|vf-eval|promptfoo|eval-protocol",
-            help="The files' format. Default: recognised by their content.",
+            help="The files' format. Default: detected from their content.",
         ),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name the imported run.")] = None,
@@ -56,11 +56,11 @@ def import_files(
     store_dir: Store = None,
     json: Json = False,
 ) -> None:
-    """Make runs and rows of what other tools wrote.
+    """Import runs and rows from other tools' files.
 
     Logs of inspect_ai and traces of verifiers become runs, on which all commands for runs work; their ids are printed.
-    Configs of promptfoo and datasets of eval-protocol become rows in the file that -o names. What a file doesn't tell,
-    such as prices, stays unknown. A sample that can't be read is reported and left out.
+    Configs of promptfoo and datasets of eval-protocol become rows in the file that -o names. Data that a file lacks,
+    such as prices, stays unknown. An unreadable sample is reported and left out.
     """
     with command_session() as session:
         from osmosis_ai.importers import IMPORT_FORMATS, file_in, recognised
@@ -71,7 +71,7 @@ def import_files(
         found = [(path, IMPORT_FORMATS[format] if format else recognised(path)) for path in paths]
         kinds = {each.read_run is None for _, each in found}
         if len(kinds) > 1:
-            raise UsageError("some of these files are runs and some are rows; import them one after the other")
+            raise UsageError("some of these files are runs and some are rows; import them with separate commands")
         if kinds == {True}:
             _rows(session, found, file, name, system_prompt, json=json)
         else:
@@ -108,7 +108,7 @@ def _runs(
             if imported.new:
                 output.say(f"{path.name}: {counted(run.rollouts, 'rollout')}, {imported_words(run.config['imported'])}")
             else:
-                output.say(f"{path.name}: imported before")
+                output.say(f"{path.name}: already imported")
             for reason, number in imported.left_out.items():
                 output.warn(f"{number} left out: {reason}")
             for note in imported.notes:
@@ -157,7 +157,7 @@ def _rows(
                     without += not row.system_prompt
                 problems += _reported(session, source, bad)
             if not written:
-                raise UsageError(f"{found[0][0]}: there is no row that can be imported; {file} was not written")
+                raise UsageError(f"{found[0][0]}: no row could be imported; {file} was not written")
     except OSError as error:
         raise UsageError(f"-o {file} could not be written: {error.strerror or error}") from None
     if json:

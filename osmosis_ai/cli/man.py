@@ -1,4 +1,4 @@
-"""Write a man page for every command, of its help: `python -m osmosis_ai.cli.man DIR`."""
+"""Write a man page for every command from its help: `python -m osmosis_ai.cli.man DIR`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _page(title: str, help: str) -> str:
 
 
 def _source(text: str) -> str:
-    """Escape what troff would read as a request or an escape."""
+    """Escape text that troff would read as a request or an escape."""
     text = text.replace("\\", r"\e").replace("-", r"\-")
     text = "".join(each if each.isascii() else rf"\[u{ord(each):04X}]" for each in text)
     return rf"\&{text}" if text.startswith((".", "'")) else text

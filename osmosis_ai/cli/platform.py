@@ -1,4 +1,4 @@
-"""`osmosis platform`: start, stop and look after the platform of this machine."""
+"""`osmosis platform`: start, stop and administer the platform on this machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ app.add_typer(token_app, name="token")
 Data = Annotated[
     str | None,
     typer.Option(
-        "--data", metavar="DIR", help="The platform's folder. Default: OSMOSIS_PLATFORM_DATA, else the user's data."
+        "--data",
+        metavar="DIR",
+        help="The platform's folder. Default: OSMOSIS_PLATFORM_DATA, else one in the user's data folder.",
     ),
 ]
 
@@ -44,13 +46,13 @@ Data = Annotated[
 @app.command(cls=HelpCommand)
 def up(
     context: typer.Context,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Serve here, until Ctrl-C.")] = False,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Serve in the foreground, until Ctrl-C.")] = False,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 for a free one.")] = PORT,
     data: Data = None,
     public_host: Annotated[
         str | None,
-        typer.Option("--public-host", metavar="HOST", help="The host, and port, of a proxy in front of the platform."),
+        typer.Option("--public-host", metavar="HOST", help="The host and port of a proxy in front of the platform."),
     ] = None,
     max_runs: Annotated[int, typer.Option(min=1, metavar="N", help="Run at most N runs at a time.")] = 2,
     max_runs_per_model: Annotated[
@@ -62,9 +64,9 @@ def up(
     json: Json = False,
     plain: Plain = False,
 ) -> None:
-    """Start the platform, in the background. Runs that were under way go on.
+    """Start the platform in the background. Interrupted runs continue.
 
-    The first start makes a token for this user, which commands find by themselves.
+    The first start creates a token for this user, which commands find automatically.
     """
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         from osmosis_ai.urls import is_loopback
@@ -84,7 +86,9 @@ def up(
         if home.is_served():
             known = home.read_info()
             session.operation(
-                "platform.up", f"the platform runs already, at {known.url if known else home.folder}", status="noop"
+                "platform.up",
+                f"the platform is already running at {known.url if known else home.folder}",
+                status="noop",
             )
             return
         words = ["--host", host, "--port", str(port), "--data", str(home.folder), "--max-runs", str(max_runs)]
@@ -108,12 +112,12 @@ def up(
 
 @app.command(cls=HelpCommand)
 def down(context: typer.Context, data: Data = None, json: Json = False, plain: Plain = False) -> None:
-    """Stop the platform. Runs that are under way go on at the next start."""
+    """Stop the platform. Unfinished runs continue at the next start."""
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         home = _home(session, data)
         known = home.read_info()
         if known is None or not home.is_served():
-            session.operation("platform.down", f"no platform runs in {home.folder}", status="noop")
+            session.operation("platform.down", f"no platform is running in {home.folder}", status="noop")
             return
         os.kill(known.pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
@@ -126,7 +130,7 @@ def down(context: typer.Context, data: Data = None, json: Json = False, plain: P
 
 @app.command(cls=HelpCommand)
 def status(context: typer.Context, data: Data = None, json: Json = False, plain: Plain = False) -> None:
-    """Say if the platform runs, and what it is doing. Exits with 1 if it doesn't run."""
+    """Show if the platform is running, and what it is doing. Exits with 1 if it isn't running."""
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         home = _home(session, data)
         known, served = home.read_info(), home.is_served()
@@ -134,7 +138,7 @@ def status(context: typer.Context, data: Data = None, json: Json = False, plain:
         counts = _run_counts(home)
         found: JsonObject = {"running": served, "url": url, "pid": pid, "data": str(home.folder), "runs": counts}
         lines = [
-            ("Running", "yes" if served else "no; `osmosis platform up` starts it"),
+            ("Running", "yes" if served else "no; start it with `osmosis platform up`"),
             ("Address", url or "–"),
             ("Folder", str(home.folder)),
             ("Runs", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"),
@@ -152,7 +156,7 @@ def open_(
     plain: Plain = False,
     platform: PlatformUrl = None,
 ) -> None:
-    """Let a browser see this workspace's runs, by a URL with a token that is valid for ten minutes."""
+    """Let a browser see this workspace's runs, with a URL whose token is valid for ten minutes."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         from urllib.parse import urlencode
 
@@ -174,7 +178,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, metavar="N", help="Print the last N lines.")] = 50,
     data: Data = None,
 ) -> None:
-    """Print the end of the server's log; `osmosis eval logs` has those of runs."""
+    """Print the end of the server's log; for the log of a run, use `osmosis eval logs`."""
     with platform_session(context, scoped=False) as session:
         log = _home(session, data).log
         text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
@@ -190,7 +194,7 @@ def backup(
     json: Json = False,
     plain: Plain = False,
 ) -> None:
-    """Write the database, the key, the datasets and the runs into an archive, also while the platform runs."""
+    """Back up the database, the key, the datasets and the runs to an archive, even while the platform is running."""
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         from osmosis_ai.folders import given_path
         from osmosis_ai.platform.backup import write_backup
@@ -206,13 +210,13 @@ def backup(
 def create(
     context: typer.Context,
     user: Annotated[str, typer.Argument(metavar="USER", help="The user's name; a new one is created.")],
-    label: Annotated[str, typer.Option(metavar="TEXT", help="What the token is for.")] = "",
+    label: Annotated[str, typer.Option(metavar="TEXT", help="A label that says what the token is for.")] = "",
     days: Annotated[float | None, typer.Option(min=0, metavar="N", help="Let it expire after N days.")] = None,
     data: Data = None,
     json: Json = False,
     plain: Plain = False,
 ) -> None:
-    """Make a token for a user, and print it, once. Only its hash is stored."""
+    """Create a token for a user and print it once. Only its hash is stored."""
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         token_id, token = _accounts(session, data).create_token(user, label, days=days)
         message = f"{token}\n  (of {user}, shown once; id {token_id})"
@@ -223,12 +227,12 @@ def create(
 def approve(
     context: typer.Context,
     code: Annotated[str, typer.Argument(metavar="CODE", help="The code that `osmosis auth login` shows.")],
-    user: Annotated[str, typer.Argument(metavar="USER", help="Whose token it gets; a new user is created.")],
+    user: Annotated[str, typer.Argument(metavar="USER", help="The user to log in as; a new one is created.")],
     data: Data = None,
     json: Json = False,
     plain: Plain = False,
 ) -> None:
-    """Let a login that waits on another machine have a token of a user."""
+    """Approve a login that is waiting on another machine, and give it a token of a user."""
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         device = _accounts(session, data).approve_login(code, user)
         done = {"user": user, "device": device}
@@ -247,7 +251,7 @@ def list_(context: typer.Context, data: Data = None, json: Json = False, plain: 
             [Column("id", "label"), Column("user", "name"), Column("for", "text"), Column("state", "label")],
             lambda one: [one["id"], one["user"], one["label"], "revoked" if one["revoked_at"] else "valid"],
             len(tokens),
-            empty="no tokens yet; the first `osmosis platform up` makes one",
+            empty="no tokens yet; the first `osmosis platform up` creates one",
         )
 
 
@@ -259,7 +263,7 @@ def revoke(
     json: Json = False,
     plain: Plain = False,
 ) -> None:
-    """Revoke a token, at once."""
+    """Revoke a token, with immediate effect."""
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         from osmosis_ai.platform.client import ClientError
 
@@ -277,7 +281,7 @@ def _home(session: Session, data: str | None) -> Home:
 
 
 def _accounts(session: Session, data: str | None) -> Accounts:
-    """Return the accounts of the platform's folder, whose owner needs no token."""
+    """Return the accounts in the platform's folder; whoever can read the folder needs no token."""
     from osmosis_ai.platform.accounts import Accounts
     from osmosis_ai.platform.database import Database
 
@@ -297,7 +301,7 @@ def _serve(home: Home, host: str, port: int, public_host: str | None, limits: Li
 
 
 def _start(home: Home, words: list[str]) -> None:
-    """Start the server in the background, and wait until it answers; raise ClientError with its last words."""
+    """Start the server in the background, and wait until it answers; raise ClientError with the end of its output."""
     from osmosis_ai.platform.client import ClientError
 
     with home.log.open("ab") as log:
@@ -314,7 +318,7 @@ def _start(home: Home, words: list[str]) -> None:
     while time.monotonic() < deadline:
         known = home.read_info()
         if known is not None and known.pid == process.pid and _answers(known.url):
-            # It outlives this command, which would warn of that otherwise.
+            # The server outlives this command, and Popen's destructor would warn about a running child.
             process.returncode = 0
             return
         if process.poll() is not None:

@@ -1,4 +1,4 @@
-"""`osmosis dataset`, `secret` and `model`: what the runs of a platform read and need, and what they have used."""
+"""`osmosis dataset`, `secret` and `model`: the datasets, secrets and models of a platform's runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["dataset_app", "list_submitted", "model_app", "secret_app"]
 
 CHECK_SECONDS = 3600.0
 
-dataset_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Upload datasets to a platform, and look at them.")
+dataset_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Upload datasets to a platform, and inspect them.")
 secret_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Store secrets on a platform; values stay there.")
 model_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="List the models of a platform's runs.")
 MODEL_TYPES = ("base", "lora")
@@ -28,7 +28,7 @@ MODEL_TYPES = ("base", "lora")
 Name = Annotated[str, typer.Argument(metavar="DATASET", help="The dataset's name or id.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help="A .jsonl, .json, .csv or .parquet file.")]
 SecretName = Annotated[str, typer.Argument(metavar="NAME", help="Capital letters, digits and underscores.")]
-Scope = Annotated[str, typer.Option("--scope", metavar="personal|workspace", help="Whose secret it is.")]
+Scope = Annotated[str, typer.Option("--scope", metavar="personal|workspace", help="Who may use the secret.")]
 
 
 @dataset_app.command(cls=HelpCommand)
@@ -41,7 +41,7 @@ def upload(
     plain: Plain = False,
     platform: PlatformUrl = None,
 ) -> None:
-    """Upload a dataset, which is checked row by row; its name is the file's without the suffix."""
+    """Upload a dataset, named after the file without its suffix. Every row is checked."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         from osmosis_ai.data.dataset import open_dataset
         from osmosis_ai.folders import given_path
@@ -90,7 +90,7 @@ def list_datasets(
         items, page = session.client.pages("/api/cli/datasets", "datasets", limit=None if all else limit or 50)
         columns = [Column("name", "name"), Column("status", "label"), Column("rows"), Column("size")]
         columns += [Column("uploaded", "label"), Column("by", "name")]
-        empty = "no datasets yet; `osmosis dataset upload FILE`"
+        empty = "no datasets yet; upload one with `osmosis dataset upload FILE`"
         session.items(items, columns, _dataset_cells, page["total_count"], empty=empty)
 
 
@@ -98,7 +98,7 @@ def list_datasets(
 def info(
     context: typer.Context, name: Name, json: Json = False, plain: Plain = False, platform: PlatformUrl = None
 ) -> None:
-    """Show a dataset with the figures of its columns."""
+    """Show a dataset with statistics of its columns."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         found = _dataset(session, name)
         statistics = found.get("statistics") or {"columns": {}}
@@ -144,9 +144,10 @@ def download(
     context: typer.Context,
     name: Name,
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help="The file or folder. Default: here.")
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="The file or folder. Default: the working directory."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
     json: Json = False,
     plain: Plain = False,
     platform: PlatformUrl = None,
@@ -169,7 +170,7 @@ def download(
 
 @dataset_app.command("validate", cls=HelpCommand)
 def validate_file(context: typer.Context, file: File, json: Json = False, plain: Plain = False) -> None:
-    """Check a file as an upload does, without a platform."""
+    """Check a file like an upload does, but without a platform."""
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         from osmosis_ai.data.dataset import open_dataset
         from osmosis_ai.folders import given_path
@@ -212,7 +213,7 @@ def set_secret(
     plain: Plain = False,
     platform: PlatformUrl = None,
 ) -> None:
-    """Store a secret, in place of one of the same name and scope. Its value can't be read back."""
+    """Store a secret, replacing one with the same name and scope. Its value can't be read back."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         from osmosis_ai.platform.client import ClientError
 
@@ -223,7 +224,7 @@ def set_secret(
                 raise ClientError(f"--env {env}: the variable isn't set, or empty")
         elif session.form.json or session.form.plain or not sys.stdin.isatty():
             raise ClientError(
-                "nobody can be asked for the value here: add --env VAR",
+                "can't prompt for the value without a terminal; add --env VAR",
                 "INTERACTIVE_REQUIRED",
                 {"prompt": f"Value of {name}", "flags": ["--env"]},
             )
@@ -291,13 +292,13 @@ def delete_secret(
 def list_models(
     context: typer.Context,
     type: Annotated[
-        str, typer.Option("--type", metavar="all|base|lora", help="Models as they came, or trained.")
+        str, typer.Option("--type", metavar="all|base|lora", help="Base models, or trained ones (lora).")
     ] = "all",
     json: Json = False,
     plain: Plain = False,
     platform: PlatformUrl = None,
 ) -> None:
-    """List the models that the workspace's runs used, and those that they trained."""
+    """List the models that the workspace's runs have used or trained."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         from osmosis_ai.platform.client import ClientError
 
@@ -308,13 +309,13 @@ def list_models(
             for each in MODEL_TYPES
             if type in ("all", each)
         }
-        session.sections(found, "no models yet; `osmosis eval submit` names one", "model_name")
+        session.sections(found, "no models yet; runs of `osmosis eval submit` add theirs", "model_name")
 
 
 def list_submitted(
     context: typer.Context, branch: str | None, *, json: bool, plain: bool, platform: str | None
 ) -> None:
-    """List the rollouts that were submitted: `osmosis rollout list --remote`."""
+    """List the submitted rollouts, for `osmosis rollout list --remote`."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         from osmosis_ai.cli.tables import Column
 
@@ -325,7 +326,7 @@ def list_submitted(
             columns,
             lambda one: [one["name"], (one["last_synced_commit_sha"] or "–")[:12], one["created_at"]],
             page["total_count"],
-            empty="no rollout was submitted yet; `osmosis eval submit`",
+            empty="no rollouts yet; submit one with `osmosis eval submit`",
         )
 
 

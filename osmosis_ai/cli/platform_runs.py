@@ -43,8 +43,10 @@ SecretsFile = Annotated[
 ]
 Snapshot = Annotated[bool, typer.Option("--snapshot", help="Submit the working tree as it is, committed or not.")]
 Lines = Annotated[int, typer.Option("--limit", min=1, max=200, metavar="N", help="Print N entries.")]
-Local = Annotated[bool, typer.Option("--local", help="Of this repository's store, from `train run`: ask no platform.")]
-Cursor = Annotated[str | None, typer.Option("--cursor", metavar="CURSOR", help="Print what is before this cursor.")]
+Local = Annotated[
+    bool, typer.Option("--local", help="Use the runs of `train run` in this repository's store, not a platform's.")
+]
+Cursor = Annotated[str | None, typer.Option("--cursor", metavar="CURSOR", help="Print the entries before this cursor.")]
 
 
 def submit_eval(
@@ -68,7 +70,7 @@ def submit_eval(
         try:
             shown = _follow(session, run["name"])
         except KeyboardInterrupt:
-            session.warn(f"{run['name']} goes on; `osmosis eval stop {run['name']}` stops it")
+            session.warn(f"{run['name']} keeps running; stop it with `osmosis eval stop {run['name']}`")
             raise
         session.detail(*_eval_detail(shown))
         status = shown["eval_run"]["status"]
@@ -91,14 +93,18 @@ def list_evals(
         found = [_with_summary(item) for item in items]
         columns = [Column(title, kind) for title, kind in _COLUMNS]
         session.items(
-            found, columns, _eval_cells, page["total_count"], empty="no evaluations yet; `osmosis eval submit`"
+            found,
+            columns,
+            _eval_cells,
+            page["total_count"],
+            empty="no evaluations yet; submit one with `osmosis eval submit`",
         )
 
 
 def show_eval(
     context: typer.Context, name: Name, json: Json = False, plain: Plain = False, platform: PlatformUrl = None
 ) -> None:
-    """Show an evaluation of the platform: its state, config and results."""
+    """Show an evaluation on the platform: its state, config and results."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         session.detail(*_eval_detail(session.client.get(_path("eval", name))))
 
@@ -111,7 +117,7 @@ def retry_eval(
     plain: Plain = False,
     platform: PlatformUrl = None,
 ) -> None:
-    """Run an evaluation's failed rollouts again, and what is left of it; graded ones are kept."""
+    """Run an evaluation's failed and missing rollouts again, and keep the graded ones."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         client = session.client
         shown = client.get(_path("eval", name))
@@ -133,7 +139,7 @@ def download_eval(
     rows: Annotated[
         str | None, typer.Option("--rows", metavar="ROWS", help="Trajectories and artifacts of these rows: 3,7,10-20.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Download also files that are there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Download files again that already exist.")] = False,
     yes: Yes = False,
     json: Json = False,
     plain: Plain = False,
@@ -161,7 +167,7 @@ def download_eval(
                 target.parent.mkdir(parents=True, exist_ok=True)
                 client.download(item["url"], target)
         here = len(manifest["files"]) - len(wanted)
-        already = f"; {here} were there already" if here else ""
+        already = f"; {here} already existed" if here else ""
         message = f"{len(wanted)} files of {size / 1e6:,.1f} MB are in {folder}{already}"
         done = {"name": run["name"], "output_path": str(folder), "files": len(wanted), "size": size}
         session.operation("eval.download", message, resource=done)
@@ -171,13 +177,13 @@ def upload_eval(
     context: typer.Context,
     run: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or its name in .osmosis/evals.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace what was uploaded of this run, after `eval run --retry-failed`.")
+        bool, typer.Option("--replace", help="Replace an earlier upload of this run, after `eval run --retry-failed`.")
     ] = False,
     json: Json = False,
     plain: Plain = False,
     platform: PlatformUrl = None,
 ) -> None:
-    """Upload a finished local evaluation, whose results the platform computes again."""
+    """Upload a finished local evaluation; the platform recomputes its results."""
     with platform_session(context, json=json, plain=plain, platform=platform) as session:
         from osmosis_ai.folders import given_path
         from osmosis_ai.platform.local_runs import read_local_run, upload_local_run
@@ -242,7 +248,7 @@ def show_training(
     platform: PlatformUrl = None,
     local: Local = False,
 ) -> None:
-    """Show a training run of the platform."""
+    """Show a training run on the platform."""
     with platform_session(context, json=json, plain=plain, platform=platform, scoped=not local) as session:
         if local:
             show_local(session, name)
@@ -316,7 +322,7 @@ def _stop(kind: Kind) -> Callable[..., None]:
         plain: Plain = False,
         platform: PlatformUrl = None,
     ) -> None:
-        """Stop a run; what is recorded is kept."""
+        """Stop a run; recorded results are kept."""
         with platform_session(context, json=json, plain=plain, platform=platform) as session:
             operation = f"{_command(kind)}.stop"
             client = session.client
@@ -359,7 +365,7 @@ for _name, _function in _TRAIN_COMMANDS.items():
 def _submit(
     session: Session, kind: Kind, text: str, secrets_file: str | None, *, yes: bool, snapshot: bool, quiet: bool
 ) -> JsonObject | None:
-    """Submit a config and print what was submitted; return the run, None if the user declined."""
+    """Submit a config and print what was submitted; return the run, or None if the user declined."""
     from osmosis_ai.platform import workspace as workspaces
     from osmosis_ai.platform.client import ClientError
     from osmosis_ai.platform.configs import read_config
@@ -405,13 +411,13 @@ def _submit(
     if url := run.get("platform_url"):
         shown["url"] = url
         steps.append({"action": "open_url", "url": url})
-        hints.append(f"{url}, once this browser has been let in by `osmosis platform open`")
+        hints.append(f"{url} (let the browser in first with `osmosis platform open`)")
     session.operation(f"{command}.submit", f"submitted {run['name']}", resource=shown, next_steps=steps, hints=hints)
     return run
 
 
 def _provided_secrets(session: Session, names: Sequence[str], file: str | None) -> dict[str, str]:
-    """Return the secrets that a file provides, which are masked in all output from now on; raise ClientError."""
+    """Return the secrets in a file, and mask them in all further output; raise ClientError."""
     from osmosis_ai.platform.configs import provided_secrets
 
     stdin: Any = sys.stdin
@@ -421,7 +427,7 @@ def _provided_secrets(session: Session, names: Sequence[str], file: str | None) 
 
 
 def _with_hint(error: Any, kind: Kind, text: str) -> Exception:
-    """Return a client's error with what else the user can do."""
+    """Return a client's error with a hint on what to do instead."""
     from osmosis_ai.platform.client import ClientError
 
     message = str(error)
@@ -449,7 +455,7 @@ def _summary(config: RunConfigFile, provided: dict[str, str]) -> list[tuple[str,
 
 
 def _follow(session: Session, name: str) -> JsonObject:
-    """Print a run's log and results as they come, until it ends, and return the run."""
+    """Print a run's log and results live until it ends, and return the run."""
     from osmosis_ai.platform.client import ClientError
 
     client, since, failures = session.client, 0, 0
@@ -560,7 +566,7 @@ def _log_cells(entry: JsonObject) -> list[str]:
 
 
 def _eval_detail(shown: JsonObject) -> tuple[JsonObject, list[tuple[str, str]]]:
-    """Return an evaluation's data for programs, and its lines for people."""
+    """Return an evaluation's data for `--json`, and its lines for the terminal."""
     run, results = shown["eval_run"], shown["results"]
     summary = _summary_of(results)
     lines = [

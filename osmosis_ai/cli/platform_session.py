@@ -1,7 +1,7 @@
-"""The frame of platform commands: the client, the workspace, and their three forms of output.
+"""Shared by all platform commands: the client, the workspace, and the three forms of output.
 
-For people, they print tables and texts; with `--plain`, lines of fields separated by tabs; with `--json`, one envelope
-on one line. Every reported error exits with 1, as in scripts written for the hosted platform.
+By default, commands print tables and text; with `--plain`, tab-separated fields; with `--json`, one envelope on one
+line. Every reported error exits with 1, as scripts written for the hosted platform expect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ SCHEMA_VERSION = 1
 Plain = Annotated[bool, typer.Option("--plain", help="Print fields separated by tabs, without headings.")]
 PlatformUrl = Annotated[
     str | None,
-    typer.Option("--platform", metavar="URL", help="The platform. Default: OSMOSIS_PLATFORM_URL, else that of here."),
+    typer.Option(
+        "--platform", metavar="URL", help="The platform. Default: OSMOSIS_PLATFORM_URL, else the one on this machine."
+    ),
 ]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Don't ask.")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, max=50, metavar="N", help="List N items. Default: 50.")]
@@ -39,14 +41,14 @@ All = Annotated[bool, typer.Option("--all", help="List all items.")]
 
 
 class Format(NamedTuple):
-    """The form of output that was asked for; neither is the one for people."""
+    """The requested form of output; tables and text if neither flag is set."""
 
     json: bool = False
     plain: bool = False
 
 
 class Session:
-    """The working environment of a platform command; `client` and `workspace` are found at their first use."""
+    """The working environment of a platform command; `client` and `workspace` are looked up at first use."""
 
     def __init__(self, command: str, form: Format, platform: str | None, *, scoped: bool) -> None:
         self.command = command
@@ -83,7 +85,7 @@ class Session:
 
     @property
     def config_folder(self) -> Path:
-        """This user's folder of credentials, which is there."""
+        """This user's existing folder of credentials."""
         folder = self.credentials.path.parent
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
@@ -133,7 +135,7 @@ class Session:
         more: JsonObject | None = None,
         empty: str,
     ) -> None:
-        """Print a list; `more` are further members of its envelope."""
+        """Print a list; `more` holds further members of its envelope."""
         if self.form.json:
             end = len(items)
             page = {"total_count": total, "has_more": end < total, "next_offset": end if end < total else None}
@@ -170,7 +172,7 @@ class Session:
                     self.output.line(f"{item[name]}  ({title})")
 
     def detail(self, data: JsonObject, lines: Sequence[tuple[str, str]]) -> None:
-        """Print one thing: its data, or labelled lines."""
+        """Print a single item: its data for `--json`, else labelled lines."""
         if self.form.json:
             self._json({"data": {**data, **self._place}})
         else:
@@ -218,14 +220,14 @@ class Session:
         self._error({"cli_version": __version__, "warning": {"code": code, "message": message}})
 
     def confirm(self, operation: str, question: str, context: Sequence[tuple[str, str]] = (), *, yes: bool) -> bool:
-        """Ask before an operation, and say so if the user declines; raise ClientError where nobody can answer."""
+        """Ask before an operation, and report if the user declines; raise ClientError without a terminal."""
         if yes:
             return True
         from osmosis_ai.platform.client import ClientError
 
         if self.form.json or self.form.plain or not sys.stdin.isatty():
             details = {"prompt": question, "summary": [list(pair) for pair in context], "flags": ["--yes"]}
-            raise ClientError(f"{question} Nobody can be asked here: add --yes", "INTERACTIVE_REQUIRED", details)
+            raise ClientError(f"{question} Can't ask without a terminal: add --yes", "INTERACTIVE_REQUIRED", details)
         for label, value in context:
             self.output.say(f"{label + ':':<14} {value}")
         confirmed = bool(typer.confirm(question, default=True, err=True))
@@ -286,7 +288,7 @@ def platform_session(
         if form.json and form.plain:
             from osmosis_ai.platform.client import ClientError
 
-            raise ClientError("--json and --plain exclude each other")
+            raise ClientError("--json and --plain are mutually exclusive")
         session.begin()
         yield session
     except OsmosisError as error:

@@ -28,7 +28,7 @@ app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Create, list, check
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A folder in rollouts/, or a path to one.")]
 _OwnSdk = Annotated[
-    bool, typer.Option("--own-sdk", help="Run on the SDK of this command, whatever the rollout declares.")
+    bool, typer.Option("--own-sdk", help="Run on this command's SDK, ignoring the one that the rollout declares.")
 ]
 
 
@@ -37,7 +37,7 @@ def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Small letters, digits and dashes.")],
     force: Annotated[bool, typer.Option("-f", "--force", help="Overwrite files that exist.")] = False,
 ) -> None:
-    """Create a rollout: a workflow and a grader, with configs and rows. It runs at once, offline.
+    """Create a rollout that runs offline right away: a workflow and a grader, with configs and rows.
 
     The files go into the workspace of the working directory.
     """
@@ -69,16 +69,16 @@ def init(
 def list_(
     context: typer.Context,
     remote: Annotated[
-        bool, typer.Option("--remote", help="List the rollouts that were submitted to the platform instead.")
+        bool, typer.Option("--remote", help="List the rollouts submitted to the platform instead.")
     ] = False,
     branch: Annotated[
-        str | None, typer.Option("--branch", metavar="NAME", help="With --remote: those of this branch.")
+        str | None, typer.Option("--branch", metavar="NAME", help="With --remote: only rollouts of this branch.")
     ] = None,
     json: Json = False,
     plain: Plain = False,
     platform: PlatformUrl = None,
 ) -> None:
-    """List the workspace's rollouts, the SDK that each runs on, and the configs that name it."""
+    """List the workspace's rollouts, each with its SDK and the configs that name it."""
     if remote:
         list_submitted(context, branch, json=json, plain=plain, platform=platform)
         return
@@ -145,9 +145,9 @@ def serve(
     own_sdk: _OwnSdk = False,
     store_dir: Store = None,
 ) -> None:
-    """Start a rollout's server, and nothing else, for a trainer that sends rollouts to it.
+    """Start only a rollout's server, for a trainer that sends rollouts to it.
 
-    The server gets its port and a folder for artifacts in its environment; its output goes to stderr.
+    The server's environment names its port and a folder for artifacts; its output goes to stderr.
     """
     import asyncio
 
@@ -179,7 +179,7 @@ async def _serve(source: WorkflowSource, port: int, session: CommandSession) -> 
 
 
 def _find(session: CommandSession, name: str, store: str | None, *, own_sdk: bool) -> tuple[WorkflowSource, Path]:
-    """Return a rollout and its workspace, whose `.env` is read."""
+    """Return a rollout and its workspace, after reading the workspace's `.env`."""
     from osmosis_ai.config import StoreConfig
     from osmosis_ai.discovery.workflows import find_workflow, workflow_root
     from osmosis_ai.runtime.run.prepare import find_store

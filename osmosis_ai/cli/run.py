@@ -114,7 +114,7 @@ class _Run:
 
     def _open_journal(self, run: RunSession) -> None:
         resume = self._config.resume
-        # Gradings that are replaced are no news of rollouts.
+        # A replaced grading isn't a new rollout.
         if self._files is not None and not resume.regrade:
             from osmosis_ai.runtime.run.eval_files import Journal
 
@@ -141,7 +141,7 @@ class _Run:
             try:
                 self._journal.add(event)
             except OutputError as error:
-                # The run goes on; its files are written once more at its end.
+                # The run continues; its files are written again at its end.
                 self._output.warn(str(error))
                 self._journal = None
         if isinstance(event, events.RolloutDone):
@@ -165,7 +165,7 @@ class _Run:
             introduce(self._output, event)
 
     def _show_start(self) -> None:
-        """With --debug: say what the time until the first rollout went into."""
+        """With --debug, show where the time until the first rollout went."""
         if self._config.workers.debug and not self._started:
             times = ", ".join(f"{what} at {seconds:.2f} s" for what, seconds in STATUS.waits)
             self._output.say(f"first rollout after {STATUS.elapsed():.2f} s ({times})")

@@ -1,4 +1,4 @@
-"""Columns of scores, with colours that say which of them pass."""
+"""Columns of scores, with colours that show which scores pass."""
 
 from __future__ import annotations
 

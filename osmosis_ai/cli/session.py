@@ -1,4 +1,4 @@
-"""The frame of a command: environment, masked output, errors, signals and exit codes."""
+"""Shared by all commands: environment, masked output, errors, signals and exit codes."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SHOWN, CLEARED = "\r\x1b[K\x1b[?7l{}…\x1b[?7h", "\r\x1b[K"
 
 
 class StatusLine:
-    """One line at the end of stderr. Nothing is shown until it is turned on, which takes a terminal.
+    """One line at the end of stderr. It shows nothing until turned on, which needs a terminal.
 
     Attributes:
         began: When the command started, by the monotonic clock.
@@ -29,12 +29,12 @@ class StatusLine:
         self._on = self._shown = False
 
     def turn_on(self) -> None:
-        """Show what is waited for from now on, if stderr is a terminal."""
+        """Show from now on what the command is waiting for, if stderr is a terminal."""
         # stderr is None if the caller closed it.
         self._on = sys.stderr is not None and sys.stderr.isatty()
 
     def turn_off(self) -> None:
-        """Show no more: something else writes to the terminal."""
+        """Stop showing the line, because something else writes to the terminal."""
         self.clear()
         self._on = False
 
@@ -56,7 +56,7 @@ class StatusLine:
         return monotonic() - self.began
 
     def _write(self, text: str) -> None:
-        # The terminal may be gone, and the command goes on.
+        # The terminal may be gone, which mustn't end the command.
         with suppress(OSError):
             sys.stderr.write(text)
             sys.stderr.flush()

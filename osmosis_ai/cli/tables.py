@@ -24,16 +24,16 @@ MAX_LINES = 3
 """Lines of a text that wraps; the rest is cut."""
 
 Kind: TypeAlias = Literal["figure", "score", "label", "function", "name", "list", "text"]
-"""How a column is aligned and gives way: figures (on the right) and labels never do, of scores only the heading, which
-is a function's name; functions and names are cut, lists wrap after a comma, texts at a space."""
+"""How a column is aligned and shrinks. Figures (right-aligned) and labels never shrink; scores shrink their heading, a
+function name, but not their cells. Functions and names are cut, lists wrap after a comma, texts wrap at a space."""
 
 _LEAST = {"function": 16, "name": 12, "list": 24, "text": 24}
-"""Cells that a column keeps at least; the other kinds keep all they need."""
+"""Minimum width by kind of column; other kinds never shrink."""
 MIN_HEADING = 8
 
 _BREAKS = re.compile(r"\s*[\n\t]\s*")
 _SHARES = (0.5, 0.25, 0.75, 0.0)
-"""Shares of a cut name that its beginning gets, until all names differ: they may begin alike, or end alike."""
+"""Shares of a cut name given to its start, tried until all names differ: names may start alike, or end alike."""
 
 
 class Cell(NamedTuple):
@@ -120,7 +120,7 @@ class Table:
             elif not column.fixed:
                 widths[index] = min(natural[index], max(_LEAST[column.kind], cell_len(column.title)))
         spare = max(width - _total(widths), 0)
-        # The column that lacks least comes first, so that what it doesn't need is left to the others.
+        # Serve the column with the smallest shortage first, so that what it doesn't need goes to the others.
         lacking = sorted(range(len(widths)), key=lambda index: natural[index] - widths[index])
         for place, index in enumerate(lacking):
             more = min(natural[index] - widths[index], spare // (len(lacking) - place))
@@ -226,7 +226,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _shared_module(names: Iterable[str]) -> str:
-    """Return what all of these names begin with, up to a `:` or `.`."""
+    """Return the common prefix of these names, up to a `:` or `.`."""
     names = sorted(names)
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(names[0], names[-1], strict=False)) if names else ()
     found = re.match(r".*[:.]", "".join(character for character, _ in alike))

@@ -49,7 +49,7 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="The port; 0 for a free one.")] = 0,
     host: Annotated[str, typer.Option(metavar="HOST", help="The address to listen on.")] = "127.0.0.1",
     allow_remote: Annotated[
-        bool, typer.Option("--allow-remote", help="Let --host be an address that other machines reach.")
+        bool, typer.Option("--allow-remote", help="Allow a --host that other machines can reach.")
     ] = False,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address; don't open a browser.")] = False,
     html: Annotated[
@@ -67,9 +67,9 @@ def view(
     ] = False,
     store_dir: Store = None,
     json: Json = False,
-    until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True, help="Stop at the end of stdin.")] = False,
+    until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True, help="Stop at EOF on stdin.")] = False,
 ) -> None:
-    """Show runs in the browser, also while they go on."""
+    """Show runs in the browser, even while they are running."""
     with command_session() as session:
         from osmosis_ai.rollout.server.serve import open_socket
         from osmosis_ai.urls import is_loopback
@@ -134,7 +134,7 @@ class BesideRun:
     def __exit__(self, *exc: object) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
-            # The end of its stdin tells it to stop.
+            # Closing its stdin stops it.
             self._process.stdin.close()
             try:
                 self._process.wait(CLOSE_SECONDS)
@@ -162,7 +162,7 @@ class BesideRun:
         threading.Thread(target=self._introduce, args=(self._process,), daemon=True).start()
 
     def stay(self) -> None:
-        """Keep the viewer open until Ctrl-C, if there is someone at the terminal who can type it."""
+        """Keep the viewer open until Ctrl-C, if there is a terminal to type it at."""
         if self._process is None or not (sys.stdin is not None and sys.stdin.isatty()):
             return
         self._session.output.say("the viewer stays open; press Ctrl-C to close it")
@@ -273,7 +273,7 @@ def _serve(
             if opens:
                 open_browser(url, Path(folder))
 
-        # Ctrl-C is how it ends; the exit code says so as for every command.
+        # Ctrl-C is the normal way to stop it; the exit code reports it as for every command.
         serve_viewer(stores, listener, host, session.masker, ready)
 
 

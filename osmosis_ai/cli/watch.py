@@ -44,8 +44,9 @@ KEYS = "rfdq"
 
 
 def watch_command(read: Callable[[], Given], command: Command) -> int:
-    """Watch the repository until the user quits, and return the exit code. `read` returns the typed options; it is
-    called again when what they come from may have changed.
+    """Watch the repository until the user quits, and return the exit code.
+
+    `read` returns the typed options; it is called again when their sources, such as a config, may have changed.
     """
     given = read()
     output = output_options(given)

@@ -90,7 +90,7 @@ def test_runs_of_two_tools_compare_on_the_rows_both_have(tmp_path: Path, reposit
 def test_a_run_is_imported_once(tmp_path: Path) -> None:
     first = imported(FILES / "traces.jsonl", tmp_path)["runs"][0]["id"]
     again = run_osmosis("import", FILES / "traces.jsonl", cwd=tmp_path)
-    assert (again.stdout.strip(), again.stderr) == (first, "traces.jsonl: imported before\n")
+    assert (again.stdout.strip(), again.stderr) == (first, "traces.jsonl: already imported\n")
 
 
 def test_our_own_traces_come_back_as_they_were(tmp_path: Path) -> None:
