@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[[], Any])
 
 
 class _Scratch:
-    """A folder that is created when it is first asked for."""
+    """A folder that is created on first use."""
 
     def __init__(self, parent: str | None) -> None:
         self._parent = parent
@@ -50,7 +50,7 @@ class CurrentRollout:
 
     Attributes:
         id: The rollout's id. Every attempt at a row has its own.
-        row_index: The row's position in the dataset; None if a trainer asked for the rollout.
+        row_index: The row's position in the dataset, from 0; None if a trainer requested the rollout.
         metadata: The row's other columns, or the metadata of the trainer's request; never the ground truth.
     """
 
@@ -61,7 +61,7 @@ class CurrentRollout:
 
     @property
     def scratch(self) -> Path:
-        """An empty folder of this rollout's own. It is created on first use, and removed when the rollout ends."""
+        """This rollout's own folder, empty at first. It is created on first use, and removed when the rollout ends."""
         return self._scratch.folder()
 
 

@@ -18,13 +18,13 @@ Item = TypeVar("Item")
 
 
 class ExportOptions(NamedTuple):
-    """What a format has to know besides the rollouts.
+    """The options of an export, besides the rollouts.
 
     Attributes:
         functions: The functions that scored them.
         mask: Masks keys in encoded JSON.
         pass_threshold: The lowest score of a pass.
-        arguments: How tool calls have their arguments: as the model's text, or as an object.
+        arguments: The form of tool calls' arguments: the model's text, or an object.
     """
 
     functions: Sequence[str]
@@ -51,9 +51,9 @@ Write: TypeAlias = "Callable[[Iterable[ExportedRollout], IO[bytes], ExportOption
 class ExportFormat(NamedTuple):
     """An export format.
 
-    `suffix` includes the dot; the first format of a suffix is its default. `text` is True if the format may go to a
-    terminal or a pipe. `description` says what it keeps and how. `read_with` lists calls that read such a file.
-    `record` names what a line or row of it is.
+    `suffix` includes the dot; the first format with a suffix is its default. `text` is True if the format can be
+    written to a terminal or a pipe. `description` says what it keeps and how. `read_with` lists calls that read such a
+    file. `record` names the unit that a line or row holds.
     """
 
     name: str
@@ -68,7 +68,14 @@ class ExportFormat(NamedTuple):
 def write_lines(
     items: Iterable[Item], sink: IO[bytes], options: ExportOptions, records: Callable[[Item], Iterable[object]]
 ) -> Written:
-    """Write the records of each item, such as a rollout, as JSON lines; one that raises `LeftOut` has none."""
+    """Write the records of each item as JSON lines, and return how many were written and left out.
+
+    Args:
+        items: The items, such as rollouts.
+        sink: The file to write to.
+        options: The export's options.
+        records: Returns the records of an item, or raises `LeftOut` with the reason why it has none.
+    """
     encoder = msgspec.json.Encoder()
     written = 0
     left_out: Counter[str] = Counter()

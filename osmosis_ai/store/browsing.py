@@ -1,7 +1,7 @@
-"""Browse a large run: filter and sort its rows, read any part of the list, and total what it holds.
+"""Browse a large run: filter and sort its rows, read any part of the list, and compute totals.
 
-A selection is the list of a filter's rows as an array of row indexes: 800 KB for 100,000 rows. With it, every page of
-the list and the way from one row to the next cost the same, wherever they are.
+A selection holds the rows of a filter as an array of row indexes: 800 KB for 100,000 rows. With it, reading a page or
+moving to the next row costs the same anywhere in the list.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ __all__ = [
 Selected: TypeAlias = Literal[
     "failed", "passed", "not-passed", "tool-errors", "verdict-good", "verdict-bad", "no-verdict", "disagrees"
 ]
-"""Which rollouts: `failed` and `not-passed` include those with a score that could not be computed; those that
-`disagrees` selects pass by a function and not by a person, or the other way round."""
+"""A status to filter by. `failed` and `not-passed` include rollouts whose score could not be computed; `disagrees` means
+that a function and a user's verdict differ."""
 VERDICTS = frozenset({"verdict-good", "verdict-bad", "no-verdict", "disagrees"})
-"""Those of them that go by people's verdicts."""
+"""The statuses that depend on users' verdicts."""
 
 
 class RowFilter(Record, frozen=True):
-    """Which rows of a run to list, and in which order: those with a rollout for which everything given holds.
+    """A filter and an order for the rows of a run: it selects rows with a rollout that meets all given conditions.
 
-    `sort` is one of `SORTS`, with a `-` before it for the highest first. `function` is the one whose score is compared
-    with `low` and `high` and sorted by; without it, any function's score is compared, and their mean is sorted by.
-    `text` is found in the conversation, whatever the case of ASCII letters.
+    `sort` is one of `SORTS`, prefixed with `-` for descending order. `low` and `high` bound the score of `function`,
+    which is also the one to sort by; without a function, they bound any score, and rows are sorted by their mean.
+    `text` is searched in the conversation, ignoring the case of ASCII letters.
     """
 
     status: Selected | None = None
@@ -70,7 +70,7 @@ class RowFilter(Record, frozen=True):
 
 
 class Selection:
-    """The rows that a filter selects, by index, in its order."""
+    """The indexes of the rows that a filter selects, in its order."""
 
     def __init__(self, rows: array[int], *, ordered: bool) -> None:
         self.rows = rows
@@ -80,9 +80,9 @@ class Selection:
         return len(self.rows)
 
     def beside(self, row: int, step: int) -> int | None:
-        """Return the row before (`step` −1) or after (1) a row, None if there is none.
+        """Return the row before (`step` −1) or after (1) a row, or None if there is none.
 
-        A row that isn't in the list any more still has a place in one that is ordered by row.
+        In a list ordered by row, this works even for a row that is no longer in the list.
         """
         at = self.position(row)
         if at is None and self._ordered:
@@ -90,7 +90,7 @@ class Selection:
         return self.rows[at + step] if at is not None and 0 <= at + step < len(self.rows) else None
 
     def position(self, row: int) -> int | None:
-        """Return a row's position in the list, None if it isn't in it."""
+        """Return a row's position in the list, or None if it isn't in it."""
         if self._ordered:
             found = bisect_left(self.rows, row)
             return found if found < len(self.rows) and self.rows[found] == row else None
@@ -101,7 +101,7 @@ class Selection:
 
 
 class ListedRow(NamedTuple):
-    """A row of a list, with its rollouts: the model's before the baseline's, by attempt. Verdicts are by rollout id."""
+    """A row with its rollouts, the model's before the baseline's, by attempt. Verdicts are keyed by rollout id."""
 
     row: Row
     outcomes: list[Outcome]
@@ -127,7 +127,7 @@ class ToolTotals(Record, frozen=True):
 
 
 class RunTotals(NamedTuple):
-    """Sums over a run's rollouts. Times are in seconds since the epoch, None without a rollout."""
+    """Totals over a run's rollouts. Times are in seconds since the epoch; None if there are no rollouts."""
 
     rollouts: int
     prompt_tokens: float
@@ -139,7 +139,7 @@ class RunTotals(NamedTuple):
 
 
 class FailureGroup(Record, frozen=True):
-    """Failures of a run with the same cause; `function` is the one that could not score, None if the rollout failed."""
+    """Failures of a run with the same cause; `function` is the one that failed to score, None if the rollout failed."""
 
     kind: str
     message: str
@@ -166,7 +166,7 @@ _STATUS: dict[Selected, str] = {
     "AND (scores.value >= :threshold) <> verdicts.value)",
 }
 _CONDITIONS = {
-    # Each of the two names both, because one score must keep them.
+    # Each condition includes the other bound, because a single score must satisfy both.
     "low": f"{_WITH_SCORE} value >= :low AND (:high IS NULL OR value <= :high))",
     "high": f"{_WITH_SCORE} value <= :high AND (:low IS NULL OR value >= :low))",
     "kind": f"(failure_kind = :kind OR {_WITH_SCORE} json_extract(failure, '$.kind') = :kind))",
@@ -184,7 +184,7 @@ SORTS = {
     "time": "sum(duration_ms)",
     "cost": "total(cost_usd)",
 }
-"""What a list can be sorted by, with the expression over a row's rollouts."""
+"""The keys to sort by, each with its SQL expression over a row's rollouts."""
 _ROW_INDEXES = "SELECT DISTINCT row_index FROM rollouts WHERE run = :run ORDER BY row_index"
 _LISTED = f"""
     SELECT {select(RolloutColumns)} FROM json_each(:wanted) AS wanted
@@ -236,22 +236,21 @@ class Browser(Queries):
     _watching: sqlite3.Connection | None = None
 
     def version(self) -> tuple[int, int, int]:
-        """Return what changes with every commit of another process, with the end of one that writes a run, and with
-        what runs are doing.
+        """Return a value that changes when another process commits, starts or ends a run, or a run makes progress.
 
-        It means something as long as this object lives. One thread at a time may call.
+        Values are comparable only within the lifetime of this object. Only one thread may call it at a time.
         """
         with database_errors(self._path, "reading it"):
             if self._watching is None:
                 self._watching = connect_reader(self._path)
             (commits,) = self._watching.execute("PRAGMA data_version").fetchone()
             running = self._watching.execute("SELECT id FROM runs WHERE status = 'running'").fetchall()
-        # A process that is killed commits nothing.
+        # A killed process doesn't commit its end, so look at the lock.
         alive = [run_id for (run_id,) in running if is_owned(self._path, run_id)]
         return commits, len(alive), sum(_written_at(live_path(self._path, run_id)) for run_id in alive)
 
     def in_flight(self, run: RunInfo) -> list[RunningRollout]:
-        """Return the rollouts of a run that are running now, the oldest first."""
+        """Return the rollouts of a run that are in flight, oldest first."""
         return read_live(self._path, run.id) if run.alive else []
 
     def close(self) -> None:
@@ -261,7 +260,7 @@ class Browser(Queries):
             self._watching = None
 
     def select(self, run_id: str, wanted: RowFilter, threshold: float) -> Selection:
-        """List the rows that a filter selects. A score passes from `threshold`."""
+        """Return the rows of a run that a filter selects. A score of at least `threshold` passes."""
         conditions = [text for name, text in _CONDITIONS.items() if getattr(wanted, name) not in (None, "")]
         if wanted.status is not None:
             conditions.append(_STATUS[wanted.status])
@@ -284,7 +283,7 @@ class Browser(Queries):
             return Selection(array("q", _row_numbers.decode(text)), ordered=ordered)
 
     def page(self, run_id: str, rows: Sequence[int]) -> list[ListedRow]:
-        """Read these rows, by index and in this order, with their rollouts but without trajectories."""
+        """Read the rows with these indexes, in this order, with their rollouts but without trajectories."""
         with open_reader(self._path) as db:
             run = self._pk(db, run_id)
             found = [
@@ -292,7 +291,7 @@ class Browser(Queries):
             ]
             scores, by_key = scores_of(db, found), verdicts_of(db, found)
             verdicts = {each.id: by_key[each.pk] for each in found if each.pk in by_key}
-            # A watched run also keeps what a row was before it was edited.
+            # A watched run also keeps earlier versions of edited rows.
             latest = {each.row_index: each.row_id for each in sorted(found, key=attrgetter("finished_at"))}
             listed: dict[str, list[Outcome]] = {}
             for columns in found:
@@ -303,18 +302,18 @@ class Browser(Queries):
         return [ListedRow(each_row[row_id], outcomes, verdicts) for row_id, outcomes in listed.items()]
 
     def scores_by_row(self, run_id: str, function: str, policy: str = "policy") -> list[list[float | None]]:
-        """Return one function's scores of every row, ordered by attempt; None for a missing score."""
+        """Return one function's scores by row, each row's ordered by attempt; None for a missing score."""
         with open_reader(self._path) as db:
             found = db.execute(_BY_ROW, {"run": self._pk(db, run_id), "function": function, "policy": policy})
             return [[value for _, value in group] for _, group in groupby(found, key=itemgetter(0))]
 
     def histograms(self, run_id: str) -> dict[str, list[ScoreCount]]:
-        """Count the scores of each function in equal parts of its range, for `policy`."""
+        """Count the scores of each function in bins of equal width, for `policy`."""
         found: dict[str, list[ScoreCount]] = {}
         with open_reader(self._path) as db:
             run = self._pk(db, run_id)
             for function, low, high in db.execute(_RANGES, (run,)).fetchall():
-                # A score outside is rare, and the same axis makes runs comparable.
+                # Scores outside 0 to 1 are rare, and a common axis makes runs comparable.
                 low, high = min(low, 0.0), max(high, 1.0)
                 width = (high - low) / _BINS
                 if not math.isfinite(width):
@@ -332,7 +331,7 @@ class Browser(Queries):
             return [ToolTotals(*columns) for columns in db.execute(_TOOLS, (self._pk(db, run_id),))]
 
     def failure_groups(self, run_id: str, limit: int = 50) -> list[FailureGroup]:
-        """Group the failures of rollouts and scores by cause, the most frequent first."""
+        """Group the failures of rollouts and scores by cause, most frequent first, at most `limit` groups."""
         with open_reader(self._path) as db:
             values = {"run": self._pk(db, run_id), "limit": limit}
             return [FailureGroup(*columns) for columns in db.execute(_FAILURES, values)]
@@ -351,8 +350,8 @@ def _written_at(file: Path) -> int:
 
 
 def _finder(text: str) -> Callable[[bytes], bool]:
-    """Make the test for a text in the conversation of a stored trajectory."""
-    # Most trajectories are ruled out before they are decoded.
+    """Return a function that tests if a stored trajectory's conversation contains a text."""
+    # A search in the encoded bytes rules out most trajectories before decoding them.
     encoded = msgspec.json.encode(text)[1:-1].lower()
     wanted = text.lower()
 

@@ -119,11 +119,15 @@ class Unscored(NamedTuple):
 
 
 class RolloutFilter(Record, frozen=True):
-    """Which rollouts of a run to read: those for which everything given holds.
+    """A filter for the rollouts of a run; all conditions that are set must hold.
 
-    `failed` selects rollouts that failed or have a score that could not be computed, `tool_errors` those with a tool
-    call that failed, `below` those that failed or have a score that is lower or could not be computed, and
-    `with_verdict` those with a person's verdict.
+    Attributes:
+        row: The row index.
+        run_index: The number of the attempt, from 0.
+        failed: Rollouts that failed, or have a score that could not be computed.
+        below: Rollouts that failed, or have a score that is lower than this or could not be computed.
+        tool_errors: Rollouts with a tool call that failed.
+        with_verdict: Rollouts with a user's verdict.
     """
 
     row: int | None = None
@@ -138,7 +142,7 @@ _ALL = RolloutFilter()
 
 
 class ScoredRollout(NamedTuple):
-    """A rollout, its row, its scores by function, and a person's verdict."""
+    """A rollout, its row, its scores by function, and a user's verdict."""
 
     stored: StoredRollout
     row: Row
@@ -147,7 +151,7 @@ class ScoredRollout(NamedTuple):
 
 
 class JudgedScore(NamedTuple):
-    """A function's score of a rollout, None if it could not be computed, beside a person's verdict."""
+    """A function's score of a rollout, None if it could not be computed, and a user's verdict on the rollout."""
 
     rollout: int
     row_index: int
@@ -235,7 +239,7 @@ _NEWEST_FIRST = "ORDER BY pk DESC"
 _ITS_ROW = "JOIN rows ON rows.run = rollouts.run AND rows.row_id = rollouts.row_id"
 _ITS_TRAJECTORY = "JOIN trajectories ON trajectories.rollout = pk"
 _DATA = {"row_data": "rows.data", "trajectory": "trajectories.data"}
-# What a grader has removed counts nowhere.
+# Rollouts that their grader has removed don't count.
 _KEPT = "finish_reason <> 'removed'"
 _MISSING = """
     FROM json_each(:without) AS wanted WHERE NOT EXISTS (
@@ -325,22 +329,33 @@ class Queries:
             return [self._run_info(RunColumns(*columns)) for columns in found]
 
     def list_named(self, limit: int, beginnings: Sequence[str], *, so: bool = True) -> list[RunInfo]:
-        """List the latest runs whose names begin with one of these texts, newest first; unless `so`, all others."""
+        """List the latest runs whose names start with one of these prefixes, newest first.
+
+        Args:
+            limit: Maximum number of runs.
+            beginnings: The prefixes.
+            so: False to list the runs whose names start with none of them.
+        """
         query = f"{_RUNS} WHERE {_NAMED_SO} = :so {_NEWEST_FIRST} LIMIT :limit"
         values = {"beginnings": json.dumps(list(beginnings)), "so": so, "limit": limit}
         with open_reader(self._path) as db:
             return [self._run_info(RunColumns(*columns)) for columns in db.execute(query, values)]
 
     def named_run(self, name: str, command: str, shard: str | None = None) -> str | None:
-        """Return the id of a command's newest run with this name and this shard, None if there is none."""
+        """Return the id of a command's newest run with this name and shard, or None if there is none."""
         query = f"{_NAMED} AND command = ? AND json_extract(identity, '$.shard') IS ? {_NEWEST_FIRST} LIMIT 1"
         with open_reader(self._path) as db:
             found = db.execute(query, (name, command, shard)).fetchone()
         return None if found is None else str(found[0])
 
     def find_run(self, name: str) -> RunInfo:
-        """Return the run with this id, the newest with this name, the only one with this prefix of its id, or the
-        newest for `latest`.
+        """Return a run.
+
+        Args:
+            name: A run's id, a name (its newest run), a unique prefix of an id, or `latest`.
+
+        Raises:
+            StoreError: There is no such run, or several ids have the prefix.
         """
         if name == "latest":
             newest = self.list_runs(1)
@@ -395,7 +410,11 @@ class Queries:
     ) -> Iterator[ScoredRollout]:
         """Stream rollouts with their rows and scores, ordered by row, run index and policy.
 
-        Without `with_trajectory` their lists (messages, turns, tool calls, samples) are empty.
+        Args:
+            run_id: The run's id.
+            wanted: Which rollouts to read; all by default.
+            with_trajectory: False to leave the rollouts' lists (messages, turns, tool calls, samples) empty, which is
+                much faster.
         """
 
         query = _SCORED_WITH_TRAJECTORY if with_trajectory else _SCORED
@@ -425,7 +444,7 @@ class Queries:
             return int(db.execute(_COUNT, values).fetchone()[0])
 
     def row_span(self, run_id: str) -> tuple[int, int] | None:
-        """Return the first and the last row index with a rollout; None if there is no rollout."""
+        """Return the first and the last row index with a rollout, or None if there are no rollouts."""
         with open_reader(self._path) as db:
             query = "SELECT min(row_index), max(row_index) FROM rollouts WHERE run = ?"
             first, last = db.execute(query, (self._pk(db, run_id),)).fetchone()
@@ -462,8 +481,11 @@ class Queries:
     def unscored(self, run_id: str, without: Mapping[str, str | None], *, partial: bool = False) -> Iterator[Unscored]:
         """Stream rollouts that ended without failure but lack a score, ordered by row, run index and policy.
 
-        `without` maps functions to the hash of their code, or to None for any code. A rollout qualifies if it lacks a
-        score by at least one of them. `partial` adds rollouts that ran out of time.
+        Args:
+            run_id: The run's id.
+            without: The functions, each mapped to the hash of its code, or to None for any code. A rollout qualifies if
+                it lacks a score by at least one of them.
+            partial: True to include rollouts that ran out of time.
         """
         wanted = json.dumps(dict(without))
         with open_reader(self._path) as db:
@@ -473,7 +495,7 @@ class Queries:
                     yield Unscored(columns.pk, place, columns.row_index, json.loads(columns.missing))
 
     def verdicts(self, run_id: str) -> Iterator[JudgedScore]:
-        """Stream the scores of the rollouts that have a verdict; one without a function where there is no score."""
+        """Stream the scores of rollouts with a verdict; a rollout without scores yields one without a function."""
         with open_reader(self._path) as db:
             yield from starmap(JudgedScore, db.execute(_VERDICTS, (self._pk(db, run_id),)))
 
@@ -488,7 +510,10 @@ class Queries:
     ) -> Iterator[PairedRow]:
         """Stream one function's scores of the rows in both runs, in the order of the first run's rows.
 
-        The second run may be the same as the first, with another policy.
+        Args:
+            run_a, run_b: The runs' ids; they may be equal, with different policies.
+            function: The function's name.
+            policy_a, policy_b: `policy` or `baseline`.
         """
 
         with open_reader(self._path) as db:
@@ -510,7 +535,7 @@ class Queries:
         row: int | None = None,
         **parameters: str | float | None,
     ) -> Iterator[list[P]]:
-        """Run a paginated query, and yield pages of at most `limit` records as `kind`."""
+        """Run a paginated query, and yield pages of at most `limit` records, decoded as `kind`."""
         bounds = {"run": self._pk(db, run_id), "last": _LAST if row is None else row, "limit": limit}
         after: dict[str, int | str] = {"row": 0 if row is None else row, "index": -1, "policy": "", "pk": 0}
         while page := [kind(*columns) for columns in db.execute(query, {**bounds, **after, **parameters})]:

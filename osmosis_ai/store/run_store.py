@@ -48,7 +48,7 @@ class Finished(NamedTuple):
 
 
 class AddedRun(NamedTuple):
-    """What is known of a run from elsewhere. Times are in seconds since the epoch, None if unknown."""
+    """The description of a run that ran elsewhere. Times are in seconds since the epoch, None if unknown."""
 
     status: tables.RunStatus
     created_at: float | None
@@ -58,7 +58,7 @@ class AddedRun(NamedTuple):
 
 
 def new_run_id() -> str:
-    """Draw an id for a run: its local time, like the times in lists of runs, and a few random digits."""
+    """Return an id for a run: the local time, as in lists of runs, and a few random digits."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
@@ -95,7 +95,7 @@ class RunStore(Queries):
 
     @property
     def lost(self) -> bool:
-        """True once the file can't be written any more; the error of every write names a copy of it."""
+        """True once the file can no longer be written; every write's error then names a copy of the store."""
         return bool(self._writer.lost)
 
     def close(self) -> None:
@@ -247,9 +247,9 @@ class RunStore(Queries):
         return saved
 
     async def save_report(self, run_id: str, rollout: Rollout) -> None:
-        """Replace the report of a recorded rollout by its repository's own code, the score in it, and how it ended.
+        """Replace a recorded rollout's end, its report by the repository's own agent code, and the score in the report.
 
-        Raises StoreError if that was not recorded.
+        Raises StoreError if the change was not recorded.
         """
         report = rollout.agent
         assert report is not None
@@ -299,10 +299,10 @@ class RunStore(Queries):
         await self._writer.write(write, f"saving the scores of {counted(len(scores), 'rollout')}")
 
     async def save_verdict(self, run_id: str, rollout_id: str, verdict: Verdict | None) -> None:
-        """Record a person's verdict on a recorded rollout, instead of an earlier one; None removes that.
+        """Record a user's verdict on a recorded rollout, replacing an earlier one; None removes it.
 
-        Another process may be writing the run. Raises StoreError if the rollout isn't there any more, for example
-        because it was run again, or the verdict was not recorded.
+        Another process may be writing the run. Raises StoreError if the rollout no longer exists, for example because
+        it was run again, or if the verdict was not recorded.
         """
         columns = None if verdict is None else self._encoder.verdict(verdict)
 
@@ -320,7 +320,7 @@ class RunStore(Queries):
         await self._writer.write(write, "saving a verdict")
 
     async def mark(self, run_id: str, status: tables.RunStatus, summary: Mapping[str, Any] | None = None) -> None:
-        """Set a run's status, and its summary if one is given. The time changes only with the status."""
+        """Set a run's status, and its summary if given. The recorded time changes only with the status."""
         text = None if summary is None else self._encoder.json(summary)
 
         def write(db: sqlite3.Connection) -> None:
@@ -336,11 +336,11 @@ class RunStore(Queries):
             self._disown(run_id)
 
     def live_file(self, run_id: str) -> LiveFile:
-        """Return the file that says what a run is doing now."""
+        """Return the file that holds a running run's current progress."""
         return LiveFile(self._path, run_id, self._encoder.json)
 
     async def check(self) -> None:
-        """Raise StoreError if the file can't be written. A write tells more than a read about a file that is gone."""
+        """Raise StoreError if the file can't be written; unlike a read, a write notices a deleted file."""
         await self._writer.write(lambda _: None, "checking the file")
 
     async def delete_run(self, run_id: str) -> None:

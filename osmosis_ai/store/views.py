@@ -35,7 +35,7 @@ R = TypeVar("R", bound="_Rollout")
 
 
 class ImportedFrom(Record, frozen=True):
-    """Where a run comes from that another tool ran (`osmosis import`)."""
+    """The origin of a run that another tool ran (`osmosis import`)."""
 
     format: str
     """Format of the file."""
@@ -418,7 +418,7 @@ def rollout_summary(scored: ScoredRollout) -> RolloutSummary:
 
 
 def rollout_detail(scored: ScoredRollout) -> RolloutDetail:
-    """Make the view of a rollout that was read with its trajectory."""
+    """Make the view of a rollout, which must have been read with its trajectory."""
     rollout = scored.stored.rollout
     return _rollout(
         RolloutDetail,

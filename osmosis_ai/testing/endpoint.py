@@ -102,7 +102,7 @@ class Reply:
         headers: Headers other than `Content-Type` and `Content-Length`.
         content_type: The `Content-Type` header.
         action: `send` the reply; `hang` until the endpoint closes; `drop` the connection halfway through the body.
-        hold: Seconds to wait, or a gate to wait at, before sending the reply.
+        hold: Seconds to wait before sending the reply, or a gate to wait at.
     """
 
     body: bytes = b""
@@ -179,7 +179,13 @@ Script = Callable[[Request], Reply]
 
 
 def raw_json(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    """Return a reply with exactly this JSON body."""
+    """Return a reply with exactly this JSON body.
+
+    Args:
+        value: The body, to be encoded as JSON.
+        status: The HTTP status.
+        headers: Further HTTP headers.
+    """
     return Reply(msgspec.json.encode(value), status, headers or {})
 
 
@@ -250,7 +256,7 @@ def tool_calls(
 
 
 def tool_call(name: str, /, **arguments: Any) -> Reply:
-    """Return an assistant message that calls one tool."""
+    """Return an assistant message that calls one tool, such as `tool_call("add", a=1, b=2)`."""
     return tool_calls([(name, arguments)])
 
 

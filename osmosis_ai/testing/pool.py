@@ -35,8 +35,8 @@ class FakePool:
     """A `Pool` that plays a script.
 
     Args:
-        reply: Gives the model's only reply in a rollout, or the rollout's failure; by default the row's ground truth.
-        score: Gives a score from the function's name and the row's index, or the score's failure; 1.0 by default.
+        reply: Returns the model's only reply in a rollout, or the rollout's failure; by default the row's ground truth.
+        score: Returns a score, or the score's failure, given the function's name and the row's index; 1.0 by default.
         functions: Names of the scoring functions.
         tools: The repository's tools.
         cost_usd: Cost of each reply, in USD.

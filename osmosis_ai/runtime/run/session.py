@@ -57,7 +57,7 @@ Listener = Callable[[RunEvent], None]
 
 NEWS_SECONDS = 0.5
 COUNTING_SECONDS = 0.2
-"""How long to wait for the number of rows, which limits the workers; the fork server's imports take longer anyway."""
+"""Seconds to wait for the number of rows, which limits the workers; the fork server's imports take longer anyway."""
 
 
 @asynccontextmanager
@@ -148,7 +148,7 @@ def run_environment(config: RunConfig, cwd: Path, environ: Mapping[str, str] | N
 
 
 class RunSession:
-    """A run with a loaded repository. Made by `open_run`; commands that add to it use `RunSession.open`.
+    """A run with a loaded repository, created by `open_run`; commands that add to it use `RunSession.open`.
 
     `async for event in session` runs it and yields its events. `report` runs the rest, and returns the report. See
     `open_run` for an example.
@@ -183,7 +183,7 @@ class RunSession:
         self.id = ""
         self.interrupted = False
         self._said_shortage = False
-        # Drawn before the workers load, because their log has its name.
+        # Chosen before the workers load, because their log is named after it.
         self._fresh_id = new_run_id()
         self._log: str | None = None
         self._prepared = prepared
@@ -217,10 +217,18 @@ class RunSession:
         interactive: bool = False,
         recordings: Recordings | None = None,
     ) -> AsyncIterator[RunSession]:
-        """Load a config's repository and check that its models answer, without recording anything; raise StartError.
+        """Load a config's repository and check that its models answer, without recording anything.
 
-        `interactive` means that the user steps through the run, picks the rows, and can't resume it. `recordings` are
-        shared with other runs, whose caller tidies and reports them; by default they are those of the config.
+        Args:
+            config: The configuration of the run.
+            cwd: The folder that relative paths in `config` start from.
+            environ: Environment variables, None for this process's; see `open_run`.
+            listener: Called with every event on this event loop.
+            interactive: True if the user steps through the run and picks the rows; such a run can't be resumed.
+            recordings: Recordings shared with other runs, which the caller closes; by default, the config's own.
+
+        Raises:
+            StartError: Something in `config` doesn't exist or can't be used.
         """
         # Absolute, because an inline worker changes this process's working directory.
         cwd = Path.cwd() / cwd
@@ -266,7 +274,7 @@ class RunSession:
         else:
             known = run_config(plan, self.pool.loaded)
             if self.interactive:
-                # The user decides on the way how many rows run.
+                # The user decides along the way how many rows run.
                 del known["planned"]
                 identity, known = {**identity, "interactive": True}, {**known, "interactive": True}
             self.id = await self.store.create_run(
@@ -471,7 +479,7 @@ class RunSession:
         if self._run.halted is not None:
             self.interrupted = True
             self._tell(events.Notice(f"stopped: {self._run.halted.notice}", "warning"))
-        # Grading again adds no rollout that is missing.
+        # Grading again doesn't add missing rollouts.
         missing = self._recorded is not None and len(self._recorded.keys) < self.plan.total_rollouts
         unfinished = self.interrupted or self._run.out_of_budget or (resume.regrade and missing)
         return await self._concluded(wall_ms, unfinished=unfinished)
@@ -563,13 +571,13 @@ class RunSession:
             self._tell(events.RolloutScored(stored.row_index, key.run_index, key.policy, scores))
 
     async def _keep_telling(self) -> None:
-        """Say soon what happened to workers, even while no rollout ends."""
+        """Report what happened to workers promptly, even while no rollout ends."""
         while True:
             await anyio.sleep(NEWS_SECONDS)
             self._tell_news()
 
     def _tell_news(self) -> None:
-        """Say what happened to nodes, and once that the system lacks something for further workers."""
+        """Report what happened to nodes, and report once if the system lacks resources for more workers."""
         for news in self.pool.news():
             self._tell(events.Notice(news, "warning"))
         if self.pool.shortage is not None and not self._said_shortage:
