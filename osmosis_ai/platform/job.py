@@ -86,6 +86,7 @@ class Job:
             return
         self._log("stop", f"stopping: running rollouts have {GRACE_SECONDS:.0f} s to finish")
         self._session.stop()
+        # `stop` alone would wait for running rollouts until their own time limits.
         asyncio.get_running_loop().call_later(GRACE_SECONDS, self._session.cancel)
 
     async def run(self) -> None:
@@ -205,6 +206,7 @@ class Job:
             began = time.monotonic()
             found = await anyio.to_thread.run_sync(self._results, session)
             self._tell(Results(found))
+            # Spend at most a sixth of the time on summaries, which read every record.
             await anyio.sleep(max(RESULT_SECONDS, 5 * (time.monotonic() - began)))
 
     def _results(self, session: RunSession) -> JsonObject:
@@ -317,6 +319,7 @@ async def _main(order: JobOrder, orders: BinaryIO, answers: BinaryIO) -> None:
     lock = threading.Lock()
 
     def tell(message: JobMessage) -> None:
+        # Each message must stay on its own line, whichever thread sends it.
         with lock:
             answers.write(masker.encoded(msgspec.json.encode(message)) + b"\n")
             answers.flush()
@@ -329,6 +332,7 @@ async def _main(order: JobOrder, orders: BinaryIO, answers: BinaryIO) -> None:
         for line in orders:
             if line.strip() == b"stop":
                 loop.call_soon_threadsafe(job.stop)
+        # EOF: the server is gone.
         end_group()
 
     threading.Thread(target=listen, daemon=True).start()

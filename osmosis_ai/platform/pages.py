@@ -94,6 +94,7 @@ class PagesAccess:
         if not isinstance(ticket, Ticket):
             return None
         known = self._session(cookies)
+        # The cookie of another token must not pass its workspaces on: that token can be revoked on its own.
         before = known.workspaces if known is not None and known.token_id == ticket.token_id else []
         opened = [*(each for each in before if each != ticket.workspace), ticket.workspace][-MAX_WORKSPACES:]
         return self._sealed(BrowserSession(ticket.token_id, opened, now() + SESSION_SECONDS))

@@ -109,6 +109,7 @@ class Queue:
         """Start jobs until cancelled. On cancellation the jobs end, and the next server continues their runs."""
         async with anyio.create_task_group() as group, self._closing_spare():
             while True:
+                # Cleared before looking for work, so that news that arrives meanwhile isn't lost.
                 self._news.clear()
                 try:
                     await self._fill(group)
@@ -179,6 +180,7 @@ class Queue:
     async def _process(self, run_id: str, job: _Job, order: JobOrder) -> bool:
         """Follow a job's process to its end; return True if it reported the end of its run."""
         process, self._spare = self._spare, None
+        # The spare may have been killed since.
         if process is None or process.returncode is not None:
             process = await self._start()
         job.process = process
@@ -187,6 +189,7 @@ class Queue:
         ended = False
         try:
             process.stdin.write(msgspec.json.encode(order) + b"\n")
+            # The user may have stopped the run before it had a process.
             if job.stopping:
                 job.stop()
             async for line in process.stdout:
@@ -242,6 +245,7 @@ class Queue:
         dataset = folder / "dataset" / name
         dataset.parent.mkdir(parents=True, exist_ok=True)
         if not dataset.exists():
+            # A hard link keeps the content for this run even if the dataset is deleted or replaced.
             try:
                 dataset.hardlink_to(file)
             except FileNotFoundError:
@@ -273,6 +277,7 @@ async def _close(process: asyncio.subprocess.Process) -> None:
     """End a job's process by closing its stdin."""
     assert process.stdin is not None
     process.stdin.close()
+    # Shielded, because a server that is shutting down cancels its tasks, and must still wait for its jobs.
     with anyio.move_on_after(CLOSE_SECONDS, shield=True) as waiting:
         await process.wait()
     if waiting.cancelled_caught:

@@ -74,6 +74,7 @@ def check_out(
     left_out, links = _check_tree(git, commit)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    # An index of its own, because runs share the repository and may check out at the same time.
     index = folder.with_name(f"{folder.name}.index")
     try:
         plain = {"GIT_INDEX_FILE": str(index), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
@@ -96,6 +97,7 @@ def resolve(
     """Fetch a revision as `check_out` does, and return its commit and source; raise RepositoryError."""
     git = _Git(repository, {**environ, **_UNTRUSTED})
     repository.parent.mkdir(parents=True, exist_ok=True)
+    # Concurrent fetches would overwrite each other's refs/osmosis/branch before it is read.
     with _locked(repository.with_suffix(".lock")):
         if not (repository / "HEAD").is_file():
             git.run("init", "--quiet", "--bare", "--template=", str(repository))
@@ -136,6 +138,7 @@ class _Git:
             raise RepositoryError("git isn't installed") from None
         if done.returncode:
             said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            # Git prints hints and progress around the line that gives the reason.
             reason = next((line for line in said if line.startswith(("fatal:", "error:"))), (said or ["no reason"])[-1])
             raise RepositoryError(reason.partition(": ")[2] or reason)
         return done.stdout.decode("utf-8", "surrogateescape")
@@ -175,6 +178,7 @@ def _fetch(git: _Git, revision: Revision, sources: Sequence[str], seconds: float
     if revision.commit is not None and (known := git.find(revision.commit)) is not None:
         return known, "the clone of an earlier run"
     if revision.commit is not None:
+        # Servers may refuse to send a commit by its hash, so fetch all branches.
         wanted, name = "+refs/heads/*:refs/osmosis/heads/*", revision.commit
     elif revision.branch is not None:
         wanted, name = f"+refs/heads/{revision.branch}:refs/osmosis/branch", "refs/osmosis/branch"
@@ -238,6 +242,7 @@ def _check_links(folder: Path, links: Sequence[str]) -> None:
         try:
             inside = (folder / name).resolve().is_relative_to(root)
         except (OSError, RuntimeError):
+            # A loop of links.
             inside = False
         if not inside:
             raise RepositoryError(f"{name} is a link that leads out of the repository")

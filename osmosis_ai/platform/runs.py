@@ -94,6 +94,7 @@ class Runs:
             key: The idempotency key, if the client sent one.
             commit: The commit of the code, if already resolved.
         """
+        # A client that reuses a key for another submission should get an error, not another run's answer.
         digest = hashlib.sha256(msgspec.json.encode([kind, workspace.id, submission])).digest()
         if key is not None:
             if not 0 < len(key) <= MAX_KEY:
@@ -126,6 +127,7 @@ class Runs:
         columns = f"{', '.join(values)}, name"
         try:
             with self._database.write("accepting a run") as db:
+                # Names are random, and a workspace may already have a run of this name.
                 while True:
                     name = new_name()
                     done = db.execute(
@@ -260,6 +262,7 @@ class Runs:
         if row["status"] == "finished" and not left:
             raise conflict(f"every rollout of {row['name']} is graded; there is nothing to retry")
         with self._database.write("retrying a run") as db:
+            # The condition on the status makes concurrent retries queue the run once.
             done = db.execute(
                 "UPDATE runs SET status = 'pending', stopping = 0, losses = 0, completed_at = NULL, retrying = ?, "
                 "provided = ? WHERE id = ? AND status IN ('finished', 'failed', 'stopped')",
@@ -286,6 +289,7 @@ class Runs:
         elif isinstance(message, Started):
             self._set(
                 run_id,
+                # A job that continues a run keeps the start of the first one.
                 "status = 'running', row_numbers = ?, started_at = coalesce(started_at, ?)",
                 message.row_numbers,
                 now(),

@@ -76,6 +76,7 @@ class Vault:
         _check_name(name)
         if not value or len(value) > MAX_VALUE or "\0" in value:
             raise invalid(f"the value of {name} is empty, too long, or holds a character that no variable can", "value")
+        # A value may come from an environment variable whose bytes aren't UTF-8, which Python reads as surrogates.
         at, encrypted = now(), self._cipher.encrypt(value.encode("utf-8", "surrogatepass"))
         with self._database.write("storing a secret") as db:
             db.execute(

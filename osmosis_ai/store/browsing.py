@@ -44,8 +44,8 @@ __all__ = [
 Selected: TypeAlias = Literal[
     "failed", "passed", "not-passed", "tool-errors", "verdict-good", "verdict-bad", "no-verdict", "disagrees"
 ]
-"""A status to filter by. `failed` and `not-passed` include rollouts whose score could not be computed; `disagrees` means
-that a function and a user's verdict differ."""
+"""A status to filter by. `failed` and `not-passed` include rollouts whose score could not be computed; `disagrees`
+means that a function and a user's verdict differ."""
 VERDICTS = frozenset({"verdict-good", "verdict-bad", "no-verdict", "disagrees"})
 """The statuses that depend on users' verdicts."""
 

@@ -22,7 +22,7 @@ from osmosis_ai.runtime.protocol import (
 __all__ = ["LOAD_SECONDS", "Channel", "InFlight", "Pool", "PoolOptions", "Spawner", "default_workers"]
 
 LOAD_SECONDS = 120.0
-"""How long user code may take to load."""
+"""Seconds that user code may take to load."""
 
 
 class PoolOptions(Record, frozen=True):
@@ -32,8 +32,8 @@ class PoolOptions(Record, frozen=True):
     With the `isolation` `session`, rollouts share workers, each with its own MCP session; with `rollout`, each rollout
     has its own process, forked from one that has loaded the repository.
 
-    With a `cluster`, workers run on its nodes: on at most so many `nodes`, `workers_per_node` on each; None for all
-    nodes, and for a worker per CPU.
+    With a `cluster`, workers run on at most `nodes` of its nodes (None for all), with `workers_per_node` on each (None
+    for one per CPU).
     """
 
     workers: int = 1
@@ -50,7 +50,7 @@ class PoolOptions(Record, frozen=True):
 
     @property
     def backend(self) -> str:
-        """Name of the backend that opens the pool; an address begins with that of its engine."""
+        """Name of the backend that opens the pool; an address starts with the name of its engine."""
         if self.cluster is not None:
             engine, address, _ = self.cluster.partition("://")
             return engine if address else "ray"
@@ -77,7 +77,7 @@ class Pool(Protocol):
 
     @property
     def ahead(self) -> int:
-        """Number of rollouts to ask for beyond those that may run, so that workers needn't wait for the next ones."""
+        """Number of rollouts to request beyond those that may run, so that workers needn't wait for the next ones."""
         ...
 
     @property
@@ -86,12 +86,12 @@ class Pool(Protocol):
         ...
 
     def news(self) -> list[str]:
-        """Return what happened since the last call that the user should know."""
+        """Return notices for the user about what happened since the last call."""
         ...
 
     @property
     def shortage(self) -> str | None:
-        """What the system lacked when a worker should have started; the worker then starts later."""
+        """The system resource that was missing when a worker should have started; the worker starts later."""
         ...
 
     @property

@@ -39,9 +39,9 @@ SAFE_PATH = ["-P"] if sys.version_info >= (3, 11) else []
 STOP_SECONDS = 10.0
 PACKAGE = str(Path(__file__).parents[3])
 TOOLS = "osmosis_ai.runtime.worker.preload"
-"""What workers with tools need, and all that share their fork server."""
+"""Modules for workers with tools, and for all that share their fork server."""
 WORKFLOWS = "osmosis_ai.runtime.worker.workflows.workflow"
-"""What workers with a rollout server need. Only few of these call the repository's tools."""
+"""Modules for workers with a rollout server, few of which call the repository's tools."""
 
 
 class _Server:

@@ -1,7 +1,7 @@
-"""On a node of a cluster: host a pool of this machine, run the jobs that arrive, and report their records in batches.
+"""Host a pool on a node of a cluster: run the jobs that arrive, and report their records in batches.
 
-The head sends a node its jobs in an `Orders`, and asks for the next `Report` once it has dealt with the last one, so a
-node never holds more records than it was given jobs.
+The head sends jobs in `Orders`, and requests the next `Report` only once it has processed the last one, so a node never
+holds more records than it was given jobs.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["NodeBoot", "NodeHost", "Opened", "Orders", "Report", "Versions", "po
 
 BATCH = 50
 BATCH_SECONDS = 0.2
-"""A report waits until it has so many records or its first one is so old, unless the node runs out of jobs."""
+"""A report waits for this many records, or this many seconds after the first one, unless the node runs out of jobs."""
 BEAT_SECONDS = 1.0
-"""A report without records shows that the node is alive."""
+"""Seconds after which a report is sent without records, to show that the node is alive."""
 SHOWN = 50
-"""Rollouts in flight that a report lists, the oldest first."""
+"""Maximum number of in-flight rollouts in a report, oldest first."""
 LOG_BYTES = 1 << 18
 
 _OF_A_MACHINE = {
@@ -56,11 +56,11 @@ _OF_A_MACHINE = {
 }
 _OF_MACHINES = ("CONDA", "CUDA_", "DBUS_", "KUBERNETES_", "LC_", "LD_", "OSMOSIS_STORE", "PYTHON", "RAY_", "SLURM_",
                 "SSH_", "VIRTUAL_ENV", "XDG_")  # fmt: skip
-"""Variables about one machine, and beginnings of their names."""
+"""Environment variables that describe one machine, and prefixes of such names."""
 
 
 class Versions(Record, frozen=True):
-    """What must be the same on all machines. `source` is the hash of this package's files."""
+    """The versions that must be equal on all machines. `source` is the hash of this package's files."""
 
     osmosis: str
     python: str
@@ -68,23 +68,23 @@ class Versions(Record, frozen=True):
 
 
 class NodeBoot(Record, frozen=True):
-    """The first message for a node: what it loads. `spec` holds no path of the head; see `protocol.detach`."""
+    """The first message to a node: what to load. `spec` holds no paths of the head; see `protocol.detach`."""
 
     spec: WorkerSpec
     options: PoolOptions
 
 
 class Opened(Record, frozen=True):
-    """A node's answer: what it has loaded, or why it can't."""
+    """A node's answer: what it has loaded, or why that failed."""
 
     ready: Ready | None = None
     refused: NotReady | None = None
 
 
 class Orders(Record, frozen=True):
-    """Jobs for a node, and how many rollouts it may run at a time; further ones wait there.
+    """Jobs for a node, and the number of rollouts it may run concurrently; further ones wait on the node.
 
-    The node returns up to `give_back` of those that wait, for another node to run.
+    The node returns up to `give_back` waiting jobs, for another node to run.
     """
 
     share: int
@@ -106,7 +106,7 @@ class Ended(Record, frozen=True):
 
 
 class Report(Record, frozen=True):
-    """What happened on a node since its last report; `log` is new output of user code."""
+    """The events on a node since its last report; `log` is new output of user code."""
 
     ended: list[Ended] = []
     in_flight: list[InFlight] = []
@@ -132,7 +132,7 @@ def this_version() -> Versions:
 
 
 def portable(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that mean the same on another machine."""
+    """Return the environment variables that are valid on another machine."""
     return {
         name: value
         for name, value in environ.items()
@@ -141,7 +141,7 @@ def portable(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class NodeHost:
-    """A pool on a node, its jobs, and the report that is being put together. Made by `open`."""
+    """A pool on a node, its jobs, and the next report. Created by `open`."""
 
     def __init__(self, pool: Pool, group: TaskGroup, log: Path | None = None) -> None:
         self._pool = pool
@@ -170,11 +170,11 @@ class NodeHost:
 
     @property
     def loaded(self) -> Ready:
-        """What the workers have loaded."""
+        """The tools, functions and sources that the workers have loaded."""
         return self._pool.loaded
 
     def submit(self, orders: bytes) -> None:
-        """Take encoded `Orders`."""
+        """Accept encoded `Orders`."""
         given = _decode_orders(orders)
         self._limit.total_tokens = given.share
         for cancel in given.cancel:
@@ -184,14 +184,14 @@ class NodeHost:
             if isinstance(job, RolloutJob):
                 self._waiting[job.id] = job
             self._group.start_soon(self._run, job)
-        # The last ones, which would wait longest.
+        # Give back the last ones, which would wait longest.
         for id in [*reversed(self._waiting)][: given.give_back]:
             if id in self._scopes:
                 self._scopes[id].cancel()
                 self._note(Ended(id, kind="returned"))
 
     async def collect(self) -> bytes:
-        """Wait for records, for a moment for more of them, and return an encoded `Report`."""
+        """Wait for records, then a moment for more of them, and return an encoded `Report`."""
         with anyio.move_on_after(BEAT_SECONDS):
             await self._first.wait()
         if self._ended:
