@@ -1,4 +1,4 @@
-"""What a node of a Ray cluster costs beside workers of this machine, and what a second node brings.
+"""Measure the overhead of a Ray cluster node over local workers, and the gain from a second node.
 
     python benchmarks/cluster.py
 
@@ -33,7 +33,7 @@ SAMPLE_SECONDS = 0.1
 
 
 class Adding:
-    """A model that calls the tool once; it counts the rollouts that have begun."""
+    """A model that calls the tool once, and counts the rollouts that have started."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -53,7 +53,7 @@ def command(url: str, rollouts: int, *options: str) -> list[str]:
 def cpu_each(command: list[str], root: Path, model: Adding, rollouts: int) -> float:
     """Run a command and return the CPU seconds per rollout of all processes below it, without its start and its end.
 
-    They are looked at while they run: Ray doesn't wait for processes that it ends, so nobody gets their time.
+    Processes are sampled while they run: Ray doesn't wait for those that it ends, so no parent gets their CPU time.
     """
     model.begun = 0
     seen: dict[tuple[int, float], float] = {}

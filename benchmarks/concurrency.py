@@ -1,9 +1,9 @@
-"""Wall time with a slow model and many rollouts at a time, beside the ideal and beside the raw loop.
+"""Measure wall time with a slow model and many concurrent rollouts, against the ideal and the raw loop.
 
     python benchmarks/concurrency.py
 
-Ideal is what the model's delays alone take when every slot is always busy. What the machine does otherwise counts too,
-so the raw loop's figure in the same run tells how much of the difference is its.
+The ideal is the time of the model's delays alone, with every slot always busy. Other load on the machine adds to the
+measured time; the raw loop's figure from the same run shows how much.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollouts import osmosis_command, ours, raw, raw_command, scripted_endpoint,
 
 
 class Setting(NamedTuple):
-    """So many rollouts, so many at a time, each of whose two replies takes so long; how close to the ideal to come."""
+    """Number of rollouts, concurrency, delay of each of the two replies, and target relative to the ideal."""
 
     rollouts: int
     batch_size: int
@@ -38,7 +38,7 @@ SETTINGS = (Setting(1280, 64, 50, 1.15), Setting(4000, 1000, 500, 1.2), Setting(
 
 
 def measure(folder: Path, setting: Setting, runs: int) -> None:
-    """Print one setting's figures."""
+    """Measure one setting and print the result."""
     repo = write_repo(folder / "repo", sums(setting.rollouts))
     write_body(repo)
     walls: dict[str, list[float]] = {"osmosis": [], "raw loop": []}

@@ -1,10 +1,10 @@
-"""A run in which tools die, block and flood all the time: what it costs, and that nobody else pays for it.
+"""Run with tools that die, block and flood all the time; measure the cost, and check that no other rollout pays for it.
 
     python benchmarks/faults.py --rollouts 1000
 
-Of the rollouts 5 % end their process, 5 % block (half of them the event loop, half of them a thread) and 5 % write four
-megabytes to stdout. The ideal is the wall time of the same run without faults, and the time that blocked calls take
-until their limit, with every worker (for the event loop) or slot (for a thread) doing its part.
+5 % of the rollouts kill their process, 5 % block (half of them the event loop, half a thread) and 5 % write four
+megabytes to stdout. The ideal is the wall time of the same run without faults, plus the time that blocked calls take
+until their limit, spread over all workers (for the event loop) or slots (for a thread).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def script(request: Request) -> Reply:
 
 
 def measure(root: Path, tools: list[str], url: str, options: argparse.Namespace) -> tuple[float, dict[str, Any]]:
-    """Run it; gives the seconds from the first rollout to the last record, and the results."""
+    """Run the command; return the seconds from the first rollout to the last record, and the results."""
     write_repo(root, rows(tools), tools=FAULTY)
     command = [OSMOSIS, "test", "--base-url", url, "--model", "scripted", "--json", "--quiet"]
     command += ["--batch-size", str(options.batch_size), "--workers", str(options.workers)]
@@ -106,7 +106,7 @@ def measure(root: Path, tools: list[str], url: str, options: argparse.Namespace)
 
 
 def check(root: Path, tools: list[str], results: dict[str, Any]) -> list[str]:
-    """What is wrong with the records."""
+    """Return the problems with the records."""
     wrong = []
     rows = results["results"]
     if [row["row_index"] for row in rows] != list(range(len(tools))):

@@ -1,4 +1,4 @@
-"""What more of everything costs: rows, turns, and stored rollouts.
+"""Measure how cost grows with the number of rows, turns, and stored rollouts.
 
     python benchmarks/growth.py rows turns runs
 
@@ -37,10 +37,10 @@ READ = """
 
 
 def peak_memory(command: list[str], cwd: Path) -> tuple[float, float]:
-    """Run a command; the most MiB that it and the largest of its processes have held.
+    """Run a command; return the peak memory in MiB of the command and of the largest of its processes.
 
     Raises:
-        SystemExit: It failed.
+        SystemExit: The command failed.
     """
     process = subprocess.Popen(
         command, cwd=cwd, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -134,7 +134,7 @@ def measure_runs(folder: Path, options: argparse.Namespace) -> None:
 
 
 def bare_read(repo: Path) -> float:
-    """Seconds in which a plain loop reads the rollouts and scores of one run."""
+    """Return the seconds that a plain loop takes to read the rollouts and scores of one run."""
     started = perf_counter()
     with closing(sqlite3.connect(repo / ".osmosis" / "runs.db")) as db:
         for _ in db.execute(READ):

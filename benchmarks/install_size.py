@@ -1,4 +1,4 @@
-"""What an installation takes on the disk: each package, and what leaving out one of our requirements would save.
+"""Measure an installation's disk space by package, and the space that dropping each of our requirements would save.
 
 Run it with the Python of the environment to measure: `ENVIRONMENT/bin/python benchmarks/install_size.py`.
 """
@@ -31,7 +31,7 @@ def normal(name: str) -> str:
 
 
 def reached(start: str, installed: Mapping[str, Distribution], without: str = "") -> set[str]:
-    """Return the packages that a package needs, itself included, without one of its own requirements."""
+    """Return the packages that a package needs, including itself, but without one of its requirements."""
     found: set[tuple[str, str]] = set()
     waiting = [(start, "")]
     while waiting:

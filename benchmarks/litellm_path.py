@@ -1,4 +1,4 @@
-"""CPU per rollout through LiteLLM, beside a bare loop of `litellm.acompletion` that makes the same calls.
+"""Measure CPU per rollout through LiteLLM, against a bare loop of `litellm.acompletion` that makes the same calls.
 
     python benchmarks/litellm_path.py
 
@@ -28,7 +28,7 @@ TARGET = 1.15
 
 
 async def rollout(acompletion: Any, tools: list[dict[str, Any]], row: dict[str, Any]) -> None:
-    """Ask until a reply calls no tool."""
+    """Call the model until a reply calls no tool."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": row["system_prompt"]},
         {"role": "user", "content": row["user_prompt"]},
@@ -46,7 +46,7 @@ async def rollout(acompletion: Any, tools: list[dict[str, Any]], row: dict[str, 
 
 
 async def bare(body: dict[str, Any], rows: list[dict[str, Any]], batch_size: int) -> float:
-    """Run every row, `batch_size` at a time, and give the seconds it took."""
+    """Run every row, `batch_size` at a time, and return the seconds it took."""
     import litellm
 
     waiting = iter(rows)

@@ -1,4 +1,4 @@
-"""Runs a command and says what it took: wall time, and the CPU time of its whole process tree."""
+"""Run a command, and measure its wall time and the CPU time of its whole process tree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORPHAN_SECONDS = 10.0
 
 
 class Measured(NamedTuple):
-    """What a command took, in seconds, and what it printed."""
+    """A command's wall and CPU time in seconds, and its output."""
 
     wall: float
     cpu: float
@@ -29,19 +29,19 @@ class Measured(NamedTuple):
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment without anything that chooses a model or holds a key."""
+    """Return the environment without variables that choose a model or hold a key."""
     kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_MODEL"))}
     return {**kept, **extra}
 
 
 def adopt_orphans() -> bool:
-    """Become the parent of what a command's processes leave behind, so that its CPU time can be counted.
+    """Become the parent of orphaned processes of a command, so that their CPU time is counted.
 
-    A fork server outlives the command that started it by a moment; without this its time, and that of the workers it
-    has waited for, would be lost. Only Linux can do it.
+    A fork server outlives the command that started it by a moment; without this, its time and that of the workers it
+    waited for would be lost. Only Linux supports this.
 
     Returns:
-        Whether it worked.
+        True if it worked.
     """
     if sys.platform != "linux":
         return False
@@ -55,13 +55,13 @@ def run(
 
     Args:
         command: The program and its arguments.
-        cwd: Where.
-        spare: Ids of child processes that don't belong to it.
+        cwd: The working directory.
+        spare: Ids of child processes that don't belong to the command.
         codes: Exit codes that don't mean a failure.
         env: Further environment variables.
 
     Raises:
-        SystemExit: It failed; what it wrote to stderr is shown.
+        SystemExit: The command failed; its stderr is shown.
     """
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         before = _cpu_of_children()

@@ -1,10 +1,10 @@
-"""What a platform of one's own costs, and that it loses nothing.
+"""Measure the latency and memory of a self-hosted platform, and check that it loses no submission.
 
     python benchmarks/own_platform.py --times 20 --runs 10000
 
-Measures the time from a submission to its first rollout with a warm environment, requests of lists with many runs, and
-`/health` while runs work, and the memory that a large dataset takes while it is uploaded and checked. Then a hundred
-submissions arrive at once, and the server is killed at random moments: each must have become exactly one run.
+Measures the time from a submission to its first rollout in a warm environment, the latency of long lists of runs and of
+`/health` while runs are running, and the memory for uploading and checking a large dataset. Then a hundred submissions
+arrive at once while the server is killed at random moments: each must become exactly one run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SUBMISSIONS = 100
 
 
 class Server:
-    """The server's process, which may be killed and started again."""
+    """The server process, which can be killed and restarted."""
 
     def __init__(self, data: Path, workspace: Path) -> None:
         self._data = data
@@ -117,7 +117,7 @@ def upload(server: Server) -> None:
 
 
 def first_rollouts(server: Server, times: int) -> list[float]:
-    """Seconds from a submission to the start of its first rollout, as the log tells."""
+    """Return the seconds from a submission to the start of its first rollout, according to the log."""
     found = []
     for _ in range(times + 1):
         name = server.ask("POST", "eval-runs", submission())["name"]
@@ -130,7 +130,7 @@ def first_rollouts(server: Server, times: int) -> list[float]:
 
 
 def health(server: Server, runs: int) -> list[float]:
-    """Milliseconds of requests while runs work."""
+    """Return the latencies of requests in milliseconds while runs are running."""
     body = {**submission(), "evaluation_config": {"limit": 100}}
     names = [server.ask("POST", "eval-runs", body)["name"] for _ in range(runs)]
     found = []
@@ -144,7 +144,7 @@ def health(server: Server, runs: int) -> list[float]:
 
 
 def large_dataset(server: Server, folder: Path, megabytes: int) -> tuple[float, float, float]:
-    """Upload a dataset; return MB that the server needed more, MB that the check needed, and the seconds of both."""
+    """Upload a dataset; return the server's extra MB, the check's MB, and the seconds of upload and check."""
     file = folder / "large.jsonl"
     block = rows(1000, "{n} + 0 " + "x" * 900)
     with file.open("wb") as target:
@@ -180,7 +180,7 @@ def large_dataset(server: Server, folder: Path, megabytes: int) -> tuple[float, 
 
 
 def many(server: Server, database: Path, runs: int) -> dict[str, float]:
-    """Milliseconds of requests in a list of many runs, which are copies of the first."""
+    """Return the latencies in milliseconds of requests to a list of many runs, which are copies of the first."""
     with sqlite3.connect(database) as db:
         db.row_factory = sqlite3.Row
         first = dict(db.execute("SELECT * FROM runs WHERE results IS NOT NULL LIMIT 1").fetchone())

@@ -1,7 +1,7 @@
-"""What calling a policy with tokens costs beyond the request itself: rendering, keeping and checking tokens, per turn.
+"""Measure the overhead per turn of calling a policy with tokens: rendering, keeping and checking them.
 
-The engine holds conversations with an endpoint in another process; then the same bodies are sent by the bare client.
-Both alternate. The tokenizer has one token per byte, so prompts have more tokens than a model's would.
+The engine holds conversations with an endpoint in another process; then the bare client sends the same bodies. The two
+alternate. The tokenizer has one token per byte, so prompts have more tokens than with a real model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOOLS = [
 
 
 def serve(ready: Connection) -> None:
-    """Serve an endpoint in this process until it is ended."""
+    """Serve an endpoint in this process until the process is killed."""
     with TokenEndpoint(lambda _: CALL).run() as url:
         ready.send(url)
         ready.recv()

@@ -1,7 +1,7 @@
-"""The floor: a bare aiohttp loop that sends the requests of a rollout and nothing else.
+"""Send a rollout's requests from a bare aiohttp loop, as the lower bound for all other measurements.
 
-Two model calls per rollout, the tool called as a plain function in between. No MCP, no scores, no store, no limits, no
-retries: what is left is what the HTTP client and JSON cost.
+Each rollout makes two model calls and calls the tool as a plain function in between. Without MCP, scores, a store,
+limits or retries, only the cost of the HTTP client and JSON remains.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def add(a: int, b: int) -> int:
 
 
 async def rollout(session: aiohttp.ClientSession, url: str, body: dict[str, Any], row: dict[str, Any]) -> None:
-    """Ask until a reply calls no tool.
+    """Call the model until a reply calls no tool.
 
     Args:
         session: The connection pool.
@@ -49,7 +49,7 @@ async def rollout(session: aiohttp.ClientSession, url: str, body: dict[str, Any]
 
 
 async def run(url: str, body: dict[str, Any], rows: list[dict[str, Any]], batch_size: int) -> float:
-    """Run every row, `batch_size` at a time, and give the seconds it took."""
+    """Run every row, `batch_size` at a time, and return the seconds it took."""
     waiting = iter(rows)
 
     async def slot() -> None:
@@ -64,7 +64,7 @@ async def run(url: str, body: dict[str, Any], rows: list[dict[str, Any]], batch_
 
 
 def main() -> None:
-    """raw_loop.py BASE_URL BODY.json ROWS.jsonl LIMIT BATCH_SIZE prints the milliseconds the rollouts took."""
+    """Run `raw_loop.py BASE_URL BODY.json ROWS.jsonl LIMIT BATCH_SIZE`, and print the milliseconds it took."""
     base_url, body_file, rows_file, limit, batch_size = sys.argv[1:]
     body = msgspec.json.decode(Path(body_file).read_bytes())
     lines = Path(rows_file).read_bytes().splitlines()[: int(limit)]

@@ -1,4 +1,4 @@
-"""The repositories that benchmarks run: a tool, a reward function, rows."""
+"""Write the repositories that benchmarks run: a tool, a reward function, rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_repo(root: Path, rows: Iterable[dict[str, str]], *, tools: str = ADDIN
     """Write a repository.
 
     Args:
-        root: Where; it is made.
+        root: The folder to create.
         rows: The rows of its dataset.
         tools: Its `mcp/main.py`.
         reward: Its `reward_fn/rewards.py`.
@@ -48,7 +48,7 @@ def write_repo(root: Path, rows: Iterable[dict[str, str]], *, tools: str = ADDIN
 
 
 def sums(count: int) -> Iterable[dict[str, str]]:
-    """Rows that ask for a sum, whose answer, as the scripted endpoint gives it, is always 3."""
+    """Return rows that ask for a sum; the scripted endpoint always answers 3, so that is their ground truth."""
     prompt = "You are a careful calculator. Use the tools for every step of the calculation."
     for index in range(count):
         yield {"system_prompt": prompt, "user_prompt": f"What is {index} + 2?", "ground_truth": "3"}

@@ -1,9 +1,9 @@
-"""Kills a run at random moments and resumes it: the results are those of an uninterrupted run.
+"""Kill a run at random moments and resume it; the results must equal those of an uninterrupted run.
 
     python benchmarks/resume.py --times 20
 
-Each time a new run is killed with SIGKILL a random moment after a random one of its requests, and continued with
-`--resume`. The requests that arrive at the endpoint tell which rollouts were begun twice.
+Each round starts a new run, kills it with SIGKILL a random moment after a random request, and continues it with
+`--resume`. The requests at the endpoint show which rollouts were started twice.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ PATIENCE = 120.0
 
 
 def rows(count: int) -> Iterable[dict[str, str]]:
-    """Rows with an answer each of their own."""
+    """Return rows with different answers."""
     for index in range(count):
         yield {"system_prompt": "Add.", "user_prompt": f"What is {index} + 1?", "ground_truth": str(index + 1)}
 
 
 class Model:
-    """Adds with the tool after 20 ms, and gets every seventh row wrong. Says when so many requests have come."""
+    """A model that adds with the tool after 20 ms, gets every seventh row wrong, and counts requests."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
         self._left = 0
 
     def count_down(self, requests: int) -> None:
-        """Wait for so many requests from now on."""
+        """Set an event after this many further requests."""
         self._left = requests
         self.reached.clear()
 
@@ -59,19 +59,19 @@ class Model:
 
 
 def command(url: str, options: argparse.Namespace, *more: str) -> list[str]:
-    """The command that is killed and resumed."""
+    """Return the command to kill and resume."""
     arguments = [OSMOSIS, "eval", "--base-url", url, "--model", "scripted", "--json", "--quiet"]
     return [*arguments, "--batch-size", str(options.batch_size), "--n", "2", *more]
 
 
 def finish(arguments: list[str], root: Path) -> tuple[int, str]:
-    """Run a command to its end; gives its exit code and what it printed."""
+    """Run a command to its end; return its exit code and its output."""
     done = subprocess.run(arguments, cwd=root, env=clean_environment(), stdout=subprocess.PIPE, encoding="utf-8")
     return done.returncode, done.stdout
 
 
 def outcome(output: str) -> Any:
-    """What a run came to, without what differs from one run to the next."""
+    """Return a run's results, without the parts that differ between runs."""
     results = json.loads(output)
     rows = [
         (row["row_index"], [(run["run_index"], run["scores"], run["error"], run["tokens"]) for run in row["runs"]])
@@ -82,7 +82,7 @@ def outcome(output: str) -> Any:
 
 
 def begun(endpoint: ScriptedEndpoint) -> Counter[str]:
-    """How often each row's rollouts were begun."""
+    """Return how often each row's rollouts were started."""
     return Counter(request.messages[1]["content"] for request in endpoint.chats if request.turn == 0)
 
 

@@ -1,9 +1,9 @@
-"""Rollouts per second, CPU per rollout and start-up, beside a raw aiohttp loop doing the same requests.
+"""Measure rollouts per second, CPU per rollout and start-up, against a raw aiohttp loop that makes the same requests.
 
     python benchmarks/rollouts.py --rollouts 1000
 
-Both sides run against the same scripted endpoint, a process of its own whose CPU time isn't counted. See
-benchmarks/README.md for what each figure means.
+Both sides run against the same scripted endpoint, in a separate process whose CPU time isn't counted. See
+benchmarks/README.md for the meaning of each figure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ START_SECONDS = 60.0
 
 
 class Side(NamedTuple):
-    """One side's figures: seconds the rollouts took, and CPU seconds of its whole process tree."""
+    """One side's measurements: seconds for the rollouts, and CPU seconds of the whole process tree."""
 
     seconds: float
     cpu: float
@@ -45,13 +45,13 @@ class Side(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """The scripted endpoint, a process of its own."""
+    """The scripted endpoint, in a separate process."""
 
     url: str
     process: psutil.Process
 
     def cpu(self) -> float:
-        """Seconds of CPU it has used."""
+        """CPU seconds used so far."""
         times = self.process.cpu_times()
         return float(times.user + times.system)
 
@@ -61,8 +61,8 @@ def scripted_endpoint(folder: Path, latency_ms: float, turns: int = 2) -> Iterat
     """Start the endpoint: every conversation calls the tool in each turn but the last and then answers.
 
     Args:
-        folder: Where its files go.
-        latency_ms: How long it waits before each reply.
+        folder: The folder for its files.
+        latency_ms: The delay before each reply.
         turns: Model calls per conversation.
     """
     delay = {"delay": latency_ms / 1000} if latency_ms else {}
@@ -86,7 +86,7 @@ def scripted_endpoint(folder: Path, latency_ms: float, turns: int = 2) -> Iterat
 
 
 def write_body(repo: Path) -> Path:
-    """Write what the command sends with a rollout's messages, so that a plain loop sends the same."""
+    """Write the request body that the command sends besides the messages, so that a plain loop can send the same."""
     with ScriptedEndpoint(by_turn(tool_call("add", a=1, b=2), text("3"))).run_in_thread() as endpoint:
         run(osmosis_command(endpoint.url, 1, 1, None), cwd=repo)
         body = dict(endpoint.chats[0].body)
@@ -97,23 +97,23 @@ def write_body(repo: Path) -> Path:
 
 
 def raw_command(url: str, repo: Path, rollouts: int, batch_size: int) -> list[str]:
-    """The raw loop over a repository's rows; `write_body` must have been called."""
+    """Return the command of the raw loop over a repository's rows; call `write_body` first."""
     arguments = [HERE / "raw_loop.py", url, repo / "body.json", repo / "test_data.jsonl", rollouts, batch_size]
     return [sys.executable, *map(str, arguments)]
 
 
 def osmosis_command(url: str, rollouts: int, batch_size: int, workers: int | None) -> list[str]:
-    """The command that is measured."""
+    """Return the `osmosis` command to measure."""
     command = [OSMOSIS, "test", "--base-url", url, "--model", "scripted", "--limit", str(rollouts)]
     command += ["--batch-size", str(batch_size), "--json", "--quiet"]
     return command if workers is None else [*command, "--workers", str(workers)]
 
 
 def ours(measured: Measured, rollouts: int) -> Side:
-    """The command's figures.
+    """Measure the `osmosis` command.
 
     Raises:
-        SystemExit: A rollout failed or scored wrong, so the figures would mean nothing.
+        SystemExit: A rollout failed or got a wrong score, which would make the measurement meaningless.
     """
     if not measured.stdout:
         raise SystemExit("the command printed no results to stdout")
@@ -125,7 +125,7 @@ def ours(measured: Measured, rollouts: int) -> Side:
 
 
 def raw(measured: Measured) -> Side:
-    """The raw loop's figures."""
+    """Measure the raw loop."""
     return Side(float(measured.stdout) / 1000, measured.cpu, measured.wall)
 
 
@@ -133,10 +133,10 @@ def print_throughput(name: str, sides: Sequence[Side], start: Side, rollouts: in
     """Print one side's medians.
 
     Args:
-        name: Whose they are.
+        name: The side's name.
         sides: Its measured runs.
-        start: A run of one rollout: what starting costs.
-        rollouts: How many rollouts each run had.
+        start: A run of one rollout, which measures the start-up cost.
+        rollouts: The number of rollouts of each run.
     """
     rate = median(rollouts / side.seconds for side in sides)
     cpu = median(side.cpu for side in sides)

@@ -1,13 +1,13 @@
-"""What a second worker, many rows, a process for each rollout and durable records cost or bring.
+"""Measure the gain from a second worker, and the cost of many rows, isolation and durable records.
 
     python benchmarks/scaling.py
 
-- workers: rollouts per second of two workers beside one, when each rollout's tool is bound by the CPU; and what the
-  machine itself gives at the time, by the same work in plain processes;
-- memory: the command's own peak at many rows beside few;
-- isolation: milliseconds, and those of CPU, that `--isolation rollout` and
-  `--isolation sandbox` add to a rollout and its score, one rollout at a time;
-- durability: what waiting for the disk adds to a run, beside the same run on a file system in memory.
+- workers: rollouts per second with two workers against one, when each rollout's tool is CPU-bound; and the machine's
+  own speed-up at that time, from the same work in plain processes;
+- memory: the command's peak memory with many rows against few;
+- isolation: wall and CPU milliseconds that `--isolation rollout` and `--isolation sandbox` add to a rollout and its
+  score, one rollout at a time;
+- durability: the time that waiting for the disk adds to a run, against the same run on an in-memory file system.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def work(rounds: int) -> int:
 
 
 def tasks(count: int) -> Iterable[dict[str, str]]:
-    """Rows whose answer is always `done`."""
+    """Return rows whose answer is always `done`."""
     for index in range(count):
         yield {"system_prompt": "Work.", "user_prompt": f"Task {index}", "ground_truth": "done"}
 
@@ -63,7 +63,7 @@ def working(rounds: int) -> Callable[[Request], Reply]:
 
 
 def summary_of(root: Path, url: str, *options: str) -> dict[str, Any]:
-    """Run the command to its end and give its summary and, where the system tells, its own peak memory in bytes."""
+    """Run the command; return its summary and, if the system reports it, its own peak memory in bytes."""
     command = [OSMOSIS, "test", "--base-url", url, "--model", "scripted", "--json", "--quiet", *options]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, cwd=root, env=clean_environment(), stdout=output)
@@ -79,7 +79,7 @@ def summary_of(root: Path, url: str, *options: str) -> dict[str, Any]:
 
 
 def peak_memory(pid: int) -> int:
-    """The most memory a process has held so far, in bytes; 0 when that isn't known."""
+    """Return a process's peak memory so far in bytes; 0 if unknown."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -88,12 +88,12 @@ def peak_memory(pid: int) -> int:
 
 
 def seconds(root: Path, url: str, *options: str) -> float:
-    """The wall time from the first rollout to the last record."""
+    """Return the wall seconds from the first rollout to the last record."""
     return float(summary_of(root, url, *options)["wall_ms"]) / 1000
 
 
 def plain_seconds(processes: int, calls: int, rounds: int) -> float:
-    """How long so many calls of the tool's function take in so many processes that do nothing else."""
+    """Return the seconds that a number of calls of the tool's function take in a number of otherwise idle processes."""
     work = WORKING.partition("@mcp.tool\n")[2]
     program = f"{work}\nfor _ in range({calls // processes}):\n    work({rounds})"
     started = perf_counter()
@@ -143,7 +143,7 @@ class Each(NamedTuple):
 
 
 def one_at_a_time(root: Path, url: str, rollouts: int, isolation: str) -> Each:
-    """What a rollout takes beyond the start of the command."""
+    """Return the cost of a rollout, without the start of the command."""
 
     def measured(limit: int) -> tuple[float, float]:
         model = ["--base-url", url, "--model", "scripted", "--json", "--quiet"]

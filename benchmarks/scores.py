@@ -1,8 +1,8 @@
-"""Scores per second of `osmosis runs rescore`: stored trajectories, a cheap function, no model.
+"""Measure scores per second of `osmosis runs rescore`: stored trajectories, a cheap function, no model.
 
     python benchmarks/scores.py --rollouts 10000
 
-Beside it a plain loop in one process that reads the same trajectories and calls the function, and records nothing.
+For comparison, a plain loop in one process reads the same trajectories and calls the function, but records nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AT_ONCE = 500
 
 
 def typical(index: int) -> tuple[Rollout, Row]:
-    """A rollout of two turns and one tool call, as the other benchmarks make them, and its row."""
+    """Return a rollout of two turns and one tool call, as in the other benchmarks, and its row."""
     prompt = "You are a careful calculator. Use the tools for every step of the calculation."
     row = Row(index, f"row{index}", prompt, f"What is {index} + 2?", "3")
     call = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
@@ -51,7 +51,7 @@ def typical(index: int) -> tuple[Rollout, Row]:
 
 
 async def fill(root: Path, rollouts: int) -> None:
-    """Store a finished run of so many rollouts."""
+    """Store a finished run with this number of rollouts."""
     with RunStore.open(root) as store:
         run_id = await store.create_run("test", identity={}, config={})
         for start in range(0, rollouts, AT_ONCE):
@@ -61,7 +61,7 @@ async def fill(root: Path, rollouts: int) -> None:
 
 
 def plain_loop(repo: Path) -> float:
-    """Seconds in which one process reads every trajectory and scores it, without limits, isolation or a record."""
+    """Return the seconds that one process takes to read and score every trajectory, without limits or records."""
     store = repo / ".osmosis" / "runs.db"
     space: dict[str, Any] = {}
     exec(EXACT, space)

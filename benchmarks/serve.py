@@ -1,12 +1,12 @@
-"""Many rollouts at once behind the rollout server: none lost, none doubled, the server answers, memory comes back.
+"""Run many concurrent rollouts behind the rollout server; check that none is lost or doubled and memory is freed.
 
     python benchmarks/serve.py                     the loop in the server's process (serve_agent_loop)
     python benchmarks/serve.py --server command    the loop in workers (osmosis serve)
 
-All rollouts are asked for at once, and a trainer double in a process of its own answers each model call after a while,
-so that all of them are under way together. Every rollout makes two model calls and one tool call. A third process asks
-for /health all the time. The whole is done twice: without faults, and with a share of the trainer's answers, to model
-calls and to results, failing with 503 or a dropped connection.
+All rollouts are requested at once, and a trainer double in a separate process delays its answer to each model call, so
+that all rollouts run concurrently. Each makes two model calls and one tool call. A third process polls /health all the
+time. There are two rounds: one without faults, and one in which a share of the trainer's answers, to model calls and to
+results, fails with 503 or a dropped connection.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ if __name__ == "__main__":
 
 
 class Round(NamedTuple):
-    """What one round came to. Latencies in milliseconds, memory in bytes."""
+    """The results of one round. Latencies are in milliseconds, memory in bytes."""
 
     accepted: Counter[str]
     statuses: Counter[str]
@@ -110,7 +110,7 @@ class Round(NamedTuple):
 
 
 def trainer_process(pipe: Connection, latency: float) -> None:
-    """The trainer: plays the script until it is told to stop; messages set the rate of faults and ask for figures."""
+    """Run the trainer: play the script until told to stop; messages set the fault rate and request counts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     script = by_turn(tool_call("add", a=1, b=2).after(latency), text("3").after(latency))
     current: list[Any] = [script, lambda request: raw_json({})]
@@ -142,7 +142,7 @@ def trainer_process(pipe: Connection, latency: float) -> None:
 
 
 def health_process(pipe: Connection, url: str) -> None:
-    """Asks for /health over one connection, from `begin` to `end`, and gives the latencies in milliseconds."""
+    """Poll /health over one connection, from `begin` to `end`, and report the latencies in milliseconds."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while pipe.recv() is not None:
         # A new one for each round: the server closes those that are idle.
@@ -166,7 +166,7 @@ def free_port() -> int:
 
 
 def memory(process: psutil.Process) -> int:
-    """What the server's process tree would free if it ended, in bytes."""
+    """Return the memory that the server's process tree would free if it ended, in bytes."""
     total = 0
     for found in (process, *process.children(recursive=True)):
         try:
@@ -177,7 +177,7 @@ def memory(process: psutil.Process) -> int:
 
 
 def cpu(process: psutil.Process) -> float:
-    """Seconds of CPU of the server's process tree."""
+    """Return the CPU seconds of the server's process tree."""
     total = 0.0
     for found in (process, *process.children(recursive=True)):
         try:
@@ -189,7 +189,7 @@ def cpu(process: psutil.Process) -> float:
 
 
 def figures(url: str) -> dict[str, Any]:
-    """The server's own figures."""
+    """Return the counts in the server's health."""
     import json
 
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
@@ -215,7 +215,7 @@ def wait_until_served(url: str, server: subprocess.Popen[bytes]) -> None:
 
 
 async def ask_for(url: str, trainer_url: str, ids: list[str]) -> None:
-    """Ask for all rollouts at once."""
+    """Request all rollouts at once."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=100)) as session:
 
         async def one(rollout_id: str) -> None:
@@ -261,7 +261,7 @@ def one_round(
 
 
 def show(title: str, count: int, found: Round, seconds: float) -> bool:
-    """Print a round's figures, and say whether they are as they should be."""
+    """Print a round's results; return True if they are as expected."""
     doubled = sum(times > 1 for times in found.accepted.values())
     lost = count - len(found.accepted)
     cuts = statistics.quantiles(found.health, n=100, method="inclusive")
@@ -321,7 +321,7 @@ def main() -> None:
 def measure(
     url: str, trainer_url: str, trainer: Connection, server: psutil.Process, options: argparse.Namespace
 ) -> bool:
-    """Both rounds, and the memory between them."""
+    """Run both rounds, and measure the memory between them."""
     context = multiprocessing.get_context("spawn")
     health, theirs = context.Pipe()
     health_runs = context.Process(target=health_process, args=(theirs, url), daemon=True)

@@ -1,4 +1,4 @@
-"""How long until something happens: help, the decorator's import, and one row from start to exit."""
+"""Measure start-up time: help, the import of the decorator, and one row from start to exit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def measure(osmosis: str, repo: Path, runs: int) -> None:
 
     Args:
         osmosis: The command's path.
-        repo: The repository whose first row is run.
-        runs: How many warm runs.
+        repo: The repository whose first row to run.
+        runs: The number of warm runs.
     """
     python = sys.executable
     one_row = [osmosis, "test", "--limit", "1", "--model", "offline/oracle", "--quiet"]

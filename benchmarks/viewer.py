@@ -1,11 +1,11 @@
-"""What the viewer costs: pages of a run of 100,000 rows, and a run that is watched.
+"""Measure the viewer: the pages of a run of 100,000 rows, and the cost of following a running run.
 
     python benchmarks/viewer.py pages
     python benchmarks/viewer.py watched
 
-`pages` asks a real server over HTTP, and a real browser if there is one (`make test-browser` installs Playwright and
-Chromium): from the request to the painted page. `watched` runs `osmosis test` alternately alone and with a page of
-it that follows every change.
+`pages` measures a real server over HTTP and, if installed (`make test-browser` installs Playwright and Chromium), a
+real browser from the request to the painted page. `watched` alternates `osmosis test` alone and with a page that
+follows every change.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", 
 
 
 async def fill(root: Path, rows: int) -> None:
-    """Store a finished run of so many rows, each with a score."""
+    """Store a finished run with this number of rows, each with a score."""
     draw = random.Random(1)
     with RunStore.open(root) as store:
         config = {"model": "m", "dataset": "/data/rows.jsonl", "n": 1, "functions": ["r:score"], "planned": rows}
@@ -64,7 +64,7 @@ async def fill(root: Path, rows: int) -> None:
 
 @contextmanager
 def viewer(root: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Start the viewer; give the address with its token, and its process."""
+    """Start the viewer; yield its URL with the token, and its process."""
     command = [OSMOSIS, "view", "--root", str(root), "--json", "--no-open"]
     with subprocess.Popen(command, env=clean_environment(), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -1,9 +1,9 @@
-"""From saving a file to seeing what changed, in watch mode, with the share of each stage.
+"""Measure watch mode's latency from saving a file to seeing the changes, by stage.
 
     python benchmarks/watch.py --trajectories 1000
 
-The saved code notes the moments at which it is imported and called, so nothing in the command is instrumented. See
-benchmarks/README.md for what each figure means.
+The saved code records when it is imported and called, so the command itself isn't instrumented. See
+benchmarks/README.md for the meaning of each figure.
 """
 
 from __future__ import annotations
@@ -71,16 +71,16 @@ note("imported")
 
 
 class Watched(NamedTuple):
-    """A running command and the file in which the code it runs notes its moments."""
+    """A running command, and the file in which the code it runs records its times."""
 
     process: subprocess.Popen[str]
     notes: Path
 
     def next(self) -> dict[str, Any]:
-        """The next line's object.
+        """Return the JSON object on the next line.
 
         Raises:
-            SystemExit: There is none, or it tells of an error.
+            SystemExit: There is no further line, or it reports an error.
         """
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -90,12 +90,12 @@ class Watched(NamedTuple):
         return found
 
     def moments(self, event: str) -> list[float]:
-        """When this happened, in milliseconds, in order."""
+        """Return the times at which this happened, in milliseconds, in order."""
         lines = (line.split() for line in self.notes.read_text(encoding="utf-8").splitlines())
         return sorted(float(when) for what, when in lines if what == event)
 
     def cpu(self) -> float:
-        """Milliseconds of CPU that the command itself has used."""
+        """Return the CPU milliseconds used by the command itself."""
         times = psutil.Process(self.process.pid).cpu_times()
         return float(times.user + times.system) * 1000
 
@@ -108,12 +108,12 @@ class Stages(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """From the save to the last moment."""
+        """Milliseconds from the save to the last stage."""
         return sum(self.spans.values())
 
 
 def change_reward(watched: Watched, save: Callable[[], None], rows: int) -> Stages:
-    """Save a reward function; what it takes until the new scores are printed."""
+    """Save a reward function; return the time until the new scores are printed, by stage."""
     watched.notes.unlink()
     cpu, saved = watched.cpu(), monotonic() * 1000
     save()
@@ -138,7 +138,7 @@ def change_reward(watched: Watched, save: Callable[[], None], rows: int) -> Stag
 
 
 def change_tool(watched: Watched, save: Callable[[], None]) -> Stages:
-    """Save a tool; what it takes until the new code's first call."""
+    """Save a tool; return the time until the new code's first call, by stage."""
     watched.notes.unlink()
     cpu, saved = watched.cpu(), monotonic() * 1000
     save()
@@ -160,10 +160,10 @@ def show(title: str, runs: list[Stages], target: int, apart: str | None = None) 
     """Print the median of each stage.
 
     Args:
-        title: What was measured.
+        title: The heading.
         runs: The measured saves.
-        target: Milliseconds it may take.
-        apart: The stage that the target leaves out.
+        target: The target in milliseconds.
+        apart: The stage that doesn't count towards the target.
     """
     wholes = [run.whole - (run.spans[apart] if apart else 0) for run in runs]
     without = f", without the {apart}" if apart else ""

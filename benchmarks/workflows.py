@@ -1,11 +1,11 @@
-"""Workflows on a released SDK: throughput beside the vendor's own `osmosis eval run`, the bridge, faults, and start-up.
+"""Measure workflows on a released SDK: throughput against the vendor's own `osmosis eval run`, faults, and start-up.
 
     python benchmarks/workflows.py throughput     rollouts per second, and latency that the bridge adds to a model call;
                                                   with `--clients each`, rollouts don't share an HTTP client
     python benchmarks/workflows.py faults         rollouts that raise, block their server or kill it
     python benchmarks/workflows.py startup        from the command's start to the first model call
 
-The rollout makes two model calls with httpx and compares the answer. Its environment is made once, from the package
+The rollout makes two model calls with httpx and compares the answer. Its environment is built once, from the package
 index, for Python 3.12.
 """
 
@@ -136,7 +136,7 @@ def write_workspace(root: Path, tasks: Iterable[str], *, one_client: bool = True
 
 
 def ours(root: Path, url: str, *options: str) -> tuple[JsonObject, Measured]:
-    """Run our command; return its results, and what it took."""
+    """Run our command; return its results and its measurements."""
     command = [OSMOSIS, "eval", "--rollout", "rollouts/raw", "-d", "data/rows.jsonl", "--json", "--quiet"]
     # 1 says that not every rollout passed.
     measured = run([*command, "--model", "scripted", "--base-url", url, *options], cwd=root, codes=(0, 1))
@@ -144,7 +144,7 @@ def ours(root: Path, url: str, *options: str) -> tuple[JsonObject, Measured]:
 
 
 def vendors(root: Path, python: Path, url: str, name: str, *options: str) -> tuple[JsonObject, Measured]:
-    """Run the vendor's command; return its metrics, and what it took."""
+    """Run the vendor's command; return its metrics and its measurements."""
     given = {"OPENAI_API_BASE": url, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "UV_PYTHON": str(python)}
     # Its own start of a server runs `uv`, which its environment has.
     given["PATH"] = os.pathsep.join([str(python.parent), os.environ["PATH"]])
@@ -155,7 +155,7 @@ def vendors(root: Path, python: Path, url: str, name: str, *options: str) -> tup
 
 
 def throughput(root: Path, options: argparse.Namespace) -> None:
-    """Print the rollouts per second of both commands, and what the bridge adds to a model call."""
+    """Print the rollouts per second of both commands, and the latency that the bridge adds to a model call."""
     # One each, because the vendor's command writes an environment and a lock file into its own.
     tasks, one_client = ["row"] * options.rollouts, options.clients == "one"
     write_workspace(root / "ours", tasks, one_client=one_client)
@@ -201,7 +201,7 @@ def throughput(root: Path, options: argparse.Namespace) -> None:
 
 
 async def added_latency(url: str, calls: int) -> float:
-    """Return the milliseconds that a model call takes longer through the bridge, with one call at a time."""
+    """Return the milliseconds that the bridge adds to a model call, with one call at a time."""
     spec = choose_model(model="scripted", base_url=url, api_key=None, params={}, request_timeout=60.0, environ={})
     host = create_model(spec, HostOptions())
     model = host.for_rollout(Row(0, "row", "Compute.", "6 × 7?", "42"), 0)
@@ -230,7 +230,7 @@ async def added_latency(url: str, calls: int) -> float:
 
 
 def faults(root: Path, options: argparse.Namespace) -> None:
-    """Print whether every rollout that isn't faulty itself completed, and how long that took."""
+    """Check that every rollout without a fault of its own completed; print the result and the time."""
     tasks = [FAULTS.get(place % SHARE, "row") for place in range(options.rollouts)]
     write_workspace(root, tasks)
     given = ["--batch-size", str(options.in_flight), "--workers", "2", "--timeout", "2"]
@@ -250,7 +250,7 @@ def faults(root: Path, options: argparse.Namespace) -> None:
 
 
 def startup(root: Path, options: argparse.Namespace) -> None:
-    """Print the seconds until the first model call, beside those that importing the rollout's packages takes."""
+    """Print the seconds until the first model call, and the seconds for importing the rollout's packages."""
     python = write_workspace(root, ["row"])
     folder = root / "rollouts" / "raw"
     env = clean_environment(LITELLM_LOCAL_MODEL_COST_MAP="True")

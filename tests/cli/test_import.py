@@ -324,7 +324,7 @@ def test_a_config_that_cannot_be_rows_says_why(config: str, reason: str, tmp_pat
         ("t.jsonl", "[" * 10_000, ["--format", "verifiers"], "line 1: nested more than 200 levels deep"),
     ],
 )
-def test_what_cannot_be_imported_is_refused(
+def test_files_that_cannot_be_imported_are_refused(
     name: str, content: str, options: list[str], answer: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")

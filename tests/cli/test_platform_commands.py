@@ -200,7 +200,7 @@ def test_secrets_are_stored_and_never_shown(osmosis: Run, platform: Platform) ->
         assert not file.is_file() or b"abracadabra" not in file.read_bytes(), file
 
 
-def test_who_commands_speak_for(osmosis: Run, platform: Platform) -> None:
+def test_whoami_shows_the_user_and_the_platform(osmosis: Run, platform: Platform) -> None:
     shown = osmosis("whoami", "--json").json["data"]
     assert (shown["platform_url"], shown["source"]) == (platform.url, "local")
     _, token = platform.accounts.create_token("ada", "test")
@@ -269,7 +269,7 @@ def test_without_a_platform_each_command_says_how_to_start_one(osmosis: Run, tmp
     assert "`osmosis eval run configs/eval/sums.toml`" in " ".join(submitted.stderr.split())
 
 
-def test_a_folder_that_is_no_workspace_gets_its_folders(osmosis: Run, tmp_path: Path) -> None:
+def test_doctor_creates_the_folders_of_a_workspace(osmosis: Run, tmp_path: Path) -> None:
     refused = run_osmosis("eval", "list", "--json", cwd=tmp_path)
     assert error_of(refused)["code"] == "WORKSPACE_REQUIRED"
     from platforms import git

@@ -86,7 +86,7 @@ REPLY = st.lists(
     replies=st.lists(st.tuples(REPLY, st.sampled_from([END, END, ""]), TEXT), min_size=1, max_size=4),
     template=st.sampled_from(sorted(TEMPLATES)),
 )
-def test_turns_make_one_sequence_of_exactly_what_was_read_and_sampled(
+def test_turns_make_one_sequence_of_exactly_the_tokens_read_and_sampled(
     tmp_path: Path, replies: list[tuple[str, str, str]], template: str
 ) -> None:
     endpoint = scripted(*(text + end for text, end, _ in replies))
@@ -111,7 +111,7 @@ def test_turns_make_one_sequence_of_exactly_what_was_read_and_sampled(
 
 
 @pytest.mark.parametrize("template", ["json", "tags"])
-def test_what_comes_between_replies_is_what_the_template_renders(tmp_path: Path, template: str) -> None:
+def test_tokens_between_replies_equal_the_template_s_rendering(tmp_path: Path, template: str) -> None:
     whole = load_template(str(write_model(tmp_path / template, template)))
     reply = read_reply(CALL, FORMS["tool-call-json"], TOOLS, 1)
     before = whole.render([*USER, reply], TOOLS, generate=False)
@@ -121,7 +121,7 @@ def test_what_comes_between_replies_is_what_the_template_renders(tmp_path: Path,
     assert sampled + whole.after(reply, stop, between) == whole.render([*USER, reply, *between], TOOLS)
 
 
-def test_a_reply_that_was_cut_off_is_ended_as_context(tmp_path: Path) -> None:
+def test_a_truncated_reply_gets_its_end_token_as_context(tmp_path: Path) -> None:
     endpoint = scripted("half", f"whole{END}")
 
     async def conversation(ask: Any) -> list[Completion]:
@@ -135,7 +135,7 @@ def test_a_reply_that_was_cut_off_is_ended_as_context(tmp_path: Path) -> None:
     assert template.text(added).startswith(f"{END}\n<|im_start|>user\non")
 
 
-def test_a_rewritten_conversation_begins_anew_and_a_branch_keeps_its_beginning(tmp_path: Path) -> None:
+def test_a_rewritten_conversation_starts_over_and_a_branch_keeps_its_prefix(tmp_path: Path) -> None:
     endpoint = scripted(*(f"{number}{END}" for number in range(4)))
 
     async def conversation(ask: Any) -> None:
@@ -236,7 +236,7 @@ def test_sampling_parameters_are_sent_on(tmp_path: Path, params: dict[str, Any])
     assert "seed" not in body
 
 
-def test_a_template_without_tools_says_so(tmp_path: Path) -> None:
+def test_a_template_without_tools_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", encoding="utf-8"
@@ -318,12 +318,12 @@ def _no_end(folder: Path) -> None:
         (_no_end, "names a token that ends a reply"),
     ],
 )
-def test_a_folder_that_cannot_be_used(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
+def test_an_unusable_model_folder_is_refused(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:
     spoil(write_model(tmp_path))
     with pytest.raises(ModelStartError, match=message):
         create_model(spec_of("http://127.0.0.1:9", tmp_path))
 
 
-def test_an_unknown_form_of_replies(tmp_path: Path) -> None:
+def test_an_unknown_reply_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelStartError, match="reply_form is 'xml'; it must be one of function-tags"):
         create_model(spec_of("http://127.0.0.1:9", write_model(tmp_path), **{REPLY_FORM: "xml"}))

@@ -98,7 +98,7 @@ def test_tokens_are_revoked_and_expire_at_once(platform: Platform) -> None:
     ],
     ids=["cut", "list", "bytes", "deep", "table", "key", "large"],
 )
-def test_a_body_that_can_t_be_read(platform: Platform, body: bytes, status: int, said: str) -> None:
+def test_a_malformed_body_is_refused(platform: Platform, body: bytes, status: int, said: str) -> None:
     reply = platform.ask("POST", EVALS, body)
     assert reply.status == status
     assert said in reply.body["error"]
@@ -134,19 +134,19 @@ def test_a_config_with_a_dangerous_value_is_refused(platform: Platform, changes:
         {"X-Osmosis-Remote": "/etc"},
     ],
 )
-def test_a_workspace_that_can_t_be(platform: Platform, headers: dict[str, str]) -> None:
+def test_an_invalid_workspace_is_refused(platform: Platform, headers: dict[str, str]) -> None:
     reply = platform.ask("GET", EVALS, headers=headers)
     assert reply.status == 400
     assert reply.body["code"].startswith("GIT_SCOPE_HEADER_")
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=51", "limit=x", "offset=-1", "limit=" + "9" * 30])
-def test_a_page_that_can_t_be(platform: Platform, query: str) -> None:
+def test_an_invalid_page_is_refused(platform: Platform, query: str) -> None:
     assert platform.ask("GET", f"{EVALS}?{query}").status == 400
 
 
 @pytest.mark.parametrize("name", ["..%2F..%2Fetc", "a%00b", "%F0%9F%90%8D", "'; DROP TABLE runs; --", "x" * 3000])
-def test_names_that_name_nothing(platform: Platform, name: str) -> None:
+def test_unknown_names_are_not_found(platform: Platform, name: str) -> None:
     for path in (EVALS, DATASETS, "/api/cli/training-runs"):
         assert platform.ask("GET", f"{path}/{name.replace(' ', '%20')}").status == 404
     assert platform.ask("GET", EVALS).status == 200
@@ -184,7 +184,7 @@ def test_a_file_that_is_made_to_fill_the_memory_is_refused(platform: Platform, t
     assert "bomb.parquet" in reply.body["error"]
 
 
-def test_an_upload_is_never_half_there(platform: Platform) -> None:
+def test_a_dataset_is_never_visible_half_uploaded(platform: Platform) -> None:
     about = {"file_name": "half", "file_size": 100, "extension": "jsonl"}
     created = platform.ask("POST", DATASETS, about).body
     url = urlsplit(created["upload"]["presigned_url"])
@@ -250,7 +250,7 @@ def test_personal_secrets_are_their_owner_s(platform: Platform, ada: str) -> Non
         {"name": "A"},
     ],
 )
-def test_a_secret_that_can_t_be_stored(platform: Platform, body: dict[str, str]) -> None:
+def test_an_invalid_secret_is_refused(platform: Platform, body: dict[str, str]) -> None:
     reply = platform.ask("POST", SECRETS, body)
     assert reply.status == 400
     assert "x" * 100 not in json.dumps(reply.body)

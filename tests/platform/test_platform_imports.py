@@ -108,7 +108,7 @@ def test_a_path_that_leads_elsewhere_is_refused(platform: Platform, path: str) -
     assert (reply.status, reply.body["field"]) == (400, "files")
 
 
-def test_what_was_not_announced_is_not_taken(platform: Platform) -> None:
+def test_files_that_were_not_announced_are_refused(platform: Platform) -> None:
     session = start(platform, "four", FILES)["session_id"]
     changed = {name: data[:-1] + b" " for name, data in FILES.items()}
     assert send(platform, session, changed) == [400] * 4
@@ -129,7 +129,7 @@ def test_what_was_not_announced_is_not_taken(platform: Platform) -> None:
         ("progress.json", b"[]"),
     ],
 )
-def test_an_index_that_can_t_be_read_makes_no_run(platform: Platform, name: str, data: bytes) -> None:
+def test_an_unreadable_index_creates_no_run(platform: Platform, name: str, data: bytes) -> None:
     files = {**FILES, name: data}
     session = start(platform, f"odd-{hashlib.sha256(name.encode() + data).hexdigest()[:8]}", files)["session_id"]
     send(platform, session, files)
@@ -137,7 +137,7 @@ def test_an_index_that_can_t_be_read_makes_no_run(platform: Platform, name: str,
     assert (refused.status, name in refused.body["error"]) == (400, True)
 
 
-def test_two_files_cannot_have_one_place(platform: Platform) -> None:
+def test_two_files_cannot_have_the_same_destination(platform: Platform) -> None:
     files = {**FILES, "trajectories/row_0_run_0.json": b"x"}
     session = start(platform, "clash", files)["session_id"]
     send(platform, session, files)

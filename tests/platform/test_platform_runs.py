@@ -110,7 +110,7 @@ def test_secrets_reach_the_rollout_and_nothing_else(platform: Platform, workspac
         ({"branch": "nowhere"}, "clone", "nowhere"),
     ],
 )
-def test_a_run_that_can_t_go_on_fails_before_any_row(
+def test_a_run_that_cannot_start_fails_before_any_row(
     platform: Platform, experiment: dict[str, str], step: str, said: str
 ) -> None:
     run = submit(platform, submission(**experiment))

@@ -122,7 +122,7 @@ def test_a_trainer_that_fails_fails_the_run(platform: Platform) -> None:
     assert log(platform, run)[-1] == "train: the trainer ended with status 3"
 
 
-def test_a_dataset_s_name_is_no_file_of_the_run(platform: Platform) -> None:
+def test_a_dataset_s_name_cannot_replace_a_file_of_the_run(platform: Platform) -> None:
     table = b'[{"user_prompt": "x", "ground_truth": "y"}]'
     assert platform.upload("training", table, "json").status == 200
     reply = platform.ask("POST", TRAININGS, submission(dataset="training"))
@@ -140,7 +140,9 @@ def test_a_dataset_s_name_is_no_file_of_the_run(platform: Platform) -> None:
         ({"dataset": "none"}, "there is no dataset none"),
     ],
 )
-def test_what_can_t_be_trained_is_refused_at_once(platform: Platform, experiment: dict[str, str], said: str) -> None:
+def test_an_untrainable_config_is_refused_at_submission(
+    platform: Platform, experiment: dict[str, str], said: str
+) -> None:
     reply = platform.ask("POST", TRAININGS, submission(**experiment))
     assert reply.status in (400, 404)
     assert said in reply.body["error"]

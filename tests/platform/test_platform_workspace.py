@@ -37,7 +37,7 @@ def test_a_workspace_has_the_name_of_its_origin(
     assert found.identity == identity or (identity is None and found.identity.startswith("local/work-"))
 
 
-def test_what_a_run_won_t_have_is_said(tmp_path: Path) -> None:
+def test_changes_that_a_run_will_not_include_are_noted(tmp_path: Path) -> None:
     folder = make_workspace(tmp_path / "work")
     git(folder, "remote", "add", "origin", "https://github.com/acme/rollouts")
     (folder / "new").touch()

@@ -65,7 +65,7 @@ def test_the_file_doesnt_grow_with_the_rollouts_that_have_ended(tmp_path: Path) 
     assert first == 1
 
 
-def test_lines_that_were_cut_off_are_no_rollouts(tmp_path: Path) -> None:
+def test_truncated_lines_are_ignored(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.accept(request("a"))
     (file,) = tmp_path.glob("open/*")

@@ -58,7 +58,7 @@ def test_the_name(name: Any, code: str) -> None:
     assert result.agent_name is None
 
 
-def test_an_object_that_is_no_loop_lacks_everything() -> None:
+def test_an_object_that_is_not_a_loop_has_every_error() -> None:
     assert codes(object()) == ["MISSING_NAME", "RUN_NOT_ASYNC", "GET_TOOLS_EXCEPTION"]
 
 
@@ -95,7 +95,7 @@ async def coroutine() -> list[Any]:
         (raising, "GET_TOOLS_EXCEPTION"),
     ],
 )
-def test_what_get_tools_gives(tools: Any, code: str) -> None:
+def test_get_tools_must_return_a_list_of_tools(tools: Any, code: str) -> None:
     assert codes(loop_that(lambda ctx: None, tools)) == [code]
 
 

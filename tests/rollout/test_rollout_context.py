@@ -269,7 +269,7 @@ def test_a_trainers_address_loses_its_last_slash(given: str, kept: str) -> None:
 
 
 @pytest.mark.parametrize("metadata", [{"x": object()}, {"x": "y" * 1024 * 1024}])
-def test_metadata_that_is_no_json_or_too_large_is_refused(metadata: dict[str, Any]) -> None:
+def test_metadata_that_is_not_json_or_too_large_is_refused(metadata: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="metadata"):
         request(metadata=metadata)
     request(metadata={"x": "y" * (1024 * 1024 - 100)})

@@ -319,7 +319,7 @@ def with_result(**fields: Any) -> Any:
         (lambda ctx: ctx.chat([], seed=object()), "the model call can't be sent: it can't be written as JSON"),
     ],
 )
-def test_a_loop_that_does_wrong_is_an_error_with_the_message(run: Any, message: str) -> None:
+def test_a_misbehaving_loop_is_an_error_with_the_message(run: Any, message: str) -> None:
     trainer = TrainerDouble(by_turn(text("hi")), api_key=TRAINER_KEY)
     with serving(loop_that(run), trainer) as (url, _):
         assert init(url, trainer.request("hello")).status == 202
@@ -400,7 +400,7 @@ def tools_raise() -> None:
         (lambda: [{"type": object()}], "it can't be written as JSON"),
     ],
 )
-def test_tools_that_cant_be_had_are_an_answer_of_500_and_a_retry_may_succeed(tools: Any, message: str) -> None:
+def test_tools_that_fail_to_load_answer_500_and_a_retry_may_succeed(tools: Any, message: str) -> None:
     answers = [tools, list]
     loop = loop_that(lambda ctx: ctx.complete([]), lambda: answers.pop(0)() if answers else [])
     with serving(loop, TrainerDouble()) as (url, trainer):

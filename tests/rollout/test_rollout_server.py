@@ -337,7 +337,7 @@ def test_an_empty_key_is_refused_instead_of_opening_the_server(key: str) -> None
         (b"{}", 422),
     ],
 )
-def test_a_body_that_is_no_request_is_refused(server: Server, body: bytes, status: int) -> None:
+def test_an_invalid_body_is_refused(server: Server, body: bytes, status: int) -> None:
     url, _ = server
     answer = call(url, "/v1/rollout/init", body, method="POST")
     assert (answer.status, answer.headers["content-type"]) == (status, "application/json")

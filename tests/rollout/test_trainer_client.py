@@ -100,7 +100,7 @@ async def test_missing_and_unknown_fields_of_a_reply_are_tolerated(
     ],
     ids=str,
 )
-async def test_a_reply_that_is_no_completion_is_an_error(reply: Any) -> None:
+async def test_a_reply_that_is_not_a_completion_is_an_error(reply: Any) -> None:
     async with TrainerDouble([raw_json(reply)]) as trainer:
         with pytest.raises(OsmosisServerError, match="/v1/chat/completions answered with"):
             await ask(trainer)
@@ -120,7 +120,7 @@ async def test_a_reply_that_is_no_completion_is_an_error(reply: Any) -> None:
     ],
     ids=["500", "599", "drop", "hang", "400", "404", "429", "302"],
 )
-async def test_what_may_pass_is_tried_again_and_what_wont_isnt(
+async def test_transient_errors_are_retried_and_permanent_ones_are_not(
     reply: Reply, kind: type[OsmosisRolloutError], attempts: int
 ) -> None:
     async with TrainerDouble(lambda request: reply) as trainer:
@@ -229,12 +229,12 @@ def test_settings_come_from_the_environment() -> None:
         ("TIMEOUT_SECONDS", "inf"),
     ],
 )
-def test_a_variable_that_cant_be_used_is_named(name: str, value: str) -> None:
+def test_an_invalid_variable_is_named(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"the environment variable OSMOSIS_ROLLOUT_CLIENT_{name} is '{value}': "):
         client_settings({f"OSMOSIS_ROLLOUT_CLIENT_{name}": value})
 
 
 @pytest.mark.parametrize("given", [{"max_concurrent_rollouts": 0}, {"record_ttl_seconds": -1}])
-def test_a_given_setting_that_cant_be_used_is_named(given: dict[str, Any]) -> None:
+def test_an_invalid_setting_is_named(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(given))):
         server_settings({}, **given)

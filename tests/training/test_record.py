@@ -12,7 +12,7 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.training.record import TrainingRecord
 
 
-def test_a_process_that_looks_keeps_none_from_training(tmp_path: Path) -> None:
+def test_looking_at_the_lock_does_not_block_training(tmp_path: Path) -> None:
     record = TrainingRecord(tmp_path, "first")
     record.create()
     with (record.folder / "lock").open("w", encoding="utf-8") as looking:

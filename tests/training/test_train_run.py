@@ -118,7 +118,7 @@ def edit(workspace: Path, old: str, new: str) -> None:
     config.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def test_every_step_is_a_run_and_its_figures_are_kept(workspace: Path) -> None:
+def test_each_step_is_a_run_and_its_metrics_are_recorded(workspace: Path) -> None:
     done = train(workspace, "--name", "first")
     assert done.code == 0, done.stderr
     assert "step 2 of 2  reward " in done.stdout
@@ -156,7 +156,7 @@ def test_the_token_of_both_sides_reaches_no_file(workspace: Path) -> None:
     assert "with the token [masked]" in log
 
 
-def test_a_trainer_without_the_keys_of_the_environment(workspace: Path, tmp_path: Path) -> None:
+def test_the_trainer_does_not_get_the_keys_of_the_environment(workspace: Path, tmp_path: Path) -> None:
     script = tmp_path / "show.py"
     script.write_text("import os; print(sorted(os.environ)); raise SystemExit(1)", encoding="utf-8")
     done = run_osmosis(
@@ -222,7 +222,7 @@ def test_a_killed_runtime_takes_its_trainer_along_and_the_run_can_be_continued(w
     assert train(workspace, "--resume", "first").code == 0
 
 
-def test_a_score_that_fails_is_no_reward_and_never_zero(workspace: Path) -> None:
+def test_a_failed_score_is_not_a_reward_of_zero(workspace: Path) -> None:
     broken = REWARD.replace(
         "    return", '    if "2 + 2" in str(messages):\n        raise ValueError("odd")\n    return'
     )
@@ -254,14 +254,14 @@ def test_a_step_without_a_single_reward_ends_the_run(workspace: Path) -> None:
     assert info(workspace)["training_run"]["status"] == "failed"
 
 
-def test_rollouts_lost_with_a_worker_are_drawn_again(workspace: Path) -> None:
+def test_rollouts_lost_with_a_worker_are_sampled_again(workspace: Path) -> None:
     (workspace / "mcp/main.py").write_text(TOOLS.replace("    return", DYING_ONCE), encoding="utf-8")
     assert train(workspace, "--name", "first").code == 0
     assert (workspace / "mcp/died").exists()
     assert [step["left_out"] for step in figures(info(workspace), "rollouts").values()] == [0, 0]
 
 
-def test_other_tokens_than_were_sent_are_never_learned_from(workspace: Path) -> None:
+def test_a_reply_to_different_prompt_tokens_is_never_learned_from(workspace: Path) -> None:
     done = train(workspace, "--name", "first", faults={"drift_at": 1})
     assert done.code == 1
     assert "prompt tokens that differ from those it was sent" in done.stderr
@@ -295,7 +295,7 @@ def test_rows_with_too_long_prompts_are_left_out_before_the_start(workspace: Pat
         ("[checkpoints]", '[secrets]\nrequired = ["NO_SUCH"]\n[checkpoints]', "the config needs the secrets NO_SUCH"),
     ],
 )
-def test_a_config_that_cannot_be_used(workspace: Path, old: str, new: str, message: str) -> None:
+def test_an_unusable_config_is_refused(workspace: Path, old: str, new: str, message: str) -> None:
     edit(workspace, old, new)
     done = train(workspace)
     assert (done.code, message in done.stderr) == (2, True), done.stderr
@@ -312,17 +312,17 @@ def test_a_config_that_cannot_be_used(workspace: Path, old: str, new: str, messa
         (["--model-folder", "reward_fn"], "has no tokenizer.json"),
     ],
 )
-def test_options_that_cannot_be_used(workspace: Path, arguments: list[str], message: str) -> None:
+def test_unusable_options_are_refused(workspace: Path, arguments: list[str], message: str) -> None:
     done = train(workspace, *arguments)
     assert (done.code, message in done.stderr) == (2, True), done.stderr
 
 
-def test_a_command_that_does_not_exist(workspace: Path, osmosis: Osmosis) -> None:
+def test_a_missing_trainer_command_is_refused(workspace: Path, osmosis: Osmosis) -> None:
     done = run_osmosis("train", "run", "configs/training/sums.toml", "--trainer", "no-such-trainer", cwd=workspace)
     assert (done.code, "--trainer no-such-trainer: there is no such command" in done.stderr) == (2, True)
 
 
-def test_a_run_is_not_begun_or_continued_twice_or_with_another_config(workspace: Path) -> None:
+def test_a_run_is_not_started_or_resumed_twice_or_with_a_changed_config(workspace: Path) -> None:
     assert train(workspace, "--name", "first").code == 0
     assert "--resume first continues it" in train(workspace, "--name", "first").stderr
     assert "first has finished" in train(workspace, "--resume", "first").stderr
@@ -361,7 +361,7 @@ def test_the_local_training_runs_are_listed(workspace: Path) -> None:
     assert (missing.code, "there is no training run none" in missing.stderr) == (1, True)
 
 
-def test_a_platform_s_order_is_trained_and_goes_on_where_it_was(workspace: Path, tmp_path: Path) -> None:
+def test_a_platform_s_order_is_trained_and_resumed_after_an_interruption(workspace: Path, tmp_path: Path) -> None:
     """As `osmosis platform up --trainer "osmosis train run"` starts it, and again after an interruption."""
     output = tmp_path / "output"
     output.mkdir()

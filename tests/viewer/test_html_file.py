@@ -101,7 +101,7 @@ def test_a_page_that_grows_too_large_isn_t_written(
         (["--html", "x", "--against", "nope"], "there is no run 'nope'"),
     ],
 )
-def test_what_can_t_be_written_is_said(osmosis: Osmosis, root: Path, options: list[str], message: str) -> None:
+def test_an_unwritable_file_is_an_error(osmosis: Osmosis, root: Path, options: list[str], message: str) -> None:
     finished = osmosis("view", *options, cwd=root)
     assert finished.code in (1, 2)
     assert message in finished.stderr

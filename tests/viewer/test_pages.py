@@ -41,13 +41,13 @@ def listed(found: Elements) -> list[int]:
             if tag == "tr" and "data-row" in attributes]  # fmt: skip
 
 
-def test_a_repository_without_runs_says_how_to_make_one(tmp_path: Path) -> None:
+def test_a_repository_without_runs_shows_how_to_create_one(tmp_path: Path) -> None:
     assert "osmosis eval" in page(tmp_path, "/").text
     # Looking creates nothing.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_are_listed_with_what_they_are_and_scored(root: Path) -> None:
+def test_the_list_shows_each_run_s_options_and_scores(root: Path) -> None:
     shown = page(root, "/")
     for text in ("finished", "eval", "m/one", "rows.jsonl", "0.500", "exact"):
         assert text in shown.text
@@ -125,7 +125,7 @@ def test_rows_are_filtered_and_sorted_by_the_url(root: Path, query: str, rows: l
     assert listed(page(root, f"/runs/repo/latest?{query}")) == rows
 
 
-def test_a_page_that_reads_itself_again_leaves_out_the_rows(root: Path) -> None:
+def test_a_page_that_refreshes_itself_leaves_out_the_rows(root: Path) -> None:
     with viewer(root) as client:
         found = Elements(client.get("/runs/repo/latest?sort=-row", headers={"x-without-rows": "1"}).text)
     assert listed(found) == []
@@ -150,7 +150,7 @@ def test_every_attempt_is_a_cell(tmp_path: Path) -> None:
     assert "attempt 2 ·" in third.text
 
 
-def test_a_rollout_shows_everything_that_is_known_of_it(root: Path) -> None:
+def test_a_rollout_s_page_shows_all_of_its_data(root: Path) -> None:
     found = page(root, "/runs/repo/latest/rows/0")
     command = "osmosis test -i --row 0 -d /data/rows.jsonl --model m/one"
     parts = ["Use the tools.", "What is 0 + 2?", "hm", "add", "result of add", "because", "I like it", "openai/judge"]
@@ -334,7 +334,7 @@ def test_a_rollout_s_json_is_that_of_the_command(root: Path, osmosis: Osmosis) -
     ["/none", "/runs/none/latest", "/runs/repo/none", "/runs/repo/latest/rows/99", "/runs/repo/latest/rows/99/raw",
      "/runs/repo/latest/rows/x", "/runs/repo/%3Cb%3E"],
 )  # fmt: skip
-def test_what_is_not_there_is_said(root: Path, path: str) -> None:
+def test_missing_pages_are_reported(root: Path, path: str) -> None:
     found = page(root, path, 404)
     assert "Not there" in found.text
     assert "b" not in {tag for tag, _ in found.found}
@@ -392,7 +392,7 @@ def test_no_text_ever_yields_an_element(tmp_path_factory: pytest.TempPathFactory
         "[" + "9" * 10_000 + "]",
     ],
 )
-def test_json_of_any_depth_is_shown_as_what_it_is(value: str) -> None:
+def test_json_of_any_depth_gives_a_bounded_tree_or_text(value: str) -> None:
     nodes = tree(value)
     assert nodes is None or len(nodes) <= MAX_NODES * 2
 
@@ -438,7 +438,7 @@ def test_only_images_that_are_in_the_conversation_are_shown_and_only_when_opened
     assert "open" not in Elements(text).found[0][1]
 
 
-def test_what_a_template_says_itself_is_left_alone() -> None:
+def test_values_are_escaped_and_a_template_s_own_text_is_not() -> None:
     rendered = (
         environment()
         .from_string("{{ value }}<b>{{ number }}</b>{{ nothing | safe }}")

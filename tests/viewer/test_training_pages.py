@@ -145,7 +145,7 @@ def test_every_change_of_a_record_is_a_change_of_the_store(tmp_path: Path) -> No
     "name",
     ["none", "..", "%2e%2e", ".", "%00", "..%2Fother", "%2Ftmp", "linked", "x" * 3000, "%ff", "first%0A"],
 )
-def test_names_reach_training_runs_of_the_store_alone(tmp_path: Path, name: str) -> None:
+def test_names_lead_only_to_training_runs_of_the_store(tmp_path: Path, name: str) -> None:
     write_training(tmp_path)
     other = tmp_path / "other"
     write_training(other)
@@ -155,7 +155,7 @@ def test_names_reach_training_runs_of_the_store_alone(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_texts_of_a_training_run_are_texts(tmp_path: Path, text: str) -> None:
+def test_hostile_texts_of_a_training_run_are_escaped(tmp_path: Path, text: str) -> None:
     # Files hold neither a slash nor a NUL in their names, JSON no lone surrogate.
     text = text.encode("utf-8", "replace").decode()
     name = re.sub(r"[/\x00]", "~", text)
@@ -179,7 +179,7 @@ def test_hostile_texts_of_a_training_run_are_texts(tmp_path: Path, text: str) ->
     assert page(tmp_path, shown).text.count(".step-00001") == 1
 
 
-def test_a_folder_whose_name_is_no_text_is_listed(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_not_utf8_is_listed(tmp_path: Path) -> None:
     write_training(tmp_path).folder.rename(tmp_path / ".osmosis/training" / "bad\udcff")
     assert "bad\\udcff" in page(tmp_path, "/").text
 
@@ -222,6 +222,6 @@ def test_a_damaged_record_is_named_and_hides_no_other(tmp_path: Path, file: str,
     assert len(page(tmp_path, "/").links("/training/")) == 2
 
 
-def test_a_moment_beyond_all_dates_is_damage(tmp_path: Path) -> None:
+def test_an_impossible_date_counts_as_damage(tmp_path: Path) -> None:
     write_training(tmp_path, created_at=1e300)
     assert "unreadable" in page(tmp_path, "/").text

@@ -168,7 +168,7 @@ def test_an_option_sets_variables_of_the_rollout_too(workspace: Path) -> None:
         ("_timeout_s = 30", "_timeout_s = -1", "agent_workflow_timeout_s = -1"),
     ],
 )
-def test_a_config_that_can_t_be_used_is_told(workspace: Path, before: str, after: str, said: str) -> None:
+def test_an_unusable_config_is_explained(workspace: Path, before: str, after: str, said: str) -> None:
     finished = run(workspace, CURRENT.replace(before, after))
     assert finished.code == 2
     assert said in " ".join(finished.stderr.split())
@@ -310,7 +310,7 @@ def test_rows_with_metadata_need_no_prompts(workspace: Path) -> None:
         (["-o", "out", "--watch"], "--watch never ends"),
     ],
 )
-def test_options_that_can_t_be_used_are_told(workspace: Path, options: list[str], said: str) -> None:
+def test_unusable_options_are_explained(workspace: Path, options: list[str], said: str) -> None:
     finished = run(workspace, CURRENT, *options)
     assert finished.code == 2
     assert said in " ".join(finished.stderr.split())

@@ -136,7 +136,7 @@ def test_each_step_that_fails_is_found(
         assert found["line"] == line
 
 
-def test_an_environment_that_can_t_be_made_is_found(workspace: Path) -> None:
+def test_an_environment_that_cannot_be_built_is_found(workspace: Path) -> None:
     declared = '[project]\nname = "x"\nversion = "1"\nrequires-python = ">=9"\ndependencies = []\n'
     (workspace / "rollouts" / "my-rollout" / "pyproject.toml").write_text(declared, encoding="utf-8")
     finished = rollout("validate", "my-rollout", "--json", cwd=workspace)
@@ -153,7 +153,7 @@ def test_a_server_without_an_sdk_is_checked_with_a_made_up_row(tmp_path: Path) -
     assert finished.json["components"][0]["kind"] == "rollout"
 
 
-def test_a_rollout_that_does_not_exist_is_told_with_those_that_do(workspace: Path) -> None:
+def test_a_missing_rollout_is_reported_with_the_existing_ones(workspace: Path) -> None:
     for command in ("validate", "serve"):
         finished = rollout(command, "mine", cwd=workspace)
         assert finished.code == 2

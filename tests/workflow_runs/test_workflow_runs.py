@@ -251,7 +251,7 @@ def test_a_server_that_does_not_start_ends_the_run_with_its_last_words(
         (["--rollout", "rollouts/plain", "--isolation", "sandbox"], "can't be in a sandbox"),
     ],
 )
-def test_options_that_conflict_are_told(workspace: Path, options: list[str], said: str) -> None:
+def test_conflicting_options_are_explained(workspace: Path, options: list[str], said: str) -> None:
     rows(workspace, "6 × 7?")
     finished = run_osmosis("eval", "-d", "rows.jsonl", "--model", "offline/empty", *options, cwd=workspace)
     assert finished.code == 2
@@ -265,7 +265,7 @@ def test_options_that_conflict_are_told(workspace: Path, options: list[str], sai
         (["test", "--interactive", "--rollout", "rollouts/plain", "--model", "offline/empty"], "don't go together"),
     ],
 )
-def test_commands_that_a_rollout_server_can_t_have_say_so(workspace: Path, command: list[str], said: str) -> None:
+def test_commands_without_support_for_rollout_servers_say_so(workspace: Path, command: list[str], said: str) -> None:
     rows(workspace, "6 × 7?")
     finished = run_osmosis(*command, cwd=workspace)
     assert finished.code == 2
@@ -286,7 +286,7 @@ def test_a_saved_rollout_runs_again_and_a_finished_run_is_resumed(workspace: Pat
     assert "code" in refused.stderr
 
 
-def test_what_a_grader_removes_counts_nowhere(workspace: Path, endpoint: ScriptedEndpoint) -> None:
+def test_samples_that_a_grader_removes_do_not_count(workspace: Path, endpoint: ScriptedEndpoint) -> None:
     rows(workspace, "remove", "fine")
     (workspace / "reward_fn").mkdir()
     (workspace / "reward_fn" / "half.py").write_text(HALF, encoding="utf-8")

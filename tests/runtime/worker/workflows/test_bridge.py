@@ -188,7 +188,7 @@ async def test_a_stream_that_breaks_off_is_an_error_and_not_asked_for_again() ->
     assert len(endpoint.requests) == 1
 
 
-async def test_a_stream_has_heartbeats_and_tells_of_a_late_error() -> None:
+async def test_a_stream_has_heartbeats_and_reports_a_late_error() -> None:
     gate = Gate()
     async with (
         bridged([status(400).after(gate)], heartbeat=0.01) as (_, _, rollout),
@@ -324,7 +324,7 @@ async def test_a_limit_refuses_the_call_in_words() -> None:
         '{"messages": ' + "[" * 3000 + "]" * 3000 + "}",
     ],
 )  # fmt: skip
-async def test_a_request_that_is_none_is_refused(body: str) -> None:
+async def test_an_invalid_request_is_refused(body: str) -> None:
     async def complete(call: ChatCall, listen: Listen | None) -> Completion:
         raise AssertionError("no call was expected")
 

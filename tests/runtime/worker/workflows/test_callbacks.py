@@ -63,7 +63,7 @@ def test_large_rewards_have_a_mean() -> None:
     assert report.score.value == 1.6e308
 
 
-def test_what_json_cannot_hold_is_left_out_and_the_reward_stays() -> None:
+def test_data_that_json_cannot_hold_is_left_out_and_the_reward_stays() -> None:
     odd = r'"\ud800"'
     sample = f'{{"reward": 1, "metrics": {{{odd}: {odd}, "big": 1{"0" * 30}}}, "messages": [{{"content": {odd}}}]}}'
     report = judge(f'{{"status": "success", "samples": {{{odd}: {sample}}}}}').report

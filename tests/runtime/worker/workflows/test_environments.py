@@ -82,7 +82,7 @@ def test_two_at_once_make_one(tmp_path: Path) -> None:
     assert subprocess.run([paths[0], "-c", ""], check=False).returncode == 0
 
 
-def test_what_can_t_be_installed_is_told_in_uv_s_words(tmp_path: Path) -> None:
+def test_a_failed_installation_is_reported_with_uv_s_message(tmp_path: Path) -> None:
     rollout = declared(tmp_path / "raw", '["no-such-package-osmosis-test"]')
     with pytest.raises(RepositoryError, match="no-such-package-osmosis-test") as raised:
         prepare(rollout, tmp_path / "home")
@@ -90,7 +90,7 @@ def test_what_can_t_be_installed_is_told_in_uv_s_words(tmp_path: Path) -> None:
     assert "`uv pip install` said:\n  " in str(raised.value)
 
 
-def test_a_missing_interpreter_is_told(tmp_path: Path) -> None:
+def test_a_missing_interpreter_is_reported(tmp_path: Path) -> None:
     rollout = declared(tmp_path / "raw")
     text = (rollout / "pyproject.toml").read_text(encoding="utf-8").replace(">=3.10", ">=3.99")
     (rollout / "pyproject.toml").write_text(text, encoding="utf-8")
@@ -98,13 +98,13 @@ def test_a_missing_interpreter_is_told(tmp_path: Path) -> None:
         prepare(rollout, tmp_path / "home")
 
 
-def test_a_broken_declaration_is_told(tmp_path: Path) -> None:
+def test_an_invalid_declaration_is_reported(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project\n", encoding="utf-8")
     with pytest.raises(RepositoryError, match=r"pyproject\.toml"):
         prepare(tmp_path, tmp_path / "home")
 
 
-def test_what_has_not_been_used_for_a_month_is_removed_when_another_is_made(tmp_path: Path) -> None:
+def test_environments_unused_for_a_month_are_removed_when_another_is_built(tmp_path: Path) -> None:
     home = tmp_path / "home"
     old, used = declared(tmp_path / "old"), declared(tmp_path / "used")
     old_python, used_python = prepare(old, home), prepare(used, home)

@@ -18,7 +18,7 @@ def score(*samples: Sample) -> float | None:
     return None if report.score is None else report.score.value
 
 
-def test_every_word_has_a_meaning_that_exists() -> None:
+def test_every_kind_of_trouble_maps_to_a_known_failure() -> None:
     assert set(TROUBLES) == set(get_args(Trouble))
     for meaning in TROUBLES.values():
         for origin, kind in [(meaning.origin, meaning.kind), *([meaning.late] if meaning.late else [])]:

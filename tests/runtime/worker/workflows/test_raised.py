@@ -38,7 +38,7 @@ def test_an_error_of_several_lines_is_found_by_its_first() -> None:
     assert find_raised(lines, "odd\nsecond line", FOLDER, ROOT) is not None
 
 
-def test_what_is_not_there_is_not_found() -> None:
+def test_a_missing_traceback_is_not_found() -> None:
     assert find_raised(output("ValueError: odd"), "even", FOLDER, ROOT) is None
     assert find_raised(output("ValueError: odd"), "", FOLDER, ROOT) is None
     assert find_raised(["ValueError: odd"], "odd", FOLDER, ROOT) is None
@@ -63,5 +63,5 @@ def test_a_missing_module_is_named_with_what_installs_it(said: str, own: str, de
     assert advice.endswith("rollouts/raw/pyproject.toml")
 
 
-def test_another_end_lacks_no_module() -> None:
+def test_an_end_for_another_reason_names_no_module() -> None:
     assert find_missing(output("ImportError: cannot import name 'x'"), FOLDER, own_sdk=True) is None

@@ -80,7 +80,7 @@ async def test_it_starts_in_its_folder_with_its_variables_and_ends_with_the_bloc
     assert ended(pid)
 
 
-async def test_an_early_end_is_told_with_the_end_of_the_output(write: Write) -> None:
+async def test_an_early_end_is_reported_with_the_end_of_the_output(write: Write) -> None:
     command = write("raise RuntimeError('no such setting')")
     with pytest.raises(RepositoryError, match="ended with code 1 before it was healthy") as raised:
         async with ServerProcess.open(command, lambda line: None):
@@ -95,7 +95,7 @@ async def test_a_script_that_serves_nothing_is_told_to(write: Write) -> None:
             pass
 
 
-async def test_a_server_that_never_gets_healthy_is_ended(write: Write) -> None:
+async def test_a_server_that_never_becomes_healthy_is_ended(write: Write) -> None:
     lines: list[str] = []
     command = write("print(os.getpid(), flush=True)\nimport time; time.sleep(3600)")
     with pytest.raises(RepositoryError, match=r"not healthy within 1 s: nothing answers at .*; it must serve on port"):
@@ -114,7 +114,7 @@ async def test_a_server_that_never_gets_healthy_is_ended(write: Write) -> None:
         ("None", "dropped the connection"),
     ],
 )
-async def test_a_server_that_takes_the_port_and_never_gets_healthy_is_ended(
+async def test_a_server_that_takes_the_port_and_never_becomes_healthy_is_ended(
     write: Write, answer: str, problem: str
 ) -> None:
     lines: list[str] = []

@@ -189,7 +189,7 @@ async def test_gradings_are_judged(grading: dict[str, Any], trouble: str | None,
     assert all(sample.reward is None for sample in ending.samples.values() if grading.get("status") == "failure")
 
 
-async def test_a_reward_that_is_no_number_fails_the_grading() -> None:
+async def test_a_reward_that_is_not_a_number_fails_the_grading() -> None:
     async def act(caller: Caller, body: dict[str, Any]) -> None:
         await caller.completed()
         await caller.post(body["grader_callback_url"], '{"status": "success", "sample": {"reward": NaN}}')
