@@ -12,9 +12,10 @@ BIN = $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE =
 
 # uv needs a third of pip's time; where it is neither there nor in the package index, pip does the same.
-# On a terminal both show their progress.
+# An environment that `uv venv` made has no pip. On a terminal both show their progress.
 QUIET := $(shell test -t 2 || echo --quiet)
 INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: 400 to 800 MB" >&2; \
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv && \
 	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
 	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
