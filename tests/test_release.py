@@ -28,6 +28,8 @@ pytestmark = pytest.mark.release
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+MOST_MB, MOST_PACKAGES = 419, 120
+"""What an installation may take: two thirds of the space that it took with Parquet and uv, and a few packages more."""
 LEGACY = """
 import osmosis_ai
 from osmosis_ai import evaluate_rubric, osmosis_reward, osmosis_rubric
@@ -78,12 +80,15 @@ def test_the_wheel_has_what_an_installation_needs_and_no_more(built: tuple[Path,
         assert needed in names
     assert {name.split("/")[0] for name in names} == {"osmosis_ai", info}
     assert [name for name in names if "__pycache__" in name or name.endswith((".pyc", ".db"))] == []
-    # What git has is what the wheel has: nothing that only this machine has, nothing forgotten.
+    # What git has is what the wheel has: nothing that only this machine has, nothing forgotten. The trainer is a
+    # distribution of its own, which the package brings along.
+    trainer = ("trainers/trl/pyproject.toml", "trainers/trl/osmosis_trainer_trl")
     tracked = subprocess.run(
-        ["git", "ls-files", "osmosis_ai"], cwd=ROOT, capture_output=True, encoding="utf-8", check=False
+        ["git", "ls-files", "osmosis_ai", *trainer], cwd=ROOT, capture_output=True, encoding="utf-8", check=False
     )
     if tracked.returncode == 0 and tracked.stdout:
-        assert {name for name in names if name.startswith("osmosis_ai/")} == set(tracked.stdout.split())
+        expected = {re.sub("^trainers/", "osmosis_ai/trainers/", name) for name in tracked.stdout.split()}
+        assert {name for name in names if name.startswith("osmosis_ai/")} == expected
 
 
 def test_the_sdist_can_be_tested_and_documented(built: tuple[Path, Path]) -> None:
@@ -169,5 +174,9 @@ def test_a_user_installs_it_and_tries_it(installed: Path, tmp_path: Path) -> Non
     shown = run("osmosis", "test", "--model", "offline/oracle", cwd=tmp_path / "agent")
     assert re.search(r"^(\d+) of \1 rollouts completed", shown, re.MULTILINE), shown
     assert "rollouts" in run("osmosis", "runs", cwd=tmp_path / "agent")
-    imported = run("osmosis", "import", ROOT / "tests" / "data" / "imports" / "sums.eval", cwd=tmp_path / "agent")
+    imported = run("osmosis", "import", ROOT / "tests" / "data" / "imports" / "traces.jsonl", cwd=tmp_path / "agent")
     assert re.fullmatch(r"\d{8}-\d{6}-\w+\n", imported)
+    measured = run("python", ROOT / "benchmarks" / "install_size.py", "--top", "0")
+    size, packages = (int(number) for number in re.findall(r"\d+", measured)[:2])
+    assert size <= MOST_MB, measured
+    assert packages <= MOST_PACKAGES, measured

@@ -1,13 +1,15 @@
 """What mkdocs needs to build the site from documents that are written to be read in the repository as well.
 
 Documents outside `docs/` become pages, links to files of the repository become plain text where the site has no such
-page, and the lists of the Python API and the schemas are generated.
+page, and the Python API, every command's help, and the lists of the registries and the schemas are generated.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any
@@ -17,6 +19,16 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 import osmosis_ai
+from osmosis_ai.cli.man import helps
+from osmosis_ai.data.formats import FORMATS
+from osmosis_ai.exports import EXPORT_FORMATS
+from osmosis_ai.failures import FAILURE_KINDS
+from osmosis_ai.importers import IMPORT_FORMATS
+from osmosis_ai.models.engines import ENGINES, EngineInfo
+from osmosis_ai.models.offline import OFFLINE_MODELS
+from osmosis_ai.runtime.pool.backends import BACKENDS
+from osmosis_ai.training.config import TRAINERS
+from osmosis_ai.validate.findings import CODES
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {
@@ -40,8 +52,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that `docs/` doesn't hold."""
     for source, page in ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    files.append(File.generated(config, "api.md", content=api_page()))
-    files.append(File.generated(config, "schemas.md", content=schemas_page()))
+    for page, content in (
+        ("api.md", api_page()),
+        ("help.md", help_page()),
+        ("registries.md", registries_page()),
+        ("schemas.md", schemas_page()),
+    ):
+        files.append(File.generated(config, page, content=content))
     return files
 
 
@@ -109,6 +126,72 @@ def api_page() -> str:
         for module in modules:
             lines += [f"::: osmosis_ai.{module}.{name}\n" for name in homes[f"osmosis_ai.{module}"]]
     return "\n".join(lines)
+
+
+def help_page() -> str:
+    """Return the page of every command's help."""
+    lines = ["# Every command's help", "", "As `--help` prints it; [cli.md](cli.md) explains the commands.", ""]
+    for command, help in helps():
+        lines += [f"## {command}", "", "```text", help.rstrip("\n"), "```", ""]
+    return "\n".join(lines)
+
+
+def registries_page() -> str:
+    """Return the page of what the registries hold."""
+    lines = [
+        "# Registries",
+        "",
+        "What is there to choose from, as the registries have it; [adding.md](adding.md) adds to them.",
+        "",
+    ]
+    tables: dict[str, tuple[str, Iterable[tuple[str, ...]]]] = {
+        "Dataset formats": ("suffix | its content", ((f"`{one.suffix}`", one.description) for one in FORMATS)),
+        "Engines": (
+            "engine | models that it calls | what it is",
+            ((f"`{one.name}`", _models_of(one), _summary(one.module)) for one in ENGINES.values()),
+        ),
+        "Stand-ins": ("model | what it is", ((f"`{name}`", banner) for name, banner in OFFLINE_MODELS.items())),
+        "Kinds of failure": (
+            "kind | whose it can be | cause",
+            ((f"`{name}`", ", ".join(kind.origins), kind.cause) for name, kind in FAILURE_KINDS.items()),
+        ),
+        "Findings of osmosis validate": (
+            "code | severity | finding",
+            ((code, one.severity, one.title) for code, one in CODES.items()),
+        ),
+        "Export formats": (
+            "format | file | what it has",
+            ((f"`{one.name}`", f"`{one.suffix}`", one.description) for one in EXPORT_FORMATS.values()),
+        ),
+        "Import formats": (
+            "format | files | become",
+            ((f"`{one.name}`", one.description, "runs" if one.read_run else "rows") for one in IMPORT_FORMATS.values()),
+        ),
+        "Backends of the pool": (
+            "backend | what it does",
+            ((f"`{name}`", (opener.__doc__ or "").split("\n")[0]) for name, opener in BACKENDS.items()),
+        ),
+        "Trainers": ("trainer | module", ((f"`{name}`", f"`{module}`") for name, module in TRAINERS.items())),
+    }
+    for title, (head, rows) in tables.items():
+        lines += [f"## {title}", "", f"| {head} |", "|---" * (head.count("|") + 1) + "|"]
+        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _models_of(engine: EngineInfo) -> str:
+    if engine.at_base_url:
+        return "those at `--base-url`"
+    if engine.prefix:
+        return f"`{engine.prefix}/…`"
+    return "those of an option" if engine.prefix is None else "any other `provider/model`"
+
+
+def _summary(module: str) -> str:
+    """Return the first line of a module's docstring, without importing what the module needs."""
+    source = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").split("\n")[0]
 
 
 def schemas_page() -> str:

@@ -15,7 +15,7 @@ from osmosis_ai import __version__
 from osmosis_ai.cli.app import app
 from osmosis_ai.cli.help import CONTEXT
 
-__all__ = ["man_pages"]
+__all__ = ["helps", "man_pages"]
 
 WIDTH = 72
 """Columns of the help, which a page indents by 7."""
@@ -25,17 +25,23 @@ HEADING = re.compile(r"([A-Z][\w ]*):$")
 
 def man_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the source of each page: `osmosis-runs-show.1`."""
-    yield from _pages(typer.main.get_command(app), None, "osmosis")
+    for command, help in helps():
+        title = command.replace(" ", "-")
+        yield f"{title}.1", _page(title, help)
 
 
-def _pages(command: Any, parent: Any, name: str) -> Iterator[tuple[str, str]]:
+def helps() -> Iterator[tuple[str, str]]:
+    """Yield every command with its help, as a terminal of 72 columns has it: `osmosis runs show`."""
+    yield from _helps(typer.main.get_command(app), None, "osmosis")
+
+
+def _helps(command: Any, parent: Any, name: str) -> Iterator[tuple[str, str]]:
     context = command.context_class(
         command, info_name=name, parent=parent, **{**CONTEXT, "terminal_width": WIDTH, "max_content_width": WIDTH}
     )
-    title = context.command_path.replace(" ", "-")
-    yield f"{title}.1", _page(title, STYLE.sub("", command.get_help(context)))
+    yield context.command_path, STYLE.sub("", command.get_help(context))
     for each in command.list_commands(context) if hasattr(command, "list_commands") else ():
-        yield from _pages(command.get_command(context, each), context, each)
+        yield from _helps(command.get_command(context, each), context, each)
 
 
 def _page(title: str, help: str) -> str:

@@ -15,7 +15,7 @@ from osmosis_ai.validate.check import Check
 from osmosis_ai.validate.findings import Finding, Place, codes, finding
 from osmosis_ai.validate.secrets import kind_of_secret, secret_finding
 
-__all__ = ["CHECKS", "Kind", "check_config", "check_configs", "check_document"]
+__all__ = ["CHECKS", "TABLES", "Kind", "check_config", "check_configs", "check_document"]
 
 Kind: TypeAlias = Literal["eval", "training"]
 
@@ -44,7 +44,7 @@ _EXPERIMENT = {
 _COUNT = Field("int", least=1)
 _SECONDS = dict.fromkeys(("agent_workflow_timeout_s", "grader_timeout_s"), Field("number", least=0, exclusive=True))
 _SIZES = ("n_samples_per_prompt", "rollout_batch_size", "max_prompt_length", "max_response_length")
-_TABLES: dict[Kind, dict[str, dict[str, Field]]] = {
+TABLES: dict[Kind, dict[str, dict[str, Field]]] = {
     "eval": {
         "experiment": _EXPERIMENT,
         "evaluation": {
@@ -67,6 +67,7 @@ _TABLES: dict[Kind, dict[str, dict[str, Field]]] = {
         "checkpoints": {"eval_interval": _COUNT, "checkpoint_save_freq": _COUNT},
     },
 }
+"""The keys of each table, by kind of config."""
 # Tables whose keys are the user's own, or that pass through unchanged.
 _OPEN = ("advanced", "env", "secrets")
 _TYPES = {"str": "a string", "int": "an integer", "number": "a number"}
@@ -115,7 +116,7 @@ class _Config:
         self._found: list[Finding] = []
 
     def check(self) -> list[Finding]:
-        tables = _TABLES[self._kind]
+        tables = TABLES[self._kind]
         known = [*tables, *_OPEN]
         for name in self._document:
             if name not in known:

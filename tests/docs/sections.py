@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from shell import Shell, script
 
 from commands import clean_environment
+from osmosis_ai.training import contract
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -29,7 +31,7 @@ ENDPOINT_URL, SERVER_URL = "http://localhost:8000/v1", "http://localhost:8765/mc
 ADDING = "docs/adding.md"
 """What it adds belongs to the package: test_adding.py runs it."""
 PROGRAM = re.compile(r"\b(pytest|python) |\$\(osmosis|osmosis .*[|&]|mcp\.json|osmosis (eval run|rollout) ")
-LOOKED_UP = {"make check", "make benchmark"}
+LOOKED_UP = {"make check", "make benchmark", "make release-check"}
 ONE_MODULE = "make test TESTS=tests/test_tracebacks.py"
 
 
@@ -159,6 +161,8 @@ def check_json(block: Block, folder: Path) -> None:
             json.loads(line)
         return
     value = json.loads(block.content)
+    if record := block.attributes.get("type"):
+        assert msgspec.to_builtins(msgspec.convert(value, getattr(contract, record))) == value
     if "like" in block.attributes:
         real = json.loads((folder / block.attributes["like"]).read_text(encoding="utf-8"))
         assert_same_shape(value, real, "$")

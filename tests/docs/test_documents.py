@@ -9,13 +9,14 @@ The first line of a block says what it is:
     ```python            a program that must succeed
     ```json              JSON
     ```json like=FILE    JSON of the same shape as in FILE, which the section has written
+    ```json type=NAME    all of a record of the trainer's contract
     ```… file=FILE       any of these, written to FILE instead of being run
-    ```text              nothing to run
+    ```text              nothing to run; lines that begin with `osmosis` must be commands
 
 In shown output `…` stands for any text, and on a line of its own for any lines. Times, counts of passed tests and run
 ids may differ. `http://localhost:8000/v1` and OpenAI are a scripted endpoint here, `http://localhost:8765/mcp` is a
 served FastMCP server. `make` runs its real recipes in the environment of this test; `make test` runs one module unless
-it says which, and `make check` and `make benchmark`, which would take minutes, are only looked up in the Makefile.
+it says which, and those that would take minutes are only looked up in the Makefile.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from typing import Any
 
 import pytest
 import typer
-from sections import BLOCK, DOCUMENTS, ROOT, Section, run_section, sections
+from sections import BLOCK, DOCUMENTS, ROOT, Section, all_sections, run_section, sections
 
+from commands import command_of, parse_command
 from osmosis_ai.cli.app import app
 from osmosis_ai.cli.eval_rubric import EvalRubricConfig
 from osmosis_ai.config import RunConfig
 from osmosis_ai.options import declared_options
 from osmosis_ai.runtime.run.results import Cause
 from osmosis_ai.serve.config import ServeConfig
+from osmosis_ai.validate.run_configs import TABLES
 
 
 @pytest.mark.parametrize("section", sections(starting_programs=False))
@@ -142,6 +145,46 @@ def field_names(value: Any) -> set[str]:
             found.add(key)
         found |= field_names(item)
     return found
+
+
+def test_commands_in_blocks_that_cannot_run_here_exist() -> None:
+    lines = [
+        line.removeprefix("$ ")
+        for section in all_sections()
+        for block in section.blocks
+        if block.language == "text" or block.attributes.get("file", "").endswith(".sh")
+        for line in block.content.replace("\\\n", " ").splitlines()
+    ]
+    commands = [line for line in lines if line.startswith("osmosis ")]
+    assert len(commands) > 10
+    for line in commands:
+        parse_command(line)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_and_options_in_the_text_exist(document: str) -> None:
+    content = BLOCK.sub("", (ROOT / document).read_text(encoding="utf-8"))
+    for span in re.findall(r"(?<!`)`osmosis ([^`]+)`", content.replace("\n", " ")):
+        command, _, rest = command_of(span.split())
+        known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+        named = {word.partition("=")[0] for word in rest if re.match(r"--?[a-zA-Z]", word)}
+        assert named <= known | {"--help", "-h"}, f"`osmosis {span}`"
+
+
+def test_every_page_is_in_the_navigation_and_in_the_list_of_pages() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f": {page}\n" not in navigation} == set(), "not in mkdocs.yml"
+    assert {page for page in pages if f"]({page})" not in listed} == set(), "not in docs/README.md"
+
+
+def test_every_key_of_a_training_config_is_documented_and_in_the_template() -> None:
+    document = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    template = (ROOT / "osmosis_ai" / "templates" / "rollout" / "training.toml.txt").read_text(encoding="utf-8")
+    keys = {key for name, table in TABLES["training"].items() if name != "experiment" for key in table}
+    assert {key for key in keys if f"`{key}`" not in document} == set(), "not in docs/training.md"
+    assert {key for key in keys if f"{key} = " not in template} == set(), "not in the template"
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, "CHANGELOG.md", "examples/calculator/README.md"])

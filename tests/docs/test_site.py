@@ -53,7 +53,8 @@ def pages() -> dict[Path, Elements]:
 def test_every_document_is_a_page(pages: dict[Path, Elements]) -> None:
     names = {page.stem for page in pages}
     documents = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"README"}
-    assert documents | {"index", "overview", "api", "schemas", "changelog", "contributing", "benchmarks"} <= names
+    generated = {"api", "help", "registries", "schemas"}
+    assert documents | generated | {"index", "overview", "changelog", "contributing", "benchmarks"} <= names
 
 
 def test_pages_fetch_nothing_from_elsewhere(pages: dict[Path, Elements]) -> None:
@@ -94,6 +95,19 @@ def test_the_api_page_has_every_public_name_and_its_docstring() -> None:
     shown = {anchor.rpartition(".")[2] for anchor in anchors}
     assert {*osmosis_ai.__all__} - {"__version__"} <= shown
     assert "Raises" in page.read_text(encoding="utf-8")
+
+
+def test_every_command_and_every_entry_of_a_registry_is_listed() -> None:
+    from osmosis_ai.cli.man import helps
+    from osmosis_ai.exports import EXPORT_FORMATS
+    from osmosis_ai.failures import FAILURE_KINDS
+    from osmosis_ai.validate.findings import CODES
+
+    anchors = Elements((SITE / "help.html").read_text(encoding="utf-8")).anchors
+    assert {command.replace(" ", "-") for command, _ in helps()} <= anchors
+    registries = (SITE / "registries.html").read_text(encoding="utf-8")
+    listed = set(re.findall(r"<td>(?:<code>)?([^<]+)", registries))
+    assert {*EXPORT_FORMATS, *FAILURE_KINDS, *CODES} <= listed
 
 
 def test_a_broken_anchor_fails_the_build(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,10 @@ from typing import Any, NamedTuple, TextIO
 import jsonschema
 import msgspec
 import psutil
+import typer.main
 
-from osmosis_ai.cli.app import run
+from osmosis_ai.cli.app import app, run
+from osmosis_ai.cli.help import CONTEXT
 from osmosis_ai.models.engines import ENGINES
 from osmosis_ai.runtime.pool import forkserver
 from osmosis_ai.schemas import SCHEMAS
@@ -98,6 +101,24 @@ def run_installed(*arguments: str | Path, cwd: Path, env: dict[str, str] | None 
         timeout=120,
     )
     return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def command_of(words: list[str]) -> tuple[Any, Any, list[str]]:
+    """Find the command that words after `osmosis` name; return it, the context above it, and the words left over."""
+    command, context = typer.main.get_command(app), None
+    while words and words[0] in getattr(command, "commands", {}):
+        context = command.make_context("osmosis", [], parent=context, resilient_parsing=True, **CONTEXT)
+        command, words = command.commands[words[0]], words[1:]  # type: ignore[attr-defined]
+    return command, context, words
+
+
+def parse_command(line: str) -> None:
+    """Parse a line for bash, with every option and argument of `osmosis`, and run nothing."""
+    for part in line.split(" && "):
+        words = shlex.split(part)
+        if words.pop(0) == "osmosis":
+            command, context, rest = command_of(words)
+            command.make_context("osmosis", rest, parent=context)
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

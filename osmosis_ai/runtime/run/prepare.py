@@ -76,7 +76,7 @@ def prepare(config: RunConfig, cwd: Path, environ: Mapping[str, str], cassette: 
     entrypoint = None
     if isinstance(agent, WorkflowSource):
         entrypoint = Path(agent.entrypoint).relative_to(repository.root.resolve()).as_posix()
-    _check_resume(config)
+    _check_conflicts(config)
     check_cluster(config.workers)
     _check_replies(config)
     dataset = find_dataset(config.data.dataset, repository, cwd)
@@ -278,7 +278,7 @@ def _tools_beside(agent: AgentSource | WorkflowSource, root: Path) -> McpSource 
     return parse_mcp_source("mcp", root) if own_sdk and (root / "mcp" / "main.py").is_file() else None
 
 
-def _check_resume(config: RunConfig) -> None:
+def _check_conflicts(config: RunConfig) -> None:
     """Raise UsageError for options that conflict with each other."""
     resume, data = config.resume, config.data
     if resume.fresh and resume.wanted:

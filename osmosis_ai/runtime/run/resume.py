@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from osmosis_ai import __version__
 from osmosis_ai.code_hashes import combined_hash, python_files
@@ -59,13 +62,27 @@ def run_identity(plan: RunPlan, dataset_sha256: str, tool_sources: dict[str, str
         if option.option.identity is not None:
             identity.setdefault(option.option.identity, {})[option.name] = resolved.get(option.name, value)
     identity = {name: next(iter(parts.values())) if len(parts) == 1 else parts for name, parts in identity.items()}
-    # Runs of other versions, and merged ones, have none.
+    # Merged runs have none.
     if identity["shard"] is None:
         del identity["shard"]
     # In a sandbox, a tool can do less; the other isolations don't change what it does.
     if plan.config.workers.isolation == "sandbox":
         identity["sandbox"] = "with network" if plan.config.workers.sandbox_network else "without network"
     return {**identity, CODE: combined_hash(_all_tool_sources(plan, tool_sources))}
+
+
+def _completed(stored: JsonObject, identity: Mapping[str, Any]) -> JsonObject:
+    """Add the options of an identity that the version which stored another one didn't have, with their defaults."""
+    completed = dict(stored)
+    options = [option for option in declared_options(RunConfig) if option.option.identity in identity]
+    shared = Counter(option.option.identity for option in options)
+    for option in options:
+        name = str(option.option.identity)
+        if shared[name] == 1:
+            completed.setdefault(name, option.default)
+        elif isinstance(parts := completed.get(name, {}), dict):
+            completed[name] = {option.name: option.default, **parts}
+    return completed
 
 
 def _all_tool_sources(plan: RunPlan, imported: dict[str, str]) -> dict[str, str]:
@@ -127,7 +144,7 @@ def find_resumable(
     """
 
     def differences(run: RunInfo) -> dict[str, tuple[Any, Any]]:
-        found = store.differences(run, identity)
+        found = store.differences(replace(run, identity=_completed(run.identity, identity)), identity)
         return {key: values for key, values in found.items() if not (other_code and key == CODE)}
 
     try:

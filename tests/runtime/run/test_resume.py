@@ -188,6 +188,25 @@ def test_each_option_that_differs_is_named_with_both_values(
         find_resumable(store, "eval", identity(plan(repo, **options)), None, finished=False)
 
 
+def test_a_run_of_a_version_without_an_option_goes_on_while_the_option_has_its_default(
+    repo: Path, store: RunStore
+) -> None:
+    before = identity(plan(repo))
+    del before["tokenizer"]
+    for name in ("max_turns", "max_tool_output"):
+        del before["parameters"][name]
+
+    async def create() -> str:
+        run_id = await store.create_run("eval", identity=before, config={})
+        await store.mark(run_id, "interrupted")
+        return run_id
+
+    run = asyncio.run(create())
+    assert find_resumable(store, "eval", identity(plan(repo)), None, finished=False) == run
+    with pytest.raises(StartError, match=re.escape("--max-turns changed (10 → 3); use the same")):
+        find_resumable(store, "eval", identity(plan(repo, max_turns=3)), None, finished=False)
+
+
 def test_a_named_run_is_found_by_the_beginning_of_its_id(store: RunStore) -> None:
     older = add(store, "finished")
     add(store, "interrupted")
