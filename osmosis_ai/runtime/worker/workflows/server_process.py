@@ -188,7 +188,8 @@ class ServerProcess:
             try:
                 health = await self.server.health(max(0.1, min(5.0, deadline - monotonic())))
             except RolloutServerError as error:
-                problem = str(error)
+                # Who has the port says more than a last answer that came too late.
+                problem = problem if self._lost_port else str(error)
             else:
                 named = health.get("instance_id")
                 if named == instance or (named is None and await self._owns_port()):
