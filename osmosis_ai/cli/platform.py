@@ -61,6 +61,14 @@ def up(
     trainer: Annotated[
         str | None, typer.Option("--trainer", metavar="COMMAND", help="Run training runs with this command.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="auto|ray://HOST:PORT|local", help="Run evaluations on the nodes of a Ray cluster."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="With --cluster: use at most N nodes.")] = None,
+    workers_per_node: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="With --cluster: N processes per node. Default: its CPUs.")
+    ] = None,
     json: Json = False,
     plain: Plain = False,
 ) -> None:
@@ -69,8 +77,13 @@ def up(
     The first start creates a token for this user, which commands find automatically.
     """
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
+        from osmosis_ai.config import WorkersConfig
+        from osmosis_ai.runtime.run.prepare import check_cluster
         from osmosis_ai.urls import is_loopback
 
+        check_cluster(WorkersConfig(cluster=cluster, nodes=nodes, workers_per_node=workers_per_node))
+        given = {"cluster": cluster, "nodes": nodes, "workers_per_node": workers_per_node}
+        placed = {name: value for name, value in given.items() if value is not None}
         home = _home(session, data)
         home.create()
         if not is_loopback(host):
@@ -81,7 +94,7 @@ def up(
         if foreground:
             from osmosis_ai.platform.queue import Limits
 
-            _serve(home, host, port, public_host, Limits(max_runs, max_runs_per_model, trainer))
+            _serve(home, host, port, public_host, Limits(max_runs, max_runs_per_model, trainer, placed))
             return
         if home.is_served():
             known = home.read_info()
@@ -98,6 +111,8 @@ def up(
             words += ["--max-runs-per-model", str(max_runs_per_model)]
         if trainer is not None:
             words += ["--trainer", trainer]
+        for name, value in placed.items():
+            words += [f"--{name.replace('_', '-')}", str(value)]
         _start(home, words)
         known = home.read_info()
         assert known is not None

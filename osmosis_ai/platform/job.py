@@ -155,7 +155,7 @@ class Job:
         self._step = "select"
         order = self._order
         found = eval_config_of(order.document, code / "configs" / "eval" / f"{order.name}.toml")
-        options = {**found.options, "dataset": order.dataset, "store": order.store, "name": order.name}
+        options = {**found.options, **order.workers, "dataset": order.dataset, "store": order.store, "name": order.name}
         rows = order.row_numbers
         if "limit" in options:
             self._log("select", f"the first {options['limit']} of {counted(order.dataset_rows, 'row')}")

@@ -34,7 +34,8 @@ class JobOrder(Record, frozen=True):
 
     `secrets` come from the vault and from the submission; `variables` are the environment variables that the operator
     allows jobs. `commit` is set once an earlier process of this job has resolved it, and from the start for a training
-    run. `trainer` is the command that starts a training run's trainer.
+    run. `trainer` is the command that starts a training run's trainer. `workers` are the operator's options
+    for where evaluations run.
     """
 
     run_id: str
@@ -55,6 +56,7 @@ class JobOrder(Record, frozen=True):
     secrets: dict[str, str]
     scopes: dict[str, str]
     trainer: str | None = None
+    workers: JsonObject = {}
 
 
 class TrainingOrder(Record, frozen=True, omit_defaults=False):

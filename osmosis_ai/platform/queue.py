@@ -25,6 +25,7 @@ from osmosis_ai.platform.home import Home
 from osmosis_ai.platform.logs import Logs
 from osmosis_ai.platform.orders import Ended, JobMessage, JobOrder, decode_message
 from osmosis_ai.platform.runs import Runs
+from osmosis_ai.records import JsonObject
 
 __all__ = ["Limits", "Queue", "choose", "job_variables"]
 
@@ -38,19 +39,22 @@ KEPT_VARIABLES = frozenset(
     """
     PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TEMP SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
     HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY http_proxy https_proxy no_proxy all_proxy SSH_AUTH_SOCK
-    PYTHONDONTWRITEBYTECODE
-    """.split()  # noqa: SIM905 - a list of 20 strings is harder to read
+    PYTHONDONTWRITEBYTECODE RAY_ADDRESS RAY_AUTH_MODE RAY_AUTH_TOKEN_PATH
+    """.split()  # noqa: SIM905 - a list of strings is harder to read
 )
 KEPT_PREFIXES = ("LC_", "XDG_", "UV_", "PIP_", "GIT_SSL_")
 """The operator's environment variables that jobs inherit. None is a key: a run gets only its own secrets."""
 
 
 class Limits(NamedTuple):
-    """The maximum number of concurrent runs, in all and per model; `trainer` is the command for training runs."""
+    """The maximum number of concurrent runs, in all and per model; `trainer` is the command for training runs, and
+    `workers` the options for where evaluations run: on this machine, or on the nodes of a cluster.
+    """
 
     runs: int = 2
     runs_per_model: int | None = None
     trainer: str | None = None
+    workers: JsonObject | None = None
 
 
 class _Job:
@@ -270,6 +274,7 @@ class Queue:
             secrets=values,
             scopes=scopes,
             trainer=self._limits.trainer if row["kind"] == "training" else None,
+            workers=self._limits.workers or {},
         )
 
 

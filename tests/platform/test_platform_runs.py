@@ -66,6 +66,16 @@ def test_without_a_limit_a_random_tenth_is_run_and_its_rows_are_known(platform: 
     assert shown["config"]["row_numbers"] == sampled_rows(30, shown["config"]["seed"])
 
 
+def test_an_operator_has_runs_go_to_a_cluster(tmp_path: Path, workspace: Path) -> None:
+    """To one of an engine that there isn't, which is where it shows."""
+    with serving(tmp_path, Limits(1, workers={"cluster": "dusk://here", "nodes": 2})) as platform:
+        assert platform.upload("sums", rows(2)).status == 200
+        platform.ask("GET", "/api/cli/eval-runs", headers={"X-Osmosis-Path": str(workspace)})
+        run = submit(platform, submission())["name"]
+        assert platform.wait(run)["eval_run"]["status"] == "failed"
+        assert any("--cluster dusk://here: write auto, local or ray://HOST:PORT" in line for line in platform.log(run))
+
+
 def test_a_repeated_key_starts_one_run(platform: Platform) -> None:
     key = {"Idempotency-Key": "once"}
     with ThreadPoolExecutor(4) as pool:
