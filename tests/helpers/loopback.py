@@ -14,8 +14,9 @@ from anyio.abc import TaskGroup
 
 from osmosis_ai.runtime.pool.base import Pool, PoolOptions
 from osmosis_ai.runtime.pool.node import NodeBoot, NodeHost, Opened, Versions, this_version
-from osmosis_ai.runtime.pool.nodes import NodeLostError, NodesPool, open_nodes
+from osmosis_ai.runtime.pool.nodes import ClusterLostError, NodeLostError, NodesPool, open_nodes
 from osmosis_ai.runtime.protocol import WorkerSpec
+from osmosis_ai.text import counted
 
 __all__ = ["Hosting", "LoopbackCluster", "LoopbackNode", "hosting", "open_loopback"]
 
@@ -87,14 +88,21 @@ class LoopbackCluster:
     """Nodes that are there, and later ones."""
 
     def __init__(self) -> None:
-        self._nodes: asyncio.Queue[LoopbackNode] = asyncio.Queue()
+        self._nodes: asyncio.Queue[LoopbackNode | ClusterLostError] = asyncio.Queue()
 
     def join(self, *nodes: LoopbackNode) -> None:
         for node in nodes:
             self._nodes.put_nowait(node)
 
+    def lose(self, why: str) -> None:
+        """Lose what tells of nodes; those that there are run on."""
+        self._nodes.put_nowait(ClusterLostError(why))
+
     async def next(self) -> LoopbackNode:
-        return await self._nodes.get()
+        found = await self._nodes.get()
+        if isinstance(found, ClusterLostError):
+            raise found
+        return found
 
 
 def hosting(pool: Pool) -> Hosting:
@@ -111,11 +119,13 @@ def hosting(pool: Pool) -> Hosting:
 
 @asynccontextmanager
 async def open_loopback(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[NodesPool]:
-    """The backend: as many nodes as asked for, each with real workers."""
-    cluster = LoopbackCluster()
+    """The backend: as many nodes as asked for, all from the start, each with real workers."""
+    cluster, count = LoopbackCluster(), options.nodes or 2
     async with anyio.create_task_group() as group:
         here = partial(NodeHost.open, root=Path(spec.root))
-        cluster.join(*(LoopbackNode(f"node-{number}", group, here) for number in range(options.nodes or 2)))
+        cluster.join(*(LoopbackNode(f"node-{number}", group, here) for number in range(count)))
         async with open_nodes(cluster, spec, options) as pool:
+            while pool.where != counted(count, "node"):  # noqa: ASYNC110 - it has no event for it
+                await anyio.sleep(0.01)
             yield pool
         group.cancel_scope.cancel()

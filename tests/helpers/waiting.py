@@ -10,13 +10,15 @@ PATIENCE = 30.0
 """Seconds after which a condition counts as never becoming true."""
 
 
-def eventually(condition: Callable[[], Any], failure: Callable[[], str] = lambda: "it never came true") -> Any:
+def eventually(
+    condition: Callable[[], Any], failure: Callable[[], str] = lambda: "it never came true", patience: float = PATIENCE
+) -> Any:
     """Wait until a condition is true and return its value.
 
     Raises:
-        AssertionError: It didn't become true within `PATIENCE` seconds.
+        AssertionError: It didn't become true within so many seconds.
     """
-    deadline = monotonic() + PATIENCE
+    deadline = monotonic() + patience
     while not (value := condition()):
         assert monotonic() < deadline, failure()
         sleep(0.02)

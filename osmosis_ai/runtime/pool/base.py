@@ -51,9 +51,11 @@ class PoolOptions(Record, frozen=True):
     @property
     def backend(self) -> str:
         """Name of the backend that opens the pool; an address starts with the name of its engine."""
+        if self.cluster in ("auto", "local"):
+            return "ray"
         if self.cluster is not None:
-            engine, address, _ = self.cluster.partition("://")
-            return engine if address else "ray"
+            engine, _, address = self.cluster.partition("://")
+            return engine if address else ""
         return "local" if self.workers else "inline"
 
 

@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import msgspec
 from anyio.abc import TaskGroup
 
@@ -235,6 +236,8 @@ class NodeHost:
             return Ended(job.id)
         try:
             async with self._limit:
+                # It may have been given back, or cancelled, just as its turn came.
+                await anyio.lowlevel.checkpoint_if_cancelled()
                 del self._waiting[job.id]
                 return Ended(job.id, await self._pool.rollout(job))
         finally:

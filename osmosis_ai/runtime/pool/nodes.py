@@ -42,7 +42,7 @@ from osmosis_ai.runtime.protocol import (
 from osmosis_ai.tasks import task_group
 from osmosis_ai.text import counted
 
-__all__ = ["Cluster", "Node", "NodeLostError", "NodesPool", "open_nodes"]
+__all__ = ["Cluster", "ClusterLostError", "Node", "NodeLostError", "NodesPool", "open_nodes"]
 
 SILENCE_SECONDS = 15.0
 """A node that reports nothing for so long is lost, even if its connection isn't."""
@@ -57,6 +57,10 @@ JOBS_AT_ONCE = 50
 
 class NodeLostError(OsmosisError):
     """A node can't be reached any more. The message says why."""
+
+
+class ClusterLostError(OsmosisError):
+    """No node can be reached any more, nor join. The message says why."""
 
 
 class Node(Protocol):
@@ -87,7 +91,9 @@ class Cluster(Protocol):
     """An engine's machines."""
 
     async def next(self) -> Node:
-        """Wait for the next node that may be used: first those there are, later those that join."""
+        """Wait for the next node that may be used: first those there are, later those that join; raise
+        ClusterLostError once none can.
+        """
         ...
 
 
@@ -126,6 +132,7 @@ class _Member:
         self.news = asyncio.Event()
         self.heard = monotonic()
         self.in_flight: list[InFlight] = []
+        self.spent_usd = 0.0
 
     def take(self, job: _Job) -> None:
         self.jobs[job.order.id] = job
@@ -198,7 +205,7 @@ class NodesPool:
         self._jobs: dict[str, _Job] = {}
         self._limit = float(spec.batch_size)
         self._braked = 0.0
-        self._spent: dict[int, float] = {}
+        self._spent_before = 0.0
         self._shortages: dict[str, str] = {}
         self._told: list[str] = []
         self._settled = asyncio.Event()
@@ -206,6 +213,7 @@ class NodesPool:
         self._loading = 0
         self._empty_since = monotonic()
         self._closing = False
+        self._halted: str | None = None
         group.start_soon(self._gather)
         group.start_soon(self._watch)
 
@@ -223,7 +231,7 @@ class NodesPool:
 
     @property
     def spent_usd(self) -> float:
-        return sum(self._spent.values())
+        return self._spent_before + sum(member.spent_usd for member in self._members)
 
     @property
     def changed(self) -> list[str]:
@@ -294,8 +302,11 @@ class NodesPool:
 
     async def _run(self, order: RolloutJob | ScoreJob | ProbeJob) -> Ended:
         job = self._jobs[order.id] = _Job(order)
-        (self._rollouts if job.is_rollout else self._others).append(job)
-        self._assign()
+        if self._halted is None:
+            (self._rollouts if job.is_rollout else self._others).append(job)
+            self._assign()
+        else:
+            job.end(self._halted, "halt")
         try:
             ended = await job.done
         except asyncio.CancelledError:
@@ -376,8 +387,10 @@ class NodesPool:
                 node = await self._cluster.next()
                 self._loading += 1
                 self._group.start_soon(self._use, node)
-        except StartError as error:
-            self._fail(error)
+        except ClusterLostError as error:
+            if not self._settled.is_set():
+                self._fail(StartError(f"the cluster was lost: {error}"))
+            self._halt(f"the cluster was lost ({error}); use --resume to continue")
 
     async def _use(self, node: Node) -> None:
         """Load the repository on a node, and give it jobs until it is lost."""
@@ -452,7 +465,7 @@ class NodesPool:
     def _take(self, member: _Member, report: Report) -> None:
         member.heard = monotonic()
         member.in_flight = report.in_flight
-        self._spent[id(member)] = report.spent_usd
+        member.spent_usd = report.spent_usd
         self.mixed |= report.mixed
         if report.loaded is not None:
             self.loaded = msgspec.structs.replace(
@@ -480,8 +493,9 @@ class NodesPool:
         self._assign()
 
     def _lose(self, member: _Member, why: str) -> None:
-        """Give a lost node's jobs to others. The node's last cost counts on."""
+        """Give a lost node's jobs to others. What it has spent counts on."""
         self._members.remove(member)
+        self._spent_before += member.spent_usd
         member.node.kill()
         if self._closing:
             return
@@ -512,11 +526,16 @@ class NodesPool:
                 none = f"no node with a CPU has joined the cluster for {EMPTY_SECONDS:.0f} s"
                 self._fail(StartError("\n".join([none, *self._told])))
                 return
-            lost = f"every node was lost, and none has joined for {EMPTY_SECONDS:.0f} s; use --resume to continue"
-            for job in list(self._jobs.values()):
-                job.end(lost, "halt")
-            for queue in (self._rollouts, self._others, self._suspects):
-                queue.clear()
+            self._halt(f"every node was lost, and none has joined for {EMPTY_SECONDS:.0f} s; use --resume to continue")
+            return
+
+    def _halt(self, why: str) -> None:
+        """Run nothing more."""
+        self._halted = why
+        for job in list(self._jobs.values()):
+            job.end(why, "halt")
+        for queue in (self._rollouts, self._others, self._suspects):
+            queue.clear()
 
     def _fail(self, error: StartError) -> None:
         self._start_error = self._start_error or error

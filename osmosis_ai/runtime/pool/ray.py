@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import re
+import socket
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.from_thread
@@ -20,11 +24,21 @@ import msgspec
 from osmosis_ai.errors import StartError
 from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.pool.node import NodeBoot, NodeHost, Opened, Versions, this_version
-from osmosis_ai.runtime.pool.nodes import NodeLostError, NodesPool, open_nodes
+from osmosis_ai.runtime.pool.nodes import ClusterLostError, NodeLostError, NodesPool, open_nodes
 from osmosis_ai.runtime.protocol import NotReady, WorkerSpec
 
 __all__ = ["open_ray"]
 
+T = TypeVar("T")
+
+CLIENT_PORT = 10001
+REACH_SECONDS = 10.0
+"""How long an address may take to accept a connection."""
+CONNECT_SECONDS = 300.0
+"""How long it may take to connect and to send the repository."""
+HEAD_SECONDS = 30.0
+"""How long the cluster's head may be silent; after 60 s Ray ends the process that asks."""
+CLOSE_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 ACTORS_OF_A_NODE = 3
 CALLS_AT_ONCE = 4
@@ -39,16 +53,57 @@ async def open_ray(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Node
     ray = _import_ray()
     assert options.cluster is not None
     try:
-        await anyio.to_thread.run_sync(_connect, ray, options, spec.root)
+        await _aside(_reach, options.cluster)
+        with anyio.fail_after(CONNECT_SECONDS):
+            await _aside(_connect, ray, options, spec.root)
+    except TimeoutError:
+        raise StartError(
+            f"--cluster {options.cluster}: no answer from Ray for {CONNECT_SECONDS:.0f} s; if a cluster of this "
+            "machine has crashed, `ray stop` forgets it"
+        ) from None
     except Exception as error:
-        raise StartError(f"--cluster {options.cluster}: {str(error).strip() or type(error).__name__}") from error
+        raise StartError(f"--cluster {options.cluster}: {_why_not(error)}") from error
+    cluster = _RayCluster(ray, options)
     try:
         with redirect_stdout(_WithoutRay(sys.stdout)):
-            async with open_nodes(_RayCluster(ray, options), spec, options) as pool:
+            async with open_nodes(cluster, spec, options) as pool:
                 yield pool
     finally:
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(ray.shutdown)
+        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+            await cluster.closed()
+            await _aside(ray.shutdown)
+
+
+async def _aside(call: Callable[..., T], *given: object) -> T:
+    """Call something of Ray's in a thread that nobody waits for once the caller has gone: it may hang for ever."""
+    return await _result(_begin(call, *given))
+
+
+async def _result(future: concurrent.futures.Future[T]) -> T:
+    """Wait for a future, but never cancel it: Ray's calls can't be taken back, and its threads fail if one was."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell(_: object) -> None:
+        # The loop may have ended.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(done.set)
+
+    future.add_done_callback(tell)
+    await done.wait()
+    return future.result()
+
+
+def _begin(call: Callable[..., T], *given: object) -> concurrent.futures.Future[T]:
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call(*given))
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="ray_call", daemon=True).start()
+    return future
 
 
 def _import_ray() -> Any:
@@ -63,6 +118,20 @@ def _import_ray() -> Any:
     return ray
 
 
+def _reach(cluster: str) -> None:
+    """Raise OSError or ValueError if nothing listens at a named address: Ray would try for minutes, or for ever."""
+    named = os.environ.get("RAY_ADDRESS", "") if cluster == "auto" else cluster
+    parts = urlsplit(named if "://" in named else f"//{named}")
+    port = parts.port or (CLIENT_PORT if parts.scheme == "ray" else None)
+    if not parts.hostname or not port:
+        return
+    try:
+        socket.create_connection((parts.hostname, port), REACH_SECONDS).close()
+    except OSError as error:
+        said = f"RAY_ADDRESS is {named}, and " if cluster == "auto" else ""
+        raise OSError(f"{said}{parts.hostname}:{port} can't be reached ({error.strerror or error})") from error
+
+
 def _connect(ray: Any, options: PoolOptions, root: str) -> None:
     address, excluded = options.cluster, list(NOT_SHIPPED)
     store = None if options.log is None else Path(options.log).parents[1].resolve()
@@ -70,12 +139,29 @@ def _connect(ray: Any, options: PoolOptions, root: str) -> None:
     if store is not None and store.is_relative_to(Path(root).resolve()):
         excluded.append(store.relative_to(Path(root).resolve()).as_posix())
     started: dict[str, Any] = {"include_dashboard": False} if address == "local" else {"address": address}
+    # The error says it.
+    warnings.filterwarnings("ignore", "Ray Client connection timed out")
     ray.init(
         **started,
         runtime_env={"working_dir": root, "excludes": excluded},
         logging_level="error",
         log_to_driver=False,
     )
+
+
+def _why_not(error: Exception) -> str:
+    said = str(error).strip() or type(error).__name__
+    if "client connection timeout" in said:
+        said = (
+            "something listens there, but no Ray client server lets this command in; its port is that of `ray start "
+            "--ray-client-server-port`, and a cluster with tokens wants RAY_AUTH_MODE=token and the token"
+        )
+    elif "Starting Ray client server failed" in said:
+        said = (
+            "Ray's client server didn't start a process for this command; try again, and if it happens often start the "
+            "cluster with GRPC_ENABLE_FORK_SUPPORT=0"
+        )
+    return said
 
 
 class _WithoutRay:
@@ -95,14 +181,17 @@ class _RayCluster:
     """The nodes of a Ray cluster that have a CPU."""
 
     def __init__(self, ray: Any, options: PoolOptions) -> None:
+        self.lost = False
         self._ray = ray
         self._most = options.nodes
         self._in_use: set[str] = set()
         self._actors: Counter[str] = Counter()
+        self._ends: list[concurrent.futures.Future[None]] = []
 
     async def next(self) -> _RayNode:
         while True:
-            for found in await anyio.to_thread.run_sync(self._alive):
+            alive = [found for found in await self._ask(self._ray.nodes) if found["Alive"]]
+            for found in alive:
                 if self._most is not None and len(self._in_use) >= self._most:
                     break
                 id = found["NodeID"]
@@ -110,68 +199,92 @@ class _RayCluster:
                 if id not in self._in_use and self._actors[id] < ACTORS_OF_A_NODE and found["Resources"].get("CPU"):
                     self._in_use.add(id)
                     self._actors[id] += 1
-                    return _RayNode(self._ray, found, self._in_use.discard)
+                    actor = await self._ask(_start_actor, self._ray, id)
+                    return _RayNode(self._ray, found, actor, self._ended)
             await anyio.sleep(LOOK_SECONDS)
 
-    def _alive(self) -> list[dict[str, Any]]:
-        try:
-            return [found for found in self._ray.nodes() if found["Alive"]]
-        except self._ray.exceptions.RayError:
-            # The head is away for a moment; if for good, the nodes' own calls tell.
-            return []
+    async def closed(self) -> None:
+        """Wait until the actors were told to end."""
+        for end in self._ends:
+            await _result(end)
+
+    async def _ask(self, call: Callable[..., T], *given: object) -> T:
+        """Ask the cluster's head; raise ClusterLostError once it has been silent for too long."""
+        why = ""
+        with anyio.move_on_after(HEAD_SECONDS):
+            while True:
+                try:
+                    return await _aside(call, *given)
+                except (self._ray.exceptions.RayError, ConnectionError) as error:
+                    # It may be away for a moment.
+                    why = f": {_in_short(str(error))}"
+                await anyio.sleep(LOOK_SECONDS)
+        self.lost = True
+        raise ClusterLostError(f"its head hasn't answered for {HEAD_SECONDS:.0f} s{why}")
+
+    def _ended(self, node: _RayNode) -> None:
+        self._in_use.discard(node.id)
+        self._ends.append(_begin(node.end))
 
 
 class _RayNode:
     """The actor on one node."""
 
-    def __init__(self, ray: Any, found: dict[str, Any], lost: Callable[[str], None]) -> None:
+    def __init__(self, ray: Any, found: dict[str, Any], actor: Any, killed: Callable[[_RayNode], None]) -> None:
         self.name = f"{found['NodeManagerHostname']}-{found['NodeID'][:6]}"
-        self._id = found["NodeID"]
+        self.id = found["NodeID"]
         self._ray = ray
-        self._lost = lost
+        self._actor = actor
+        self._tell_killed = killed
         self._cpus = max(1, int(found["Resources"]["CPU"]))
         self._killed = False
-        on_it = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(found["NodeID"], soft=False)
-        # No CPU of its own: what its workers need is not Ray's to count. It is never restarted, nor a call repeated.
-        self._actor = (
-            ray.remote(RayHost)
-            .options(
-                num_cpus=0,
-                scheduling_strategy=on_it,
-                max_restarts=0,
-                max_task_retries=0,
-                max_concurrency=CALLS_AT_ONCE,
-            )
-            .remote()
-        )
 
     async def versions(self) -> Versions:
-        return msgspec.convert(await self._call(self._actor.versions), Versions)
+        return msgspec.convert(await self._call("versions"), Versions)
 
     async def open(self, boot: bytes) -> bytes:
-        return bytes(await self._call(self._actor.open, boot, self._cpus))
+        return bytes(await self._call("open", boot, self._cpus))
 
     async def submit(self, orders: bytes) -> None:
-        await self._call(self._actor.submit, orders)
+        await self._call("submit", orders)
 
     async def collect(self) -> bytes:
-        return bytes(await self._call(self._actor.collect))
+        return bytes(await self._call("collect"))
 
     def kill(self) -> None:
-        if self._killed:
-            return
-        self._killed = True
-        self._lost(self._id)
+        if not self._killed:
+            self._killed = True
+            self._tell_killed(self)
+
+    def end(self) -> None:
+        """End the actor; waits for the cluster's head."""
         with suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
 
-    async def _call(self, method: Any, *given: Any) -> Any:
+    async def _call(self, method: str, *given: Any) -> Any:
+        def call() -> Any:
+            return getattr(self._actor, method).remote(*given).future()
+
         try:
-            return await asyncio.wrap_future(method.remote(*given).future())
+            # Through a client server it waits for an answer even to begin.
+            return await _result(await _aside(call))
         except self._ray.exceptions.RayTaskError as error:
             raise NodeLostError(f"its host failed: {error.cause!r}") from error
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             raise NodeLostError(_in_short(str(error))) from error
+
+
+def _start_actor(ray: Any, node: str) -> Any:
+    on_it = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+    # No CPU of its own: what its workers need is not Ray's to count. It is never restarted, nor a call repeated.
+    given = {
+        "num_cpus": 0,
+        "scheduling_strategy": on_it,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "max_concurrency": CALLS_AT_ONCE,
+    }
+    return ray.remote(RayHost).options(**given).remote()
 
 
 def _in_short(message: str) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import sqlite3
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -25,9 +28,11 @@ from osmosis_ai.runtime.pool.group import HaltError
 from osmosis_ai.runtime.pool.node import portable, this_version
 from osmosis_ai.runtime.pool.nodes import NodesPool, open_nodes
 from osmosis_ai.runtime.protocol import LimitsConfig, RolloutJob, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.prepare import prepare
-from osmosis_ai.testing import FakePool
+from osmosis_ai.testing import FakePool, Gate, Reply, Request, ScriptedEndpoint, status, text
 from repos import write_repo
+from waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +45,8 @@ ROWS = [
     }
     for number in range(12)
 ]
-Reply = Callable[[RolloutJob], Awaitable[str | Failure]]
+EXACT = ["reward_fn.rewards:exact"]
+Answer = Callable[[RolloutJob], Awaitable[str | Failure]]
 
 
 class Stage:
@@ -53,7 +59,7 @@ class Stage:
         self.fakes: dict[str, FakePool] = {}
         self._group = group
 
-    def node(self, name: str, reply: Reply | None = None, **fake: object) -> LoopbackNode:
+    def node(self, name: str, reply: Answer | None = None, **fake: object) -> LoopbackNode:
         pool = FakePool(**({"reply": reply} if reply else {}), **fake)  # type: ignore[arg-type]
         self.fakes[name] = pool
         self.nodes[name] = LoopbackNode(name, self._group, hosting(pool))
@@ -66,7 +72,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    root: Path, *replies: Reply | None, batch_size: int = 8, options: PoolOptions | None = None, **fake: object
+    root: Path, *replies: Answer | None, batch_size: int = 8, options: PoolOptions | None = None, **fake: object
 ) -> AsyncIterator[Stage]:
     spec = WorkerSpec(
         str(root),
@@ -161,7 +167,7 @@ async def test_a_job_that_loses_three_nodes_runs_alone_and_fails_with_the_fourth
     """Other jobs on the same nodes are not to blame."""
     alone: list[bool] = []
 
-    def kills(name: str) -> Reply:
+    def kills(name: str) -> Answer:
         async def reply(job: RolloutJob) -> str:
             fake = here.fakes[name]
             if job.row.index == 0:
@@ -231,6 +237,29 @@ async def test_without_any_node_the_run_stops_and_can_be_resumed(
         with pytest.raises(HaltError, match="every node was lost") as caught:
             await here.pool.rollout(job(1))
         assert "--resume" in caught.value.notice
+
+
+async def test_without_its_head_the_run_stops_and_can_be_resumed(tmp_path: Path) -> None:
+    """The nodes may still be there: Ray ends a process that has lost its cluster's head a minute later."""
+    async with stage(tmp_path, never) as here:
+        here.cluster.lose("its head hasn't answered for 30 s")
+        for number in range(2):
+            with pytest.raises(HaltError, match="the cluster was lost") as caught:
+                await here.pool.rollout(job(number))
+        assert caught.value.notice == (
+            "the cluster was lost (its head hasn't answered for 30 s); use --resume to continue"
+        )
+
+
+async def test_what_lost_nodes_have_spent_counts_on(tmp_path: Path) -> None:
+    async with stage(tmp_path, None, cost_usd=0.5) as here:
+        for number in range(1, 4):
+            await run_all(here.pool, 4)
+            assert here.pool.spent_usd == 2.0 * number
+            here.nodes[f"node-{number - 1}"].lose()
+            await until(lambda: here.pool.where == "0 nodes")
+            here.node(f"node-{number}", cost_usd=0.5)
+            await until(lambda: here.pool.where == "1 node")
 
 
 async def test_a_retried_model_call_halves_what_runs_everywhere(tmp_path: Path) -> None:
@@ -332,6 +361,132 @@ def test_an_engine_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(found[0]) == 12
     with pytest.raises(StartError, match=r"--cluster dusk://x: write auto, local or ray://HOST:PORT"):
         run(cluster="dusk://x")
+
+
+@contextmanager
+def hosts_of(monkeypatch: pytest.MonkeyPatch, *pools: FakePool) -> Iterator[None]:
+    """While it lasts, `--cluster fakes://here` has a node for each of these pools."""
+
+    @asynccontextmanager
+    async def open_fakes(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[NodesPool]:
+        async with anyio.create_task_group() as group:
+            cluster = LoopbackCluster()
+            cluster.join(*(LoopbackNode(f"node-{n}", group, hosting(pool)) for n, pool in enumerate(pools)))
+            async with open_nodes(cluster, spec, options) as pool:
+                await until(lambda: pool.where == f"{len(pools)} nodes")
+                yield pool
+            group.cancel_scope.cancel()
+
+    with monkeypatch.context() as patch:
+        patch.setitem(BACKENDS, "fakes", open_fakes)
+        yield
+
+
+def test_a_budget_is_for_all_nodes_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repo = write_repo(tmp_path / "repo", rows=ROWS * 5)
+    fakes = [FakePool(functions=EXACT, cost_usd=0.25) for _ in range(2)]
+    with hosts_of(monkeypatch, *fakes):
+        config = RunConfig.of(model="offline/oracle", batch_size=4, cluster="fakes://here", max_cost=5.0)
+        said: list[object] = []
+        report = osmosis_ai.run(config, directory=repo, listener=said.append)
+    assert [event.message for event in said if isinstance(event, events.LimitReached)] == [
+        "stopped: the budget of $5 (--max-cost) is spent"
+    ]
+    # Neither node alone has spent it, and only what had begun when it was spent goes beyond it.
+    assert all(0 < fake.spent_usd < 5.0 for fake in fakes)
+    assert 5.0 <= sum(fake.spent_usd for fake in fakes) <= 5.0 + 2 * 4 * 0.25
+    assert report.cost_usd == sum(fake.spent_usd for fake in fakes)
+
+
+def test_a_slow_store_holds_a_cluster_s_run_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process writes to the store again and again. Nodes never run more ahead than a run has slots."""
+    repo = write_repo(tmp_path / "repo", rows=ROWS * 25)
+    fakes = [FakePool(functions=EXACT) for _ in range(2)]
+    ahead: list[int] = []
+    ended = threading.Event()
+
+    def hold_up() -> None:
+        file = repo / ".osmosis" / "runs.db"
+        eventually(lambda: any(fake.rollouts for fake in fakes))
+        connection = sqlite3.connect(file, timeout=30, isolation_level=None)
+        while not ended.wait(0.01):
+            connection.execute("BEGIN IMMEDIATE")
+            (stored,) = connection.execute("SELECT count(*) FROM rollouts").fetchone()
+            # As long as a slow disk takes.
+            ended.wait(0.1)
+            ahead.append(sum(len(fake.rollouts) for fake in fakes) - stored)
+            connection.execute("ROLLBACK")
+        connection.close()
+
+    with hosts_of(monkeypatch, *fakes), ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(hold_up)
+        config = RunConfig.of(model="offline/oracle", batch_size=8, cluster="fakes://here")
+        report = osmosis_ai.run(config, directory=repo)
+        ended.set()
+        holding.result()
+    assert report.whole
+    assert sum(len(fake.rollouts) for fake in fakes) == 300
+    assert len(ahead) > 3
+    assert max(ahead) <= 2 * 8
+
+
+class Overloaded:
+    """Refuses one of 16 requests once and holds the others; then counts how many the next wave has at a time."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._refused = ""
+        self._wave = 0
+        self._gates = [Gate(), Gate()]
+
+    def __call__(self, request: Request) -> Reply:
+        row = request.messages[1]["content"]
+        if not self._refused:
+            self._refused = row
+            return status(429, headers={"Retry-After": "0"})
+        if row == self._refused:
+            return text("done")
+        self._wave += 1
+        if self._wave == 8 and len(self._gates) == 1:
+            # A moment later, so that one too many would be seen.
+            threading.Timer(0.3, self._count).start()
+        return text("done").after(self._gates[0])
+
+    def hear(self, event: object) -> None:
+        """Let the first wave go once the run knows of the refusal."""
+        if isinstance(event, events.RolloutDone) and len(self._gates) == 2:
+            self._wave = 0
+            self._gates.pop(0).open()
+
+    def _count(self) -> None:
+        self.most = self._wave
+        self._gates[0].open()
+
+
+def test_one_refusal_slows_all_nodes_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 at a time, 8 are left on two nodes, and slowly more: by the root of twice as many as have ended since."""
+    monkeypatch.setitem(BACKENDS, "loopback", open_loopback)
+    repo = write_repo(tmp_path / "repo", rows=[{**ROWS[0], "user_prompt": str(number)} for number in range(40)])
+    model = Overloaded()
+    with ScriptedEndpoint(model).run_in_thread() as endpoint:
+        config = RunConfig.of(
+            model="scripted", base_url=endpoint.url, batch_size=16, cluster="loopback://here", workers_per_node=1
+        )
+        report = osmosis_ai.run(config, directory=repo, listener=model.hear)
+    assert report.whole
+    assert 8 <= model.most <= 10
+
+
+def test_rescoring_runs_on_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "loopback", open_loopback)
+    repo = write_repo(tmp_path / "repo", rows=ROWS)
+    place = ("--cluster", "loopback://here", "--nodes", "2", "--workers-per-node", "1")
+    assert run_osmosis("test", "--model", "offline/oracle", cwd=repo).code == 0
+    rewards = repo / "reward_fn" / "rewards.py"
+    rewards.write_text(rewards.read_text("utf-8") + "\n# Other code.\n", "utf-8")
+    done = run_osmosis("runs", "rescore", "latest", *place, "--json", cwd=repo)
+    assert done.code == 0, done.stderr
+    assert done.json["rescored"] == 12
 
 
 @pytest.mark.parametrize(

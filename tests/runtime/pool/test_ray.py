@@ -1,17 +1,22 @@
 """A run on a Ray cluster of this machine: a head without CPUs and two nodes with one each; and each way to lose a node.
 
-`make test-ray` runs these; they need the extra `ray`.
+`make test-ray` runs these; they need the extra `ray`. All share one cluster: tests that lose its nodes come late, and
+the one that loses its head comes last.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +25,22 @@ import psutil
 import pytest
 
 import osmosis_ai
-from commands import COMMAND, clean_environment, command_line
+import waiting
+from commands import COMMAND, clean_environment, command_line, run_osmosis
 from osmosis_ai import Report, RunConfig
 from osmosis_ai.runtime.run import events
 from osmosis_ai.store.queries import Queries
 from repos import write_repo
-from waiting import eventually
 
 pytestmark = pytest.mark.ray
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# A client server forks while its threads call gRPC, whose handlers of forks hang now and then.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 MEMORY = 80 << 20
+WORKFLOW = Path(__file__).parents[3] / "examples" / "workflow"
+
+eventually = partial(waiting.eventually, patience=120.0)
+"""On a busy machine an actor takes half a minute to start."""
 
 MAIN = '''
 import os
@@ -72,7 +83,14 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def client_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def cluster(client_port: int) -> Iterator[Any]:
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra ray isn't installed")
     # Nodes that vanish are noticed in seconds.
     system = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "health_check_initial_delay_ms": 0}
@@ -82,6 +100,7 @@ def cluster() -> Iterator[Any]:
             "num_cpus": 0,
             "object_store_memory": MEMORY,
             "include_dashboard": False,
+            "ray_client_server_port": client_port,
             "_system_config": system,
         },
     )
@@ -153,17 +172,17 @@ class Holding:
     def until_lost(self, nodes: int) -> None:
         eventually(lambda: sum("was lost" in said for said in self.said) == nodes, lambda: str(self.said))
 
-    def wait(self) -> None:
+    def wait(self, nodes: int) -> None:
         # One after the other, because a busy machine takes its time.
-        eventually(lambda: len(actors()) >= 2, lambda: str(self.said))
-        eventually(lambda: len([*self.folder.glob("waits-*")]) >= 2, lambda: str(self.said))
+        eventually(lambda: len(actors()) >= nodes, lambda: str(self.said))
+        eventually(lambda: len([*self.folder.glob("waits-*")]) >= nodes, lambda: str(self.said))
 
-    def run(self, repo: Path, action: Callable[[], None]) -> Report:
+    def run(self, repo: Path, action: Callable[[], None], nodes: int = 2) -> Report:
         """Run beside the test, whose thread alone may add a node."""
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(run, repo, self)
             try:
-                self.wait()
+                self.wait(nodes)
                 action()
             finally:
                 (self.folder / "all").unlink()
@@ -188,6 +207,20 @@ def test_500_rollouts_equal_the_local_run_record_for_record(cluster: Any, repo: 
         250,
         "exited with code 7 (while running end)",
     )
+
+
+def test_a_workflow_runs_on_a_cluster_that_is_reached_through_its_client_server(
+    cluster: Any, client_port: int, tmp_path: Path
+) -> None:
+    """Nor does the user read what Ray's threads say when the connection ends."""
+    ignored = shutil.ignore_patterns("__pycache__", ".osmosis", "evals")
+    workspace = shutil.copytree(WORKFLOW, tmp_path / "workflow", ignore=ignored)
+    config = "configs/eval/products-openai.toml"
+    place = ("--cluster", f"ray://127.0.0.1:{client_port}", "--nodes", "1", "--workers-per-node", "1")
+    done = run_osmosis("eval", "run", config, "--model", "offline/oracle", *place, "--json", cwd=workspace)
+    assert done.code == 0, done.stderr
+    assert [row["runs"][0]["scores"]["products-openai"] for row in done.json["rows"]] == [1.0] * 6
+    assert not any(said in done.stderr for said in ("Traceback", "Future", "Warning")), done.stderr
 
 
 def test_nodes_are_lost_in_every_way_and_join_late(cluster: Any, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,20 +255,93 @@ def test_nodes_are_lost_in_every_way_and_join_late(cluster: Any, repo: Path, mon
     assert not any("sk-not-for-the-dashboard" in text for text in environments)
 
 
-def test_the_head_is_killed_and_its_run_resumed(cluster: Any, repo: Path) -> None:
+@contextmanager
+def node_of_another_network(address: str) -> Iterator[Callable[[], None]]:
+    """Add a node in a network namespace; yield what takes its network away, so that nothing ever says goodbye."""
+    name, number = f"osmosis-{os.getpid()}", os.getpid() % 250
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+    def inside(*words: str) -> list[str]:
+        return ["ip", "netns", "exec", name, *words]
+
+    try:
+        ip("netns", "add", name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', None) or error}")
+    node: subprocess.Popen[bytes] | None = None
+    try:
+        ip("link", "add", f"osm{number}", "type", "veth", "peer", "name", "outside", "netns", name)
+        ip("address", "add", f"10.213.{number}.1/24", "dev", f"osm{number}")
+        ip("link", "set", f"osm{number}", "up")
+        ip("-n", name, "address", "add", f"10.213.{number}.2/24", "dev", "outside")
+        ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", name, "link", "set", "outside", "up")
+        ip("-n", name, "route", "add", "default", "via", f"10.213.{number}.1")
+        ray = str(Path(sys.executable).with_name("ray"))
+        given = ["--address", address, "--node-ip-address", f"10.213.{number}.2", "--num-cpus", "1"]
+        node = subprocess.Popen(
+            inside(ray, "start", *given, "--object-store-memory", str(MEMORY), "--disable-usage-stats", "--block"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        yield lambda: ip("link", "set", f"osm{number}", "down")
+    finally:
+        pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
+        for pid in map(int, pids.split()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if node is not None:
+            node.wait()
+        ip("netns", "delete", name)
+
+
+def test_a_node_whose_network_vanishes_is_lost(cluster: Any, repo: Path) -> None:
+    holding = Holding(repo)
+    with node_of_another_network(cluster.address) as vanish:
+
+        def act() -> None:
+            vanish()
+            holding.until_lost(1)
+
+        whole(holding.run(repo, act, nodes=len(cluster.list_all_nodes())))
+
+
+def started(repo: Path, *command: str | Path) -> subprocess.Popen[str]:
+    """Start a command, and wait until a tool call of its run is held."""
     (repo.parent / "hold" / "all").touch()
-    command = subprocess.Popen(
-        [COMMAND, "eval", "--cluster", "auto", "--model", "offline/oracle", "--batch-size", "4"],
+    process = subprocess.Popen(
+        [*command, "eval", "--cluster", "auto", "--model", "offline/oracle", "--batch-size", "4"],
         cwd=repo,
         env=clean_environment(),
-        stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    eventually(actors)
-    eventually(lambda: [*(repo.parent / "hold").glob("waits-*")])
-    command.send_signal(signal.SIGKILL)
-    command.wait()
+    eventually(lambda: [*(repo.parent / "hold").glob("waits-*")], lambda: str(process.poll()))
+    return process
+
+
+def test_the_command_is_killed_and_its_run_resumed(cluster: Any, repo: Path) -> None:
+    with started(repo, COMMAND) as command:
+        command.send_signal(signal.SIGKILL)
     (repo.parent / "hold" / "all").unlink()
     # Its actors end with it.
     eventually(lambda: not actors(), lambda: str(actors()))
     whole(run(repo, resume=True))
+
+
+def test_the_head_of_the_cluster_is_killed_and_the_run_resumed_on_another_cluster(cluster: Any, repo: Path) -> None:
+    """Ray itself would end the command after a minute, without a word of its own."""
+    impatient = "import sys; from osmosis_ai.runtime.pool import ray; ray.HEAD_SECONDS = 3.0; "
+    impatient += "from osmosis_ai.__main__ import main; main()"
+    with started(repo, sys.executable, "-c", impatient) as command:
+        (head,) = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("gcs_server")]
+        head.kill()
+        _, said = command.communicate(timeout=120)
+    (repo.parent / "hold" / "all").unlink()
+    assert "stopped: the cluster was lost (its head hasn't answered for 3 s); use --resume to continue" in said
+    assert "Traceback" not in said
+    assert command.returncode == 130, said
+    whole(run(repo, resume=True, cluster="local", nodes=1, workers_per_node=1))
