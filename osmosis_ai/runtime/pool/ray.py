@@ -52,26 +52,47 @@ async def open_ray(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Node
     """Connect to a Ray cluster, send it the repository, and load it on the nodes; raise StartError."""
     ray = _import_ray()
     assert options.cluster is not None
+    connected: concurrent.futures.Future[None] = concurrent.futures.Future()
+    end = threading.Event()
     try:
-        await _aside(_reach, options.cluster)
-        with anyio.fail_after(CONNECT_SECONDS):
-            await _aside(_connect, ray, options, spec.root)
-    except TimeoutError:
-        raise StartError(
-            f"--cluster {options.cluster}: no answer from Ray for {CONNECT_SECONDS:.0f} s; if a cluster of this "
-            "machine has crashed, `ray stop` forgets it"
-        ) from None
-    except Exception as error:
-        raise StartError(f"--cluster {options.cluster}: {_why_not(error)}") from error
-    cluster = _RayCluster(ray, options)
-    try:
-        with redirect_stdout(_WithoutRay(sys.stdout)):
-            async with open_nodes(cluster, spec, options) as pool:
-                yield pool
+        try:
+            await _aside(_reach, options.cluster)
+            ended = _begin(_connection, ray, options, spec.root, connected, end)
+            with anyio.fail_after(CONNECT_SECONDS):
+                await _result(connected)
+        except TimeoutError:
+            raise StartError(
+                f"--cluster {options.cluster}: no answer from Ray for {CONNECT_SECONDS:.0f} s; if a cluster of this "
+                "machine has crashed, `ray stop` forgets it"
+            ) from None
+        except Exception as error:
+            raise StartError(f"--cluster {options.cluster}: {_why_not(error)}") from error
+        cluster = _RayCluster(ray, options)
+        try:
+            with redirect_stdout(_WithoutRay(sys.stdout)):
+                async with open_nodes(cluster, spec, options) as pool:
+                    yield pool
+        finally:
+            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                await cluster.closed()
+                end.set()
+                await _result(ended)
     finally:
-        with anyio.move_on_after(CLOSE_SECONDS, shield=True):
-            await cluster.closed()
-            await _aside(ray.shutdown)
+        end.set()
+
+
+def _connection(
+    ray: Any, options: PoolOptions, root: str, connected: concurrent.futures.Future[None], end: threading.Event
+) -> None:
+    """Be connected until the end, in one thread: the processes of a cluster for this run alone end with it."""
+    try:
+        _connect(ray, options, root)
+    except BaseException as error:  # noqa: BLE001 - the caller gets it
+        connected.set_exception(error)
+        return
+    connected.set_result(None)
+    end.wait()
+    ray.shutdown()
 
 
 async def _aside(call: Callable[..., T], *given: object) -> T:
@@ -138,10 +159,11 @@ def _connect(ray: Any, options: PoolOptions, root: str) -> None:
     # It may have any name.
     if store is not None and store.is_relative_to(Path(root).resolve()):
         excluded.append(store.relative_to(Path(root).resolve()).as_posix())
-    started: dict[str, Any] = {"include_dashboard": False} if address == "local" else {"address": address}
+    started: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     # The error says it.
     warnings.filterwarnings("ignore", "Ray Client connection timed out")
     ray.init(
+        address=address,
         **started,
         runtime_env={"working_dir": root, "excludes": excluded},
         logging_level="error",
