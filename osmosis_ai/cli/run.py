@@ -253,7 +253,7 @@ def introduce(output: Output, event: RunEvent) -> None:
         attempts = f" × {event.attempts}" if event.attempts > 1 else ""
         rows = f"{counted(event.total_rows, 'row')}{attempts} of {event.dataset}"
         output.say(f"{' against '.join(event.models)} on {rows}{f', shard {event.shard}' if event.shard else ''}")
-        own = "nothing"
+        own = "nothing; write an @osmosis_reward function in reward_fn/"
         if event.agent is not None:
             asked, name = event.agent
             kind, own = ("workflow", "its grader") if event.workflow else ("agent", "the agent loop's own reward")

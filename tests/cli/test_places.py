@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -84,6 +85,17 @@ def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path) -> None:
     assert done.code == 2
     assert f"there is no mcp folder in {tmp_path} or above it" in done.stderr
     assert "--mcp DIR" in done.stderr
+    assert "`osmosis init DIR`" in done.stderr
+
+
+def test_a_server_without_tools_and_a_repository_without_functions_say_so(tmp_path: Path) -> None:
+    root = write_repo(tmp_path / "repo")
+    (root / "mcp" / "main.py").write_text("from fastmcp import FastMCP\n\nmcp = FastMCP('none')\n", encoding="utf-8")
+    shutil.rmtree(root / "reward_fn")
+    done = run_osmosis("test", "--model", "offline/oracle", cwd=root)
+    assert done.code == 0, done.stderr
+    assert "no tools: mcp/main.py has none; decorate its functions with @mcp.tool\n" in done.stderr
+    assert "scored with: nothing; write an @osmosis_reward function in reward_fn/\n" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["option", "variable", "file"])

@@ -197,7 +197,8 @@ def find_agent(config: AgentConfig, cwd: Path) -> tuple[McpSource | AgentSource,
         raise UsageError(
             f"no agent: there is no mcp folder in {cwd} or above it, and no other part of a repository (reward_fn, "
             "reward_rubric, test_data.jsonl); name its tools with --mcp DIR (a folder with main.py, a URL or an "
-            "mcp.json file), or an agent loop with -m MODULE:ATTRIBUTE"
+            "mcp.json file), or an agent loop with -m MODULE:ATTRIBUTE; `osmosis init DIR` writes a repository to "
+            "start from"
         )
     return McpSource("none"), repository
 
