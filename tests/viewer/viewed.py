@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 from osmosis_ai.conversation import message_text
 from osmosis_ai.records import Failure, JudgeCall, Rollout, Row, Score, ToolCall, Turn, Usage
+from osmosis_ai.reward_fn.statistics import summarize
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.training.record import MetricsLine, TrainingRecord, TrainingState
 from osmosis_ai.viewer.app import build_app
@@ -110,9 +111,12 @@ def write_run(root: Path, rollouts: Sequence[Made], *, status: Any = "finished",
                     await store.save_scores({key: scores})
 
             await asyncio.gather(*(save(*each) for each in rollouts))
-            values = [score.value or 0.0 for _, scores, _ in rollouts for score in scores]
-            mean = sum(values) / max(len(rollouts), 1)
-            summary = {"functions": {"r:exact": mean}, "intervals": {"r:exact": (mean / 2, mean)}, "total_tokens": 1}
+            by_row: dict[int, list[float | None]] = {}
+            for rollout, scores, _ in rollouts:
+                by_row.setdefault(rollout.row_index, []).append(scores[0].value if scores else None)
+            found = summarize(list(by_row.values()), 1.0)
+            interval = {"r:exact": found.confidence_interval}
+            summary = {"functions": {"r:exact": found.mean}, "intervals": interval, "total_tokens": 1}
             if status != "running":
                 await store.mark(run_id, status, summary)
             return run_id
