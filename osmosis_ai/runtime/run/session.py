@@ -390,7 +390,7 @@ class RunSession:
             self._tell(events.Notice(self._recordings.banner))
         loaded = self.pool.loaded
         self._not_scored = [*self._prepared.left_out, *loaded.problems]
-        if mcp is not None and mcp.kind != "none" and not loaded.tools:
+        if plan.agent is None and mcp is not None and mcp.kind != "none" and not loaded.tools:
             server = show_url(mcp.url or "") if mcp.path is None else relative_to_root(Path(mcp.path), Path(plan.root))
             decorate = "; decorate its functions with @mcp.tool" if mcp.kind == "directory" else ""
             self._tell(events.Notice(f"no tools: {server} has none{decorate}", "warning"))
