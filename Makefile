@@ -20,10 +20,13 @@ INSTALL = @echo "installing Osmosis and its dependencies into $(VENV), once: 400
 	$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable $(1) || \
 	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable $(1)
 
-.PHONY: demo environment test test-whole check fuzz test-lowest test-released test-train test-browser test-ray test-pytest8 docs man release-check benchmark clean
+.PHONY: demo help environment test test-whole check fuzz test-lowest test-released test-train test-browser test-ray test-pytest8 docs man release-check benchmark clean
 
 demo: $(VENV)/.package  ## run the main job on the example repository with the embedded offline model
 	$(BIN)/osmosis test --mcp examples/calculator/mcp -d examples/calculator/test_data.jsonl --model offline/oracle
+
+help:  ## this list
+	@sed -nE 's/^([a-z0-9-]+):.*  ## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "make %-14s %s\n", $$1, $$2}'
 
 environment: $(VENV)/.dev  ## what the targets below need, installed
 
