@@ -127,6 +127,7 @@ class _Member:
         self.rollouts = 0
         self.share = 1
         self.told_share = 0
+        self.running = 0
         self.alone = False
         self.give_back = self.asked_back = 0
         self.news = asyncio.Event()
@@ -137,6 +138,7 @@ class _Member:
     def take(self, job: _Job) -> None:
         self.jobs[job.order.id] = job
         self.rollouts += job.is_rollout
+        self.running = max(self.running, min(self.share, self.rollouts))
         self.orders.append(job)
         self.news.set()
 
@@ -362,10 +364,20 @@ class NodesPool:
                 member.news.set()
 
     def _set_shares(self) -> None:
-        """Divide what may run at a time among the nodes."""
+        """Divide what may run at a time among the nodes.
+
+        A node whose share has shrunk still runs what it had begun, and others get so much less until that has ended.
+        """
         total = max(int(self._limit), len(self._members))
         for number, member in enumerate(self._members):
             member.share = total // len(self._members) + (number < total % len(self._members))
+            member.running = min(member.running, member.rollouts)
+        beyond = sum(max(0, member.running - member.share) for member in self._members)
+        for member in self._members:
+            less = max(0, min(beyond, member.share - max(1, member.running)))
+            member.share -= less
+            beyond -= less
+            member.running = max(member.running, min(member.share, member.rollouts))
             if member.share != member.told_share:
                 member.news.set()
 
@@ -489,6 +501,7 @@ class NodesPool:
                 continue
             if ended.rollout is not None:
                 self._brake(ended.rollout)
+                member.running = max(member.share, member.running - 1)
             job.done.set_result(ended)
         self._assign()
 
