@@ -35,7 +35,7 @@ def message_problem(message: Mapping[str, object]) -> str | None:
 
 def too_deep(value: object) -> bool:
     """Return True if lists and dicts are nested more than `MAX_DEPTH` levels deep, or without an end."""
-    # Without recursion, which is what deep values break; in depth first, which ends soon in a value that holds itself.
+    # Not recursive, because deep values would exceed the recursion limit; depth first, to stop early in a cyclic value.
     path: list[Iterator[object]] = [iter((value,))]
     while path:
         for inner in path[-1]:

@@ -195,8 +195,7 @@ class ModelConfig(Record, frozen=True):
     record: Annotated[
         str | None,
         Option(
-            "Record the model's replies in this folder, to be replayed with --replay; what is recorded isn't asked for "
-            "again.",
+            "Record the model's replies in this folder for --replay, and reuse those already recorded.",
             metavar="DIR",
             lasting=False,
             path=True,
@@ -205,7 +204,7 @@ class ModelConfig(Record, frozen=True):
     replay: Annotated[
         str | None,
         Option(
-            "Answer every request from the recordings in this folder; without a recording it fails.",
+            "Answer every request from the recordings in this folder; a request without one fails.",
             metavar="DIR",
             lasting=False,
             path=True,
@@ -402,7 +401,7 @@ class ResumeConfig(Record, frozen=True):
     name: Annotated[
         str | None, once("Name the run; if there is one of this name, continue it.", metavar="NAME", read=read_run_name)
     ] = None
-    fresh: Annotated[bool, once("With --name: start anew, even if there is a run of this name.")] = False
+    fresh: Annotated[bool, once("With --name: start a new run, even if there is one with this name.")] = False
     retry_failed: Annotated[bool, Option("Run the failed rollouts of a run again.", lasting=False)] = False
     regrade: Annotated[
         bool, once("With --rollout: grade a run's rollouts again, playing the stored replies instead of the model.")

@@ -83,7 +83,7 @@ def excerpt(text: str, length: int) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Return a text's beginning, with … in place of what is beyond `length` characters."""
+    """Return a text cut to `length` characters, with … if it was longer."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 

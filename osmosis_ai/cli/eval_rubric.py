@@ -92,7 +92,7 @@ class RecordingsConfig(Record, frozen=True):
     record: Annotated[
         str | None,
         once(
-            "Record the judge's replies in this folder; what is recorded isn't asked for again.",
+            "Record the judge's replies in this folder, and reuse those already recorded.",
             metavar="DIR",
         ),
     ] = None

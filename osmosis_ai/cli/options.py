@@ -31,7 +31,7 @@ class OutputOptions(Record, frozen=True):
     """Output: how a run is shown."""
 
     watch: Annotated[bool, once("Re-run what each save affects; press q to quit.")] = False
-    view: Annotated[bool, once("Show the run in the browser while it goes on.")] = False
+    view: Annotated[bool, once("Show the run in the browser while it is running.")] = False
     output: Annotated[str | None, once("Write the results here; - is --json.", ("--output", "-o"), "FILE")] = None
     junit: Annotated[
         str | None, once("Also write the scores as test results in JUnit's form.", metavar="FILE", commands=("eval",))

@@ -51,7 +51,7 @@ class WorkflowSource(Record, frozen=True):
 
 
 class ListedRollout(Record, frozen=True, omit_defaults=False):
-    """A rollout of a workspace. `requires` is what its pyproject.toml says of the SDK, and `configs` name it."""
+    """A rollout of a workspace. `requires` is the SDK that its pyproject.toml declares; `configs` name the rollout."""
 
     name: str
     entrypoint: str

@@ -1,8 +1,8 @@
-"""Token sequences: what the engine read and sampled in a rollout, with a mask of what it sampled.
+"""Export token sequences: the tokens that the engine read and sampled in a rollout, with a mask of the sampled ones.
 
-A turn's prompt should begin with the tokens of the turn before it. Where an endpoint has tokenised the conversation
-anew, it may not: as TRL's asynchronous GRPO does, a change within the last reply makes that tail context, which isn't
-trained on, and an earlier or larger change begins another sequence.
+A turn's prompt should start with the tokens of the previous turn. If an endpoint tokenised the conversation again, it
+may not. Then, as in TRL's asynchronous GRPO, a change within the last reply turns that tail into context, which isn't
+trained on, and an earlier or larger change starts another sequence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "NO_TOKENS", "Sequences", "sequences_of"]
 
 FORK_TOKENS = 8
-"""A change of so many tokens or more begins another sequence."""
+"""A change of this many tokens or more starts another sequence."""
 NO_TOKENS = "the endpoint returned no token ids; vLLM does with --param return_token_ids=true"
 
 Drift: TypeAlias = Literal["clean", "realign", "fork"]

@@ -88,7 +88,7 @@ def _graph(rollout: ExportedRollout) -> tuple[list[JsonObject], list[JsonObject]
 
 
 def _tokens(turn: ExportedTurn, context: Sequence[int]) -> JsonObject:
-    """Return a reply's tokens, after the context that its messages have added; nobody knows which added which."""
+    """Return a reply's tokens, after the context that its messages added; which one added which token is unknown."""
     if turn.token_ids is None:
         return {}
     ids = [*context, *turn.token_ids]

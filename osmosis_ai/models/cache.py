@@ -127,7 +127,7 @@ def prepare_cache(folder: Path, *, limit: int = LIMIT_BYTES) -> Path:
 def open_cache(path: Path, masker: Masker) -> ReplyCache | None:
     """Open a cache that `prepare_cache` has checked, in the process and thread that will use it.
 
-    If it has become unusable since, return None and report that on stderr: the run goes on without it.
+    If it has become unusable since, return None and report that on stderr: the run continues without it.
     """
     try:
         return ReplyCache(path, masker)

@@ -229,8 +229,10 @@ class Cassette:
         self._new: set[str] = set()
 
     def get(self, key: str) -> Recording | None:
-        """Return the recording of a request, and note its use. When recording, an error of an earlier run is asked for
-        again."""
+        """Return the recording of a request, and note its use.
+
+        When recording, return None for an error that an earlier run recorded, so that the request is made again.
+        """
         found = self._found.replies.get(key)
         if found is None or (self.spec.mode == "record" and found.reply is None and key not in self._new):
             return None
@@ -260,7 +262,7 @@ class Cassette:
         return known
 
     def missing(self, request: Rendered) -> ModelError:
-        """Return the error of a request without a recording: the nearest one, and what is different."""
+        """Return the error for a request without a recording, with the nearest recording and the difference."""
         recorded = [self._found.rendered(one) for one in self._found.replies.values()]
         message = miss_message(request, recorded, self._path.name)
         return ModelError(f"{message}; {self.spec.advice}", kind="unrecorded")

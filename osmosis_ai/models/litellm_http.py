@@ -50,7 +50,7 @@ class _Session(httpx.AsyncClient):
 
 def _bound(handler: object) -> None:
     if isinstance(handler, AsyncHTTPHandler):
-        # The handler makes its client anew after some errors, with its own hooks.
+        # The handler recreates its client after some errors, with its own hooks.
         handler.event_hooks = handler.client.event_hooks = {"request": [_ask_async], "response": [_check_async]}
     elif isinstance(handler, HTTPHandler):
         handler.client.event_hooks = {"request": [_ask], "response": [_check]}

@@ -115,7 +115,7 @@ _unused: list[str] = []
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     for line in _unused:
-        terminalreporter.write_line(f"osmosis: {line}; {RECORD}=all records anew, without them")
+        terminalreporter.write_line(f"osmosis: {line}; {RECORD}=all records everything again, without them")
     _unused.clear()
 
 

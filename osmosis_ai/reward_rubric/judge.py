@@ -48,7 +48,7 @@ _NUMBERS = ("score_min", "score_max", "timeout")
 
 
 class _Attempt(NamedTuple):
-    """What tells a judge's recordings of equal requests apart: the attempt, and how often it made each request."""
+    """Distinguishes a judge's recordings of equal requests: by attempt, and by how often it made each request."""
 
     number: int
     asked: Counter[str]

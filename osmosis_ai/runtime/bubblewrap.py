@@ -1,4 +1,4 @@
-"""Make command lines for `bwrap` (bubblewrap), which runs a process that sees and uses only what it is given.
+"""Build command lines for `bwrap` (bubblewrap), which runs a process that can only see and use what it is given.
 
 In a sandbox there are the system's programs and libraries, this Python, and the repository, all read-only; `/tmp`, in
 memory, is the only folder to write to. There are no other processes, no network unless it is shared, no capabilities,
@@ -120,7 +120,7 @@ def sandbox_command(sandbox: SandboxSpec, root: Path, command: list[str]) -> lis
 
     Call it in a process that has imported no code of the repository, which may have changed the path of modules.
     """
-    # The last mount at a place counts, so what is hidden comes after what is shown.
+    # The last mount at a path wins, so hidden paths come after visible ones.
     return [sandbox.bwrap, *_namespaces(network=sandbox.network), *_folders(sandbox, root), "--", *command]
 
 
@@ -172,7 +172,7 @@ def _without(folder: Path, hidden: list[str]) -> Iterator[str]:
 
 
 def _python_paths(root: Path) -> list[Path]:
-    """Return the folders of this Python and its packages, but none that holds the repository or somebody's home."""
+    """Return the folders of this Python and its packages, except those that contain the repository or a home folder."""
     executable = Path(os.path.realpath(sys.executable))
     named = [*map(Path, (sys.prefix, sys.base_prefix, *filter(None, sys.path))), executable.parents[1], PACKAGE]
     homes = [Path(os.path.realpath(home)) for home in (Path("~").expanduser(), "/root", "/home")]

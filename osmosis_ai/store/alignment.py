@@ -47,7 +47,7 @@ class AlignedStep(Record, frozen=True):
 
 
 class _Key(NamedTuple):
-    """What makes two steps equal, but for results: the kind of step, and its words or canonical arguments."""
+    """The parts by which steps are equal, apart from results: the kind of step, and its text or canonical arguments."""
 
     kind: tuple[str, str | None]
     content: str
@@ -129,7 +129,7 @@ def _pair(a: ComparedStep, b: ComparedStep) -> AlignedStep:
 
 
 def _replaced(a: Sequence[ComparedStep], b: Sequence[ComparedStep]) -> Iterator[AlignedStep]:
-    """Pair steps of the same kind where both rollouts go on differently."""
+    """Pair steps of the same kind where the rollouts diverge."""
     kinds_a, kinds_b = ([_key(step).kind for step in each] for each in (a, b))
     for change, i, to_i, j, to_j in SequenceMatcher(None, kinds_a, kinds_b, autojunk=False).get_opcodes():
         if change == "equal":

@@ -1,4 +1,4 @@
-"""What a run is doing now: its rollouts in flight, in a file beside the store, which lasts as long as they do.
+"""A running run's current progress: its in-flight rollouts, in a file beside the store that exists only while they do.
 
 A file and not a table: it is replaced twice a second, and nobody needs it after the run.
 """
@@ -38,7 +38,7 @@ def live_path(database: Path, run_id: str) -> Path:
 
 
 def read_live(database: Path, run_id: str) -> list[RunningRollout]:
-    """Return a run's rollouts in flight, the oldest first; none if the run isn't going on."""
+    """Return a run's in-flight rollouts, oldest first; empty if the run isn't running."""
     try:
         return _decoder.decode(live_path(database, run_id).read_bytes())
     except (OSError, msgspec.DecodeError):

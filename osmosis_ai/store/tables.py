@@ -124,7 +124,7 @@ class ScoreColumns(Columns):
 
 
 class JudgePromptColumns(Columns):
-    """What the judges of a score were asked. Apart from `scores`, which lists read. `data` is packed JSON."""
+    """The requests to a score's judges, in a table apart from `scores`, which lists read. `data` is packed JSON."""
 
     table: ClassVar[str] = "judge_prompts"
 

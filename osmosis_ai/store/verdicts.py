@@ -1,4 +1,4 @@
-"""What people say of a run's rollouts, and how far its scores agree with them."""
+"""Users' verdicts on a run's rollouts, and their agreement with its scores."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ KnownTools = Mapping[str, Mapping[str, Any] | None]
 
 
 class Problem(NamedTuple):
-    """What is wrong with a row's `expect`, by the code of its finding."""
+    """A problem with a row's `expect`, with the code of its finding."""
 
     code: str
     message: str
@@ -39,7 +39,7 @@ def known_tools(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any] | None]:
 
 
 def problems_with(row: Row, tools: KnownTools) -> Iterator[Problem]:
-    """Yield what is wrong with a row's `expect`. Without any known tools, names aren't checked."""
+    """Yield the problems with a row's `expect`. Without any known tools, names aren't checked."""
     try:
         expect = read_expect(row.extra)
     except ValueError as error:

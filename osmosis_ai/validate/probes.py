@@ -46,7 +46,7 @@ class Form(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """One answer to try on a row. `odd` says what is odd about it; `near` means that a lenient reward may accept it.
+    """One answer to try on a row. `odd` describes its oddity; `near` means that a lenient reward may accept it.
 
     A `trajectory` is the right answer after other tool calls, which `odd` describes.
     """

@@ -1,4 +1,4 @@
-"""What `osmosis validate` finds by running a repository's code, in workers: what loads, and what functions reward."""
+"""Check a repository by running its code in workers: load it, play solutions, and try its reward functions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LOADING_HINT = "Look for work at import time: a server started, a download, a l
 
 
 class Running:
-    """Runs a repository's tools, functions and solutions; what it finds is added to `findings` and `controls`."""
+    """Runs a repository's tools, functions and solutions, and adds the results to `findings` and `controls`."""
 
     def __init__(
         self, subject: Subject, findings: list[Finding], forms: Sequence[Form], load_seconds: float, log: Path

@@ -226,7 +226,8 @@ class WorkerHandle:
         inside = frozenset(job for job, assignment in self._jobs.items() if assignment.inside)
         culprit = self._culprit
         loss = Loss(self._how_it_ended(), culprit, inside, shared=self.taken > 1, explained=culprit is not None)
-        # The first to hear of it are the first to run alone: those whose code began about when the last of it stopped.
+        # Jobs rerun alone in the order in which they are notified, so notify the likeliest culprits first: those whose
+        # code started closest to the last event.
         for assignment in sorted(self._jobs.values(), key=lambda each: abs(each.began - self._last_step)):
             if not assignment.done.done():
                 assignment.done.set_exception(WorkerLostError(loss))

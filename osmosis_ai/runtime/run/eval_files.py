@@ -144,7 +144,7 @@ class Journal:
                 self._write(_completed(each))
 
     def add(self, event: RunEvent) -> None:
-        """Note what an event tells of a rollout."""
+        """Record a rollout's event."""
         if isinstance(event, events.RolloutDone) and event.rollout.policy == POLICY:
             rollout = event.rollout
             own = rollout.agent.score if rollout.agent is not None else None

@@ -22,7 +22,7 @@ class DatasetProgress(Record, frozen=True):
 
 
 class Waiting(Record, frozen=True):
-    """What the run waits for before its first rollout, such as `loading tools from mcp/main.py`."""
+    """The run is waiting for something before its first rollout, such as `loading tools from mcp/main.py`."""
 
     what: str
 

@@ -47,7 +47,8 @@ async def import_run(store: RunStore, format_: ImportFormat, path: Path, name: s
         if known.get("sha256") == digest and known.get("format") == format_.name:
             return Imported(run, False, [], {}, [])
     reading = _Reading(format_, path, digest, name)
-    # Read before the store is locked, so that a file that can't be used leaves nothing and keeps nobody waiting.
+    # A first pass before the store is locked, so that an unusable file leaves nothing behind and blocks no other
+    # writer.
     if not any(True for _ in reading.rollouts()):
         where = [f"{each.where}: {each.reason}" if each.where else each.reason for each in reading.problems[:3]]
         raise UsageError(f"{path}: {'; '.join(where) or 'there are no samples'}")
@@ -57,7 +58,7 @@ async def import_run(store: RunStore, format_: ImportFormat, path: Path, name: s
 
 
 class _Reading:
-    """One pass over the file, which may be repeated, and what it told."""
+    """A repeatable pass over the file, and its results."""
 
     def __init__(self, format_: ImportFormat, path: Path, digest: str, name: str | None) -> None:
         self._format = format_
@@ -67,7 +68,7 @@ class _Reading:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was read."""
+        """Discard the results of an earlier pass."""
         self.run = RunFile(self._format.name)
         self.problems: list[Problem] = []
         self.left_out: Counter[str] = Counter()

@@ -32,7 +32,7 @@ class Recordings(NamedTuple):
 
     @property
     def banner(self) -> str:
-        """What the run does with them, for a report."""
+        """How the run uses the recordings, for the report."""
         if self.policy.mode == "replay":
             return f"replies are replayed from {self.shown}; no model is called"
         return f"replies are recorded in {self.shown}"
@@ -58,7 +58,7 @@ class Recordings(NamedTuple):
 def find_recordings(record: str | None, replay: str | None, cwd: Path) -> Iterator[Recordings | None]:
     """Open the recordings that `--record` or `--replay` names, if any; raise UsageError if there are none to replay."""
     if record is not None and replay is not None:
-        raise UsageError("--record and --replay exclude each other: --record replays what is recorded already")
+        raise UsageError("--record and --replay exclude each other: --record already replays recorded requests")
     given = record or replay
     if given is None:
         yield None

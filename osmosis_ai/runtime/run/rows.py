@@ -34,7 +34,7 @@ class ListedRow(Record, frozen=True):
 
 
 def telling_functions(functions: Mapping[str, FunctionStatistics], threshold: float) -> list[str]:
-    """List the functions that some attempt passes; all of them if there is no such function."""
+    """List the functions that at least one attempt passes, or all functions if no attempt passes any."""
     return [name for name, found in functions.items() if found.max >= threshold] or list(functions)
 
 
@@ -48,7 +48,7 @@ def lacking(outcome: Outcome, functions: Iterable[str], threshold: float) -> lis
 
 
 class _Attempt(NamedTuple):
-    """An attempt, and what it lacks: a bit for every function, and one for a failed rollout."""
+    """An attempt and its shortfalls: one bit per function, and one for a failed rollout."""
 
     outcome: Outcome
     lacks: int

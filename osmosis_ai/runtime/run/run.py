@@ -40,8 +40,8 @@ class Run:
     """Runs a plan's rollouts in a pool, and stores and scores them.
 
     `completed` holds the existing records of a resumed run. `spent_usd` is the cost that already counts towards
-    `--max-cost`; None stands for the cost of the run's records. `draws` has the draws of rollouts that the user wanted
-    sampled anew. `halted` is set if the run stopped because lost workers could not be replaced.
+    `--max-cost`; None stands for the cost of the run's records. `draws` holds the draws of rollouts that the user asked
+    to sample again. `halted` is set if the run stopped because lost workers could not be replaced.
     """
 
     def __init__(

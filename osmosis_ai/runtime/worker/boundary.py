@@ -1,8 +1,8 @@
 """The messages between a worker and a process in a sandbox, which loads the repository's code in its place.
 
 The worker's first record is Enter, the sandbox's is Ready or NotReady. The sandbox then serves one rollout, from Open
-to the end of its socket, or scores one. Its records are the claims of user code: the worker accepts only answers to
-what it asked.
+to the end of its socket, or scores one. User code could forge its records, so the worker accepts only answers to its
+own requests.
 """
 
 from __future__ import annotations
