@@ -98,7 +98,7 @@ class RecordingsConfig(Record, frozen=True):
     ] = None
     replay: Annotated[
         str | None,
-        once("Answer every request from the recordings in this folder; without a recording it fails.", metavar="DIR"),
+        once("Answer every request from the recordings in this folder; a request without one fails.", metavar="DIR"),
     ] = None
 
 

@@ -386,6 +386,7 @@ def _submit(
     commit = workspaces.snapshot(workspace) if snapshot else None
     body = config.submission(provided, commit)
     try:
+        # With the key, a request that something on the way repeats starts one run.
         run = client.post(f"/api/cli/{_MANY[kind]}", body, key=str(uuid.uuid4()))
     except ClientError as error:
         raise _with_hint(error, kind, text) from None
@@ -469,6 +470,7 @@ def _follow(session: Session, name: str) -> JsonObject:
                 elif data.get("results"):
                     session.output.say(_progress(data["results"]))
         except ClientError as error:
+            # The server may be restarting; the run continues meanwhile, and `since` resumes the stream.
             failures += 1
             if error.code != "PLATFORM_ERROR" or failures > RECONNECTS:
                 raise
@@ -619,6 +621,7 @@ def _target(folder: Path, name: str) -> Path:
     from osmosis_ai.platform.client import ClientError
 
     target = folder / name
+    # The platform may be another party's server: its names must not write elsewhere.
     if not target.resolve().is_relative_to(folder.resolve()):
         raise ClientError(f"the platform names a file outside the folder: {name}", "PLATFORM_ERROR")
     return target

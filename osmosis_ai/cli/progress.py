@@ -90,6 +90,7 @@ class LiveProgress:
         first, *rest = self._status()
         shown = f"{self._count()}  {first}"
         bar = min(BAR_WIDTH, width // 8)
+        # The most important fact outranks the bar.
         if bar + 2 + cell_len(shown) > width:
             bar = 0
         for part in (self._clock(), *rest):
@@ -108,6 +109,7 @@ class LiveProgress:
 
     def _count(self) -> str:
         total = f"{self._total:,}"
+        # Padded to the width of the total, so that the line doesn't jump while it counts.
         return f"{self.done:{len(total)},}/{total}"
 
     def _clock(self) -> str:
@@ -161,6 +163,7 @@ class RunProgress(LiveProgress):
             node = f" on {oldest.node}" if oldest.node else ""
             waiting = f"waiting for {oldest.waiting_on}"
             parts.append(f"oldest: row {oldest.row_index} for {oldest.seconds:.0f} s{node}, {waiting}")
+        # While rollouts are running, a few are always being scored.
         if self._unscored > 0 and self.done == self._total:
             parts.append(f"{self._unscored:,} being scored")
         parts.append(f"{self._errors:,} failed")

@@ -87,6 +87,7 @@ def open_dataset(path: Path, *, bare: bool = False) -> Dataset:
             start = file.read(2)
     except OSError as error:
         raise DatasetError(f"{path}: can't be read: {_reason(error)}") from None
+    # Excel saves "Unicode text" as UTF-16, whose parse errors would say nothing helpful.
     if format_.is_text and start in (b"\xff\xfe", b"\xfe\xff"):
         raise DatasetError(f"{path}: the file is UTF-16. Save it as UTF-8.")
     return Dataset(path, bare)
@@ -178,6 +179,7 @@ class Dataset:
                     with_solution += 1
                     columns.setdefault("solution")
                     solutions.update(_canonical(item.solution))
+                # Bounded, because a file may have different columns in every row.
                 if len(columns) < _MAX_COLUMNS:
                     columns.update(dict.fromkeys(item.extra))
             if problems:
@@ -219,6 +221,7 @@ class Dataset:
         due = 0
         try:
             for index, item in enumerate(itertools.islice(self._items(source), end)):
+                # Once per chunk: a call per row would slow down the check of a large file.
                 if progress is not None and item.read >= due:
                     progress(item.read, size)
                     due = item.read + CHUNK
@@ -327,6 +330,7 @@ def _fields(values: JsonObject, *, bare: bool) -> tuple[_Fields, list[SolutionSt
     for column in ("system_prompt", "user_prompt"):
         name = names.pop(column, None)
         value = None if name is None else values[name]
+        # A rollout server may build its prompt from the row's metadata.
         if bare and value in (None, "") and (column == "system_prompt" or "metadata" in names):
             prompts.append("")
         elif name is None:
@@ -375,6 +379,7 @@ def _canonical(value: object) -> bytes:
 
 def _row_id(fields: _Fields, occurrences: Counter[bytes]) -> str:
     """Return 16 hex digits from a row's content and its number among equal rows, which are counted here."""
+    # Counted by digest, so that memory holds 8 bytes per distinct row instead of its content.
     content = hashlib.blake2b(_canonical(fields), digest_size=8).digest()
     occurrences[content] += 1
     return hashlib.blake2b(content + occurrences[content].to_bytes(8, "big"), digest_size=8).hexdigest()

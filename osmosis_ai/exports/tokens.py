@@ -81,6 +81,7 @@ class _Sequence:
 
     def add(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float] | None) -> None:
         same = _common(self.ids, prompt)
+        # After a realignment, the prompt's own tokens replace the changed tail of the last reply.
         for values in (self.ids, self.mask, self.logprobs):
             if values is not None:
                 del values[same:]
@@ -94,11 +95,13 @@ class _Sequence:
         if self.logprobs is not None and logprobs is not None and len(logprobs) == len(ids):
             self.logprobs += logprobs
         elif ids:
+            # One turn without log probabilities makes the whole list unusable.
             self.logprobs = None
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
+    """Return the length of the common prefix of two token sequences."""
+    # Usually the prompt extends the sequence, and comparing slices is far faster than comparing tokens.
     if a == b[: len(a)]:
         return len(a)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
@@ -127,6 +130,7 @@ def turn_logprobs(turn: ExportedTurn) -> list[float] | None:
 def _records(rollout: ExportedRollout) -> Iterator[TokenSequence]:
     found = sequences_of(rollout)
     for number, sequence in enumerate(found.all):
+        # A sequence of empty replies has nothing to train on.
         if any(sequence.mask):
             yield TokenSequence(
                 id=rollout.id,

@@ -87,6 +87,7 @@ def _write_sft(rollouts: Iterable[ExportedRollout], sink: IO[bytes], options: Ex
 
 
 def _write_preference(rollouts: Iterable[ExportedRollout], sink: IO[bytes], options: ExportOptions) -> Written:
+    # Rollouts arrive ordered by row, so only one row's attempts are in memory.
     rows = groupby(rollouts, key=lambda rollout: (rollout.row_id, rollout.policy))
     pairs = (pair for _, attempts in rows for pair in _pairs(list(attempts), options.pass_threshold))
     return write_lines(pairs, sink, options, lambda pair: [_preference(pair, options.arguments)])
@@ -102,6 +103,7 @@ def _pairs(attempts: list[ExportedRollout], threshold: float) -> Sequence[_Pair 
         for attempt in attempts
         if attempt.error is None and attempt.rewards and None not in attempt.rewards.values() and _split(attempt)[1]
     ]
+    # A pass must pass by every function, or a pair could prefer the better reply by one and the worse by another.
     passes = [attempt for attempt, scores in scored if min(scores) >= threshold]
     fails = [attempt for attempt, scores in scored if min(scores) < threshold]
     return list(zip(passes, fails, strict=False)) or [None]
@@ -134,6 +136,7 @@ def _prompt(rollout: ExportedRollout) -> JsonObject:
         "prompt": _conversation(_split(rollout)[0], "text"),
         "ground_truth": rollout.ground_truth,
         "row_id": rollout.row_id,
+        # As text, because `datasets` infers one type per column, and rows may differ.
         "metadata": json_text(rollout.metadata),
     }
 

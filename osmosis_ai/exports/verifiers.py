@@ -69,6 +69,7 @@ def _graph(rollout: ExportedRollout) -> tuple[list[JsonObject], list[JsonObject]
         held = len(sequences.all[-1].ids) if sequences.all else 0
         if known and sequences.all:
             clean = sequences.all[-1].drift(turn.prompt_token_ids or []) == "clean"
+            # A rewritten or retokenised context can't be a child of the earlier nodes: repeat it under a new root.
             if not clean:
                 sequences, parent, start, held = Sequences(), None, 0, 0
         for each in rollout.messages[start:number]:

@@ -131,6 +131,7 @@ def _prompts(folder: Path, given: object) -> list[str | None]:
             path = _beside(folder, text)
             if path.suffix not in (".txt", ".json", ".md"):
                 raise BadSampleError(f"the prompt {text}: only .txt, .md and .json files are read; code isn't run")
+            # promptfoo separates several prompts in one file by lines of three dashes.
             found += [part.strip() for part in re.split(r"^---$", _text(path), flags=re.MULTILINE)]
         else:
             found.append(text)
@@ -145,6 +146,7 @@ def _tests(folder: Path, given: object, depth: int = 0) -> Iterator[tuple[str, J
             yield where, "variables in another file aren't read; write them into the test"
         elif isinstance(each, dict):
             yield where, each
+        # Bounded, because files of tests may name each other in a circle.
         elif not isinstance(each, str) or depth > 3:
             yield where, "not a test"
         else:
@@ -169,6 +171,7 @@ def _csv(path: Path) -> Iterator[tuple[str, JsonObject | str]]:
             return
         if cells is None:
             return
+        # DictReader puts surplus cells under the key None, and fills missing ones with the value None.
         if None in cells or None in cells.values():
             yield where, "more or fewer cells than the header"
         else:
@@ -237,6 +240,7 @@ def _row(
         value = asserts if name == "assert" else test.get(name)
         if value:
             extra[name] = value
+    # Several answers may be alternatives or parts, so none of them is the ground truth.
     return ImportedRow(system, user, answers[0] if len(answers) == 1 else None, extra)
 
 
@@ -273,6 +277,7 @@ def _filled(template: str, variables: Mapping[str, object]) -> str:
             raise BadSampleError(f"the variable {match[1]} is in another file, which isn't read: {found}")
         return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False, default=str)
 
+    # Whatever template syntax is left after the variables is Nunjucks code, which could do anything.
     if TEMPLATE.search(VARIABLE.sub("", template)):
         raise BadSampleError("the prompt's template has code or a filter; only {{variables}} are filled in")
     return VARIABLE.sub(value, template)

@@ -137,6 +137,7 @@ def _attempt(result: _Result, run: RunFile, seen: Counter[str]) -> Attempt:
     _name_results(messages)
     for tool in result.tool_defs or ():
         run.offer(tool)
+    # The id alone may be missing, or repeat across tasks.
     key = json_text([result.example_id, result.task, [message.get("content") for message in prompt]])
     seen[key] += 1
     system, user = opening(prompt)

@@ -46,6 +46,7 @@ def check_file(path: Path, name: str) -> Checked:
         )
     except subprocess.TimeoutExpired:
         return Checked(error=f"{name}: the check took more than {SECONDS * 2} s")
+    # The limits end the process by a signal or a MemoryError.
     if done.returncode:
         return Checked(error=f"{name}: the check needs more than {MEMORY >> 30} GiB of memory or {SECONDS} s of CPU")
     checked = msgspec.json.decode(done.stdout, type=Checked)

@@ -48,7 +48,7 @@ class Datasets:
             name: The dataset's name, which must be free unless it is the one of `replaces`.
             extension: The file's extension, which selects the format.
             size: The file's size in bytes.
-            replaces: The name or id of the dataset to replace; None for a new one.
+            replaces: The id of the dataset to replace; None for a new one.
         """
         extension = extension.lower().removeprefix(".")
         if not DATASET_NAME.fullmatch(name) or name in (".", "..") or name != name.strip():
@@ -86,6 +86,7 @@ class Datasets:
     def complete(self, workspace: Workspace, dataset_id: str) -> Row:
         """Check an upload, and publish it as the dataset of its name; raise ApiError. Safe to repeat."""
         row = self.find(workspace, dataset_id)
+        # A client that lost the answer asks again.
         if row["status"] in ("uploaded", "error"):
             return row
         upload = self._upload(row)
@@ -97,6 +98,7 @@ class Datasets:
             upload.unlink(missing_ok=True)
             self._set(row["id"], "error", checked.error)
             raise invalid(checked.error, "file")
+        # On disk before the database names it: after a crash there may be an unused file, but no dataset without one.
         target = self._file(row)
         os.replace(upload, target)  # noqa: PTH105 - the same content may be there
         sync_folder(target.parent)
@@ -116,6 +118,7 @@ class Datasets:
                     ),
                 )
         except Exception as error:
+            # The unique index on names: another upload of this name was completed first.
             if isinstance(error.__cause__, sqlite3.IntegrityError):
                 self._set(row["id"], "cancelled")
                 raise conflict(f"a dataset {row['name']} already exists") from None

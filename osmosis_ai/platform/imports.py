@@ -129,6 +129,7 @@ class Imports:
     def start(self, holder: Holder, workspace: Workspace, asked: ImportedEval) -> Row:
         """Start or continue the import of a local run, and return its row; raise ApiError."""
         _check(asked)
+        # Without the flag, so that repeating a replacement finds the same import.
         content = msgspec.json.encode(msgspec.structs.replace(asked, reimport=False)).decode()
         known = self._database.one(
             "SELECT * FROM imports WHERE workspace = ? AND local_run_id = ?", workspace.id, asked.local_run_id
@@ -206,6 +207,7 @@ class Imports:
         numbers = {file.path: number for number, file in enumerate(content.files)}
         lines = self._lines(row, numbers)
         results = self._results(row, numbers, content.run.evaluation_config, lines)
+        # A replaced import keeps its run, whose id users may have shared.
         run_id = row["run"] or str(uuid.uuid4())
         arranged = self._home.run(run_id) / "files" / f".{row['id']}"
         self._arrange(row, content.files, lines, arranged)
@@ -272,6 +274,7 @@ class Imports:
             return str(known)
         name = run.name
         same = "SELECT 1 FROM runs WHERE workspace = ? AND kind = 'eval' AND name = ?"
+        # Local runs are named on each user's machine, so two may have the same name.
         while db.execute(same, (workspace.id, name)).fetchone() is not None:
             name = new_name()
         document = {
@@ -316,7 +319,7 @@ class Imports:
         return name
 
     def _arrange(self, row: Row, files: Sequence[File], lines: Sequence[Line], target: Path) -> None:
-        """Move the files to where other runs have theirs; raise ApiError if two would collide."""
+        """Link the files to where other runs have theirs; raise ApiError if two would collide."""
         shutil.rmtree(target, ignore_errors=True)
         trials = {line.rollout_id: line for line in lines}
         for number, file in enumerate(files):
@@ -354,6 +357,7 @@ def _check(asked: ImportedEval) -> None:
             raise invalid(f"an import needs {name}", "files")
     for file in asked.files:
         path = PurePosixPath(file.path)
+        # `as_posix` normalizes: another spelling of the same path would count as a second file.
         unsafe = path.is_absolute() or ".." in path.parts or path.as_posix() != file.path
         if unsafe or len(file.path) > 1024 or any(ord(letter) < 32 or letter in "\\\x7f" for letter in file.path):
             raise invalid(f"{file.path[:200]!r} can't be a file's path", "files")

@@ -79,6 +79,7 @@ class Evaluation:
         most = max_n or self.report.n * MOST_ATTEMPTS
         while True:
             found = self.statistics(function)
+            # Without an interval, as for a single row, only the mean can decide.
             low, high = found.confidence_interval or (found.mean, found.mean)
             shown = (
                 f"{function}: mean {score_number(found.mean)}, 95 % CI {score_number(low)} to {score_number(high)}, "
@@ -159,6 +160,7 @@ class Evaluate:
 
     def again(self, rows: Any, options: Mapping[str, Any]) -> Report:
         """Run rows, reusing the model's replies to equal requests of earlier runs in this session."""
+        # The cache's key includes the attempt, so a larger `n` only calls the model for new attempts.
         return self._runs.run("eval", rows if rows is not None else self._runs.rows, {"cache": True, **options})
 
     def _report_rows(self, evaluation: Evaluation) -> None:

@@ -192,7 +192,7 @@ async def judge_records(
 ) -> list[RecordResult]:
     """Judge every record `number` times, `batch_size` runs at once, and call `done` after each run.
 
-    A failing run is recorded; the others go on.
+    A failing run is recorded; the others continue.
     """
     runs: dict[tuple[int, int], JudgedRun] = {}
     # All slots draw from this iterator.

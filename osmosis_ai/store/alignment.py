@@ -69,6 +69,7 @@ def align(a: Rollout, b: Rollout) -> list[AlignedStep]:
 def word_changes(a: str, b: str) -> list[tuple[Literal["equal", "delete", "insert"], str]]:
     """Split two texts into the parts that both have or only one of them has, in order."""
     words_a, words_b = _WORD.findall(a), _WORD.findall(b)
+    # SequenceMatcher takes quadratic time.
     if len(words_a) + len(words_b) > MAX_WORDS:
         return [("equal", a)] if a == b else [("delete", a), ("insert", b)]
     found: list[tuple[Literal["equal", "delete", "insert"], str]] = []
@@ -85,6 +86,7 @@ def word_changes(a: str, b: str) -> list[tuple[Literal["equal", "delete", "inser
 
 def _steps(rollout: Rollout) -> Iterator[ComparedStep]:
     """Yield a rollout's steps; each result belongs to the call that it answers."""
+    # By reply too, because models reuse call ids, and a queue for each, because one reply may repeat an id.
     results: defaultdict[tuple[int, str], deque[str]] = defaultdict(deque)
     reply = 0
     known = list(steps(rollout.messages, rollout.turns, rollout.tool_calls))

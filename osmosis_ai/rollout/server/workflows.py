@@ -194,6 +194,7 @@ class _Server:
             raise RefusedError(404, "unknown rollout_id")
         if not self._registry.check(rollout, token):
             raise RefusedError(403, "invalid polling lease")
+        # From now on the controller gets no callbacks, even if it gave their URLs.
         rollout.is_polled = True
         if rollout.result is None:
             self._registry.renew(rollout)
@@ -231,6 +232,7 @@ class _Server:
         if self._tasks:
             logger.info("waiting for %d rollouts", len(self._tasks))
             await asyncio.wait(self._tasks, timeout=DRAIN_SECONDS)
+        # Callbacks of cancelled rollouts would retry for longer than the server may take to stop.
         self._is_closing = True
         for task in self._tasks:
             task.cancel()
@@ -293,6 +295,7 @@ class _Server:
             crash = ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
             reports.fail(crash)
         result = reports.result
+        # Before the callbacks, so that a polling controller needn't wait for them.
         rollout.finish(result)
         self._registry.keep(rollout)
         if not self._is_closing:

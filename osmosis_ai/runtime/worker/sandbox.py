@@ -143,6 +143,7 @@ class Sandbox:
         assert stdin is not None
         assert stdout is not None
         assert stderr is not None
+        # `cat` echoes the byte once the sandbox is up; if bwrap fails, its stdout ends instead.
         stdin.write(b".")
         with anyio.move_on_after(END_SECONDS):
             if await stdout.read(1):
@@ -161,6 +162,7 @@ class Sandbox:
             answers.close()
             raise StartError(f"a process for a sandbox can't be started: {error}") from error
         record = pack(enter)
+        # The process's own stdout and stderr: what user code prints must not go to the worker's streams unlabelled.
         pipes = [os.pipe() for _ in range(2)]
         socket.send_fds(requests, [record[: HEADER.size]], [write for _, write in pipes])
         for (read, write), stream in zip(pipes, ("stdout", "stderr"), strict=True):
@@ -204,6 +206,7 @@ class Sandbox:
         return SandboxLostError(self._how_it_ended())
 
     def _kill(self, why: Failure) -> None:
+        # The first reason counts: the end of the sandbox causes further errors.
         self._end = self._end or why
         with suppress(ProcessLookupError):
             self._bwrap.kill()
@@ -217,6 +220,7 @@ class Sandbox:
                 await self._bwrap.wait()
                 if self._writers:
                     await self._process.exited.wait()
+                    # The last lines of output usually say why user code failed.
                     await asyncio.wait(printing)
             for task in self._tasks:
                 task.cancel()
@@ -252,6 +256,7 @@ class Sandbox:
         while True:
             await anyio.sleep(LOOK_SECONDS)
             count = held = 0
+            # Two trees: the process entered the sandbox from outside, so it isn't a descendant of bwrap.
             for _, size in chain(descendants(self._process.pid), descendants(self._bwrap.pid)):
                 count, held = count + 1, held + size
                 if held > self._memory:
@@ -444,6 +449,7 @@ class SandboxedScorers(_Sandboxes):
     async def score(self, trajectory: ScoringInput, functions: Sequence[FunctionRef]) -> list[Score]:
         """Score a rollout; the score of a function that takes the sandbox down says so, and the others are repeated."""
         scores: list[Score] = []
+        # A function that kills the sandbox loses only its own score: the rest run in a new one.
         while len(scores) < len(functions):
             waiting = functions[len(scores) :]
             try:
