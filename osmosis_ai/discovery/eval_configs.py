@@ -130,10 +130,10 @@ class _Older(_Table, frozen=True):
 
 
 def read_eval_config(text: str, cwd: Path) -> EvalConfig:
-    """Read a run config; raise UsageError if it can't be used."""
+    """Read a run config; raise UsageError if it is unusable."""
     path = given_path(text, cwd)
     if not path.is_file():
-        raise UsageError(f"there is no run config {path}")
+        raise UsageError(f"no run config at {path}")
     try:
         document = read_toml(path, path.parent)
     except TomlError as error:
@@ -143,7 +143,7 @@ def read_eval_config(text: str, cwd: Path) -> EvalConfig:
 
 
 def eval_config_of(document: JsonObject, path: Path) -> EvalConfig:
-    """Read a run config's content as if it were in this file; raise UsageError if it can't be used."""
+    """Read a parsed run config as if it came from `path`; raise UsageError if it is unusable."""
     if TRAINING & document.keys():
         raise UsageError(
             f"{path}: a training config, as [{min(TRAINING & document.keys())}] shows; name one of configs/eval. "
@@ -252,6 +252,7 @@ def find_experiment(path: Path, rollout: str, entrypoint: str) -> tuple[Path, Js
     for root in above:
         folder = root / "rollouts" / rollout
         if folder.is_dir():
+            # Resolved, because `..` or a link in a config that someone else wrote could name any script.
             script = (folder / entrypoint).resolve()
             if not script.is_relative_to(folder.resolve()):
                 raise UsageError(f"{path}: the entrypoint {entrypoint!r} is outside rollouts/{rollout}")

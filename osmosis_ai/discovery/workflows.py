@@ -61,12 +61,15 @@ class ListedRollout(Record, frozen=True, omit_defaults=False):
 
 
 def workspace_above(cwd: Path) -> Path:
-    """Return the workspace that a folder is in: the nearest folder upwards with `rollouts`, up to the top of a git
-    working copy; without any, as for other repositories.
+    """Return the workspace that a folder is in.
+
+    That is the nearest folder upwards with `rollouts`, within a git working copy. If there is none, it is the
+    repository's root, found as for other commands.
     """
     for folder in (cwd, *cwd.parents):
         if (folder / PARENT).is_dir():
             return folder
+        # A folder `rollouts` further up belongs to something else.
         if (folder / ".git").exists() or folder == Path.home():
             break
     return root_above(cwd)
@@ -87,6 +90,7 @@ def list_rollouts(root: Path) -> list[ListedRollout]:
     """List the rollouts of a workspace, by name; those whose pyproject.toml can't be read declare nothing."""
     named: dict[str, list[str]] = {}
     for config in sorted((root / "configs").glob("*/*.toml")):
+        # `osmosis validate` reports unreadable configs; the list shows what it can.
         with suppress(TomlError):
             experiment = read_toml(config, root).get("experiment") or {}
             named.setdefault(str(experiment.get("rollout")), []).append(config.relative_to(root).as_posix())

@@ -121,8 +121,8 @@ def _checked(text: str, environ: Mapping[str, str]) -> str:
         raise ClientError(f"the platform's address {error}") from None
     if url.scheme == "http" and not is_loopback(url.host or "") and environ.get(INSECURE_VARIABLE) != "1":
         raise ClientError(
-            f"{url.host} is another machine, to which http:// would send the token for all to read: use https://, "
-            f"or set {INSECURE_VARIABLE}=1"
+            f"{url.host} is another machine, and http:// would send the token unencrypted: use https://, or set "
+            f"{INSECURE_VARIABLE}=1"
         )
     return str(url).rstrip("/")
 
@@ -192,6 +192,7 @@ class Client:
                     name, _, value = line.decode("utf-8").rstrip("\n").partition(": ")
                     if name:
                         fields[name] = value
+                    # An empty line ends an event; one after a comment ends nothing.
                     elif "data" in fields:
                         yield fields.get("id", ""), fields.get("event", ""), json.loads(fields["data"])
                         fields = {}

@@ -182,6 +182,7 @@ def full_name(function: str, names: Iterable[str]) -> str:
 
 
 def _calls(messages: Sequence[Message], errors: dict[tuple[int, str], Any]) -> Calls:
+    # Results are matched by turn and id, because models reuse ids in later turns.
     calls = Calls()
     waiting: list[tuple[str, Any, str, int]] = []
     turn = -1

@@ -174,7 +174,7 @@ def test_a_missing_or_doubled_shard_is_named(sharded: Sharded, tmp_path: Path) -
     # Which of the two is named first depends on their ids.
     assert f"in {tmp_path / 'again'})" in said
     assert "; name only one of the stores" in said
-    assert "is no store, no repository with one" in refused(sharded, tmp_path, str(tmp_path / "nothing"))
+    assert "is neither a store, nor a repository with one" in refused(sharded, tmp_path, str(tmp_path / "nothing"))
     assert "has no run of a shard" in refused(sharded, tmp_path, str(sharded.repo))
 
 

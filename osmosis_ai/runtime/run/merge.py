@@ -86,15 +86,15 @@ def _stores(place: str, path: Path) -> list[Path]:
             return [database_path(folder)]
     found = pushed_runs(path)
     if not found:
-        raise StartError(f"{place} is no store, no repository with one, and no pushed run or folder of them")
+        raise StartError(f"{place} is neither a store, nor a repository with one, nor a pushed run or a folder of them")
     return found
 
 
 async def merge_shards(store: RunStore, shards: Sequence[ShardRun]) -> Merged:
-    """Make one run of all shards of a run, or find the one that was made of them before.
+    """Merge all shards of a run into one run, or return the run that they were merged into before.
 
-    Raises StartError, which says what to do, if they don't belong together, or one is missing, is there twice or is
-    still being written.
+    Raises StartError, which says what to do, if the shards don't belong together, or if one is missing, occurs twice or
+    is still being written.
     """
     before = {run.id: run for run in store.list_runs(ALL) if run.config.get("merged")}
     merged = {shard: run for run in before.values() for shard in run.config["merged"]}
@@ -102,6 +102,7 @@ async def merge_shards(store: RunStore, shards: Sequence[ShardRun]) -> Merged:
     if shards and not new:
         run = merged[shards[-1].info.id]
         its = [one for one in shards if one.info.id in run.config["merged"]]
+        # A shard that was continued after the merge has rollouts that the merged run lacks.
         grown = [one for one in its if one.info.rollouts != run.config["merged"][one.info.id]]
         if grown:
             raise StartError(
@@ -118,7 +119,7 @@ async def merge_shards(store: RunStore, shards: Sequence[ShardRun]) -> Merged:
 
 
 def _check(shards: Sequence[ShardRun], merged_in: Sequence[str]) -> None:
-    """Raise StartError if these aren't all shards of one run, each once. Other shards were `merged_in` these runs."""
+    """Raise StartError unless these are all shards of one run, each once. Other shards were merged into `merged_in`."""
     first = shards[0]
     code: dict[str, tuple[ShardRun, list[str]]] = {}
     for one in shards:
@@ -160,7 +161,7 @@ def _misfit(one: ShardRun, other: ShardRun, changes: Iterable[str]) -> StartErro
 
 
 def _identity(one: ShardRun) -> JsonObject:
-    """Return what must be equal to merge: what must be to resume, what scores depend on, and the number of shards."""
+    """Return the values that must be equal to merge: those for resuming, those of scoring, and the number of shards."""
     config = one.info.config
     options = config.get("options", {})
     scoring = {
@@ -173,7 +174,7 @@ def _identity(one: ShardRun) -> JsonObject:
 
 
 def _merged_config(shards: Sequence[ShardRun]) -> JsonObject:
-    """Return the config of the unsharded run, with what it was merged from."""
+    """Return the config of the unsharded run, with the ids of the shards that it was merged from."""
     first = shards[0].info.config
     names = {one.info.config.get("name") for one in shards}
     return {
@@ -186,7 +187,7 @@ def _merged_config(shards: Sequence[ShardRun]) -> JsonObject:
 
 
 def _summary(shards: Sequence[ShardRun], config: JsonObject) -> JsonObject:
-    """Return the summary of the unsharded run, computed as at its end."""
+    """Return the summary of the unsharded run, computed in the same way as at the end of a run."""
     scored = {name for one in shards for name in Queries(one.store).functions(one.info.id)}
     functions = [*sorted(scored - set(config["functions"])), *config["functions"]]
     rows = config["planned"] // (config["n"] * (1 if config["baseline_model"] is None else 2))
