@@ -1,7 +1,7 @@
 """Write a run as the files that the tools of rollout servers read: metrics, an index, a journal, trajectories.
 
-`docs/workflows.md` describes the files. The journal is written while the run goes on. At its end, all of them are
-written from the run store, into a folder aside that then takes the place of an earlier one of the same run.
+`docs/workflows.md` describes the files. The journal is written during the run. At the end of the run, all files are
+written from the run store into a temporary folder, which then replaces an earlier folder of the same run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Item(Record, frozen=True, omit_defaults=False):
 
 
 class _Logged(Record, frozen=True):
-    """An item with what the log says of it. The time is in seconds since the epoch."""
+    """An item with its log message. The time is in seconds since the epoch."""
 
     at: float
     item: Item
@@ -112,7 +112,7 @@ def write_eval_files(folder: Path, report: Report, masker: Masker) -> Path:
 class Journal:
     """The journal of a run in progress: `add` writes a line for each rollout, as it ends.
 
-    A run that is continued begins with the lines of its recorded rollouts, except those that run `again`. Raises
+    The journal of a continued run starts with the lines of its recorded rollouts, except those that run `again`. Raises
     OutputError, like `add`, if the file can't be written.
     """
 
@@ -134,7 +134,7 @@ class Journal:
             target.mkdir(exist_ok=True)
             manifest = masker.encoded(msgspec.json.encode(_manifest(info, store)))
             (target / MANIFEST).write_bytes(msgspec.json.format(manifest, indent=2) + b"\n")
-            # Unbuffered: what a killed run leaves behind is whole.
+            # Unbuffered, so that a killed run leaves every line that it reported.
             self._file = (target / JOURNAL).open("wb", buffering=0)
         except OSError as error:
             raise OutputError(f"{target} could not be written: {error.strerror or error}") from error
@@ -159,7 +159,7 @@ class Journal:
                 self._complete(waiting, event.scores)
 
     def close(self) -> None:
-        """Note rollouts that nothing has scored, and close the file."""
+        """Add the rollouts that nothing has scored, and close the file."""
         for rollout in self._waiting.values():
             self._complete(rollout, [])
         self._file.close()
@@ -176,13 +176,13 @@ class Journal:
 
 
 def _put(aside: Path, target: Path, run_id: str) -> None:
-    """Rename the new folder to its name; what has that name moves away."""
+    """Rename the new folder to its final name, after moving away an existing folder of that name."""
     old = None
     if target.exists():
         same = _run_in(target) == run_id
         moved = _archived(target)
         target.rename(moved)
-        # Another run of this name stays.
+        # The folder of another run with this name is kept.
         old = moved if same else None
     aside.rename(target)
     if old is not None:
@@ -190,7 +190,7 @@ def _put(aside: Path, target: Path, run_id: str) -> None:
 
 
 def _run_in(folder: Path) -> object:
-    """Return the id of the run whose files are in a folder, None if that isn't known."""
+    """Return the id of the run whose files are in a folder, or None if unknown."""
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=dict[str, object]).get("local_run_id")
     except (OSError, msgspec.DecodeError):
@@ -211,12 +211,12 @@ class _Items:
         self._only = RowNumbers(rows["rows"]) if rows.get("rows") else None
 
     def of(self, scored: ScoredRollout) -> _Logged:
-        """Return a stored rollout's item, with what the log says of it."""
+        """Return a stored rollout's item with its log message."""
         stored = scored.stored
         return self.logged(stored.rollout, stored.turns, scored.scores, stored.finished_at)
 
     def logged(self, rollout: Rollout, turns: int, scores: Mapping[str, Score], at: float) -> _Logged:
-        """Return the item of a rollout with `turns` turns, with what the log says of it."""
+        """Return the item of a rollout with `turns` turns, with its log message."""
         failure, score = _judged(rollout, scores)
         removed = rollout.finish_reason == "removed"
         item = Item(
@@ -311,7 +311,7 @@ class _Files:
         try:
             total = open_dataset(Path(self._report.dataset)).count()
         except DatasetError:
-            # It has changed since; at least these rows were there.
+            # The dataset has changed since; it had at least these rows.
             total = self._report.rows
         planned = self._report.policy.planned
         return {"total_runs": planned, "sampled_rows": self._report.rows, "total_dataset_rows": total}

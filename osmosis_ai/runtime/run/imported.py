@@ -1,4 +1,4 @@
-"""Make a run of a file that another tool wrote."""
+"""Import another tool's file as a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL = 2**31
 
 
 class Imported(NamedTuple):
-    """A run from a file; `new` is False if the store had it before. `left_out` counts what was left out by reason."""
+    """A run from a file; `new` is False if the store already had it. `left_out` counts what was left out, by reason."""
 
     run: RunInfo
     new: bool
@@ -35,7 +35,7 @@ class Imported(NamedTuple):
 
 
 async def import_run(store: RunStore, format_: ImportFormat, path: Path, name: str | None = None) -> Imported:
-    """Put the run in a file into the store, or find it there.
+    """Import the run in a file into the store, or return the run that was imported from it before.
 
     Raises:
         UsageError: The file can't be read, or has no rollout that can be.
@@ -129,7 +129,7 @@ class _Reading:
         return Finished(rollout, row, attempt.scores, attempt.finished_at)
 
     def about(self) -> AddedRun:
-        """Return what the file told about the run."""
+        """Return the file's description of the run."""
         run = self.run
         config = self._config()
         scored = {name for outcome in self._outcomes for name in outcome.scores}

@@ -1,4 +1,4 @@
-"""Make one run of the shards of a run (`--shard`): find them, check that they belong together, and join them."""
+"""Merge the shards of a run (`--shard`) into one run: find them, check that they belong together, and join them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL = 2**31
 
 
 class ShardRun(NamedTuple):
-    """A stored run of a shard. `place` is what the user named, `store` the database to read it from."""
+    """A stored run of a shard. `place` is the place that the user named, `store` the database that holds it."""
 
     place: str
     store: Path
@@ -39,7 +39,7 @@ class ShardRun(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """The run of all shards; `new` is False if they were merged before."""
+    """The merged run; `new` is False if the shards were merged before."""
 
     run: RunInfo
     shards: list[ShardRun]
@@ -132,7 +132,7 @@ def _check(shards: Sequence[ShardRun], merged_in: Sequence[str]) -> None:
         if keys:
             raise _misfit(one, first, described_changes({key: (before.get(key), now.get(key)) for key in keys}))
         for total in Queries(one.store).function_totals(one.info.id):
-            # A shard without rows has no scores, and so none of this.
+            # A shard without rows has no scores to compare.
             other, hashes = code.setdefault(total.function, (one, total.code))
             if hashes != total.code:
                 raise _misfit(one, other, [f"the code of {total.function} changed"])

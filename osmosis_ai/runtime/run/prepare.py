@@ -246,7 +246,7 @@ def find_functions(specs: list[str], repository: Repository, cwd: Path) -> tuple
     except FunctionError as error:
         if not problems:
             raise
-        # The function may be in a file that could not be read, so report that too.
+        # The function may be in an unreadable file, so report that too.
         raise FunctionError(f"{problems[0]}\n{error}") from error
     # Other functions' files don't matter.
     return list({ref.name: ref for ref in refs}.values()), []
@@ -263,7 +263,7 @@ def check_output(path: str | None, cwd: Path) -> Path | None:
         if not file.parent.is_dir():
             raise UsageError(f"-o {path}: the folder {file.parent} doesn't exist; create it first")
         existed = file.exists()
-        # Only opening it is a sure test: permissions say nothing about a read-only or special file system.
+        # Test by opening it, because permissions say nothing about a read-only or special file system.
         with file.open("ab"):
             pass
         if not existed:
@@ -293,7 +293,7 @@ def _check_conflicts(config: RunConfig) -> None:
 
 
 def check_cluster(workers: WorkersConfig) -> None:
-    """Raise UsageError for options of a cluster that is none, and for those that need workers on this machine."""
+    """Raise UsageError for cluster options without a cluster, and for options that need workers on this machine."""
     if workers.cluster is None:
         for flag, given in (("--nodes", workers.nodes), ("--workers-per-node", workers.workers_per_node)):
             if given is not None:
@@ -306,7 +306,7 @@ def check_cluster(workers: WorkersConfig) -> None:
 
 
 def _check_replies(config: RunConfig) -> None:
-    """Raise UsageError for stored replies where none can be used: on nodes, or with a policy called with tokens."""
+    """Raise UsageError for stored replies that can't be used, on nodes or for a policy called with tokens."""
     model = config.model
     for flag, used in (("--cache", model.cache), ("--record", model.record), ("--replay", model.replay)):
         if used and model.tokenizer is not None:

@@ -1,4 +1,4 @@
-"""The recordings of a run: the cassettes of its models and judges, and what stays unused in them."""
+"""The recordings of a run: the cassettes of its models and judges, and the recordings that stay unused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Recordings(NamedTuple):
         return f"replies are recorded in {self.shown}"
 
     def tidy(self) -> None:
-        """Put the lines of the files that were recorded to into order; raise StartError if that fails."""
+        """Sort the lines of the files that were written; raise StartError if that fails."""
         for spec in (self.policy, self.judges):
             if spec.mode == "record":
                 prune(Path(spec.path))

@@ -17,7 +17,7 @@ __all__ = ["Regrading"]
 class Regrading(Run):
     """Replaces the gradings of a run's rollouts, except failed ones, and scores them with changed functions.
 
-    A rollout that makes other calls than recorded ones gets no score, and the reason says so.
+    A rollout whose model calls differ from the recorded ones gets no score, with that as the reason.
     """
 
     def jobs(self) -> Iterator[RolloutJob]:
@@ -37,7 +37,7 @@ class Regrading(Run):
     async def record(self, job: RolloutJob, rollout: Rollout) -> None:
         """Store the new grading of a rollout."""
         stored = self._stored.pop(job.id)
-        # What its grader removed before may count now, and the other way round.
+        # A rollout that the grader removed before may count now, or the other way round.
         ended = rollout.finish_reason if rollout.failure is None else stored.finish_reason
         regraded = msgspec.structs.replace(stored, agent=_report(stored, rollout), finish_reason=ended)
         await self.store.save_report(self.id, regraded)

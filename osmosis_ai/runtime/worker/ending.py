@@ -1,4 +1,4 @@
-"""The end of a worker that something other than its own code decides."""
+"""The error that ends a worker for a reason outside its own code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rollout whose code calls the model itself: its conversation, tool calls and limits, as far as its requests tell."""
+"""Observe a rollout whose code calls the model itself: conversation, tool calls and limits, as seen in requests."""
 
 from __future__ import annotations
 
@@ -73,14 +73,15 @@ class ObservedRollout:
         self._emit(protocol.Asked(self._job, kept, added, self._results(added)))
 
     def replied(self, completion: Completion) -> None:
-        """Take the reply to the latest request."""
+        """Record the reply to the latest request."""
         self.conversation.append(completion.message)
         self._calls = self._open_calls(completion.message)
         self._tokens += completion.usage.total_tokens
 
     def claim(self, name: str, arguments: JsonObject) -> JsonObject:
-        """Return the call of the last reply that these arguments belong to, which is recorded where it is made; a call
-        of the code's own if there is none.
+        """Return the call of the last reply that has this name and these arguments, or a new call if there is none.
+
+        A claimed call is recorded when it is made, not from the next request.
         """
         for call in self._calls.values():
             if call.name == name and _holds(call.arguments, arguments):
@@ -121,7 +122,7 @@ class ObservedRollout:
 
 
 def _holds(text: str, arguments: JsonObject) -> bool:
-    """Return True if a model's text for arguments means these."""
+    """Return True if a model's JSON text for arguments has these values."""
     try:
         return bool(msgspec.json.decode(text or "{}") == arguments)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -139,8 +139,9 @@ class LoadedRepository:
 
 
 def load_repository(spec: protocol.WorkerSpec) -> LoadedRepository:
-    """Import the spec's user code into this process, without starting an event loop or a thread. What belongs into a
-    sandbox is left for `Worker.open`.
+    """Import the spec's user code into this process, without starting an event loop or a thread.
+
+    Sandboxed code isn't imported here, but by `Worker.open`.
 
     Raises StartError, with the user's file and line, if something can't be loaded.
     """
@@ -242,7 +243,7 @@ class Worker:
             yield worker
 
     async def _start_sandboxes(self, stack: AsyncExitStack, forks: Forks | None) -> protocol.Ready:
-        """Try what belongs into sandboxes, and return what they loaded: tools or functions, never both."""
+        """Load the sandboxed code once, and return what it has: tools or functions, never both."""
         spec = self.spec
         if forks is None:
             return protocol.Ready()
@@ -634,7 +635,7 @@ class _RolloutRun:
 
     @property
     def lost(self) -> Failure | None:
-        """What ended the session of the tools, if something did."""
+        """The failure that ended the tools' session, if any."""
         return None if self.session is None else self.session.lost
 
     async def chat_completions(self, messages: list[Message], **params: Any) -> CompletionsResult:

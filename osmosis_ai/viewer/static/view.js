@@ -1,5 +1,5 @@
-// What a page does beyond showing itself: it reads its parts again when the store changes, keeps few rows of a long
-// table, and answers keys. Without it, every page still shows everything: by links, forms and pages of rows.
+// Makes pages live: reloads a page's parts when the store changes, keeps only a few rows of a long table in the page, and
+// handles keys. Without this script, every page still shows everything, through links, forms and pages of rows.
 
 const ROW_HEIGHT = 30;
 const REFRESH_MS = 1000;
@@ -43,7 +43,7 @@ async function loadLate() {
   }
 }
 
-// A long table: only the rows that can be seen, and some around them, are in the page.
+// A long table: only the visible rows, and some around them, are in the page.
 
 class Window {
   constructor(element) {
@@ -157,14 +157,14 @@ let reading = false;
 async function refresh() {
   pending = 0;
   if (reading) {
-    // Two answers could arrive in the other order.
+    // The answers of two concurrent requests could arrive out of order.
     changed();
     return;
   }
   reading = true;
   const began = performance.now();
   try {
-    // Without the rows, which the window asks for itself.
+    // Without the rows, which the window loads itself.
     await show(await parsed(location.href.split("#")[0], { "x-without-rows": "1" }));
   } catch {
     say("can't read the page again, trying again");
@@ -172,7 +172,7 @@ async function refresh() {
   } finally {
     reading = false;
     last = performance.now();
-    // The run has the machine for itself, whatever the page costs.
+    // The longer a refresh takes, the longer the pause, so that the page never slows down the run.
     pause = Math.min(Math.max(REFRESH_MS, REST * (last - began)), MOST_MS);
   }
 }
@@ -181,7 +181,7 @@ async function show(fresh) {
   const moved = fresh.getElementById("window");
   const here = document.getElementById("window");
   if (Boolean(moved) !== Boolean(here) || fresh.title !== document.title) {
-    // The first rows have come, or the latest run is another one.
+    // The first rows have arrived, or there is a newer latest run.
     document.getElementById("main").replaceChildren(...fresh.getElementById("main").childNodes);
     document.title = fresh.title;
     start();
@@ -213,7 +213,7 @@ function say(text, place = "connection") {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// What came of a key or a button, until the next one.
+// Shows the result of a key or a button, until the next one.
 function tell(text) {
   say(text, "told");
 }
@@ -224,7 +224,7 @@ let version = document.body.dataset.live;
 function listen() {
   if (!version) return;
   if (document.hidden) {
-    // A browser opens six connections to a server, and each page that listens holds one.
+    // A browser opens at most six connections to a server, and every listening page holds one.
     source?.close();
     source = null;
     return;
@@ -233,7 +233,7 @@ function listen() {
   source = new EventSource(`/live?since=${encodeURIComponent(version)}`);
   source.addEventListener("open", () => say("live"));
   source.addEventListener("error", () => {
-    // A browser gives up when the server answers with an error: another one listens there now.
+    // The browser closes the source if the server answers with an error: another server listens there now.
     say(source.readyState === EventSource.CLOSED ? "the viewer has ended" : "not connected, trying again");
   });
   source.addEventListener("change", (event) => {
@@ -317,7 +317,7 @@ document.addEventListener("change", (event) => {
 document.addEventListener("submit", (event) => {
   const form = event.target;
   if (form.method === "get") {
-    // Empty fields make long addresses.
+    // Leave out empty fields, which would make long URLs.
     for (const field of form.querySelectorAll("[name]")) if (!field.value) field.disabled = true;
   } else if (form.method === "post") {
     event.preventDefault();
@@ -370,7 +370,7 @@ function start() {
 }
 
 window.addEventListener("pageshow", () => {
-  // A page that the browser kept has its fields as they were.
+  // A page from the browser's back/forward cache still has its old field values.
   for (const field of document.querySelectorAll(".filters [disabled]")) field.disabled = false;
 });
 
