@@ -370,7 +370,7 @@ function start() {
 }
 
 window.addEventListener("pageshow", () => {
-  // A page from the browser's back/forward cache still has its old field values.
+  // In a page from the back/forward cache, the fields that were empty at the last submit are still disabled.
   for (const field of document.querySelectorAll(".filters [disabled]")) field.disabled = false;
 });
 
