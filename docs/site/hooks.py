@@ -1,7 +1,7 @@
-"""What mkdocs needs to build the site from documents that are written to be read in the repository as well.
+"""Build the site with mkdocs from documents that are also read in the repository.
 
-Documents outside `docs/` become pages, links to files of the repository become plain text where the site has no such
-page, and the Python API, every command's help, and the lists of the registries and the schemas are generated.
+Documents outside `docs/` become pages; links to files for which the site has no page become plain text. The hooks
+generate the pages of the Python API, of every command's help, of the registries and of the schemas.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite links, and the first lines of blocks, which say where their file goes."""
+    """Rewrite links, and turn a code block's `file=` into its title."""
     source = PurePosixPath(PAGES.get(page.file.src_uri, f"docs/{page.file.src_uri}"))
 
     def link(match: re.Match[str]) -> str:
@@ -79,7 +79,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"[{text}]({relpath(to, PurePosixPath(page.file.src_uri).parent)}{anchor})"
 
     def outside_of_code(text: str) -> str:
-        # In code of a table the repository's reader wants `\|`, and the site's `|`.
+        # Inside a table's code, GitHub needs `\|` where mkdocs needs `|`.
         text = SPAN.sub(lambda span: span[0].replace("\\|", "|"), text)
         return IMAGE.sub(r"\1", LINK.sub(link, text))
 
@@ -97,7 +97,7 @@ def _first_line(match: re.Match[str]) -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Leave nothing in the theme's scripts that a reader's browser could fetch from elsewhere."""
+    """Remove the addresses in the theme's scripts from which a reader's browser could fetch more scripts."""
     for script in Path(config.site_dir).rglob("*.js"):
         content = script.read_bytes()
         if SCRIPTS.search(content):
@@ -141,7 +141,7 @@ def registries_page() -> str:
     lines = [
         "# Registries",
         "",
-        "What is there to choose from, as the registries have it; [adding.md](adding.md) adds to them.",
+        "Everything that a name in an option or a file can choose; [adding.md](adding.md) shows how to add to it.",
         "",
     ]
     tables: dict[str, tuple[str, Iterable[tuple[str, ...]]]] = {

@@ -1,6 +1,6 @@
-"""Make docs/images/terminal.svg: the tutorial's first run, with the bug that it finds, and the run after the fix.
+"""Record docs/images/terminal.svg: the tutorial's first run, which finds a bug, and the run after the fix.
 
-`python docs/site/recording.py [FILE]` runs the commands in a terminal, so the picture has what a user sees.
+`python docs/site/recording.py [FILE]` runs the commands in a terminal, so the picture shows what a user sees.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SVG = """\
 </g>
 </svg>
 """
-"""Rich's own frame, without the fonts that it would fetch."""
+"""Rich's SVG template, without the fonts that it would fetch."""
 
 
 def main() -> None:
-    """Record the commands to the file that is named, or to docs/images."""
+    """Record the commands to the file given as the argument, by default docs/images/terminal.svg."""
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "images" / "terminal.svg"
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def in_terminal(command: str, folder: str) -> str:
-    """Return what a command prints to a terminal of this width; what it says about its progress isn't in it."""
+    """Return what a command prints to a terminal of `COLUMNS` columns, without its progress, which goes to stderr."""
     own = {name: value for name, value in os.environ.items() if not re.match("OSMOSIS_|OPENAI_|NO_COLOR|CI$", name)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{own['PATH']}"
     reader, writer = pty.openpty()
@@ -80,7 +80,7 @@ def in_terminal(command: str, folder: str) -> str:
     )
     os.close(writer)
     printed = bytearray()
-    # On Linux a terminal whose writers are gone is an error to read.
+    # On Linux, reading from a terminal fails once its last writer is gone.
     try:
         while data := os.read(reader, 65536):
             printed += data
