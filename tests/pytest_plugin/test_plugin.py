@@ -82,17 +82,13 @@ def test_rows_of_the_mark(rollout):
 
 
 class Sometimes:
-    """Right in every second conversation."""
-
-    def __init__(self):
-        self.count = 0
+    """Right for the even rows, in whatever order the rollouts arrive."""
 
     def __call__(self, request):
-        self.count += 1
-        return text("3" if self.count % 2 else "4")
+        return text("3" if request.messages[0]["content"] in ("row 0", "row 2") else "4")
 
 
-ROWS = [{"system_prompt": "s", "user_prompt": "What is 1 + 2?", "ground_truth": "3"}] * 4
+ROWS = [{"system_prompt": f"row {i}", "user_prompt": "What is 1 + 2?", "ground_truth": "3"} for i in range(4)]
 
 
 @pytest.mark.osmosis(rows=ROWS)
