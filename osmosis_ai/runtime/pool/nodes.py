@@ -1,8 +1,8 @@
-"""A pool over the nodes of a cluster, whatever engine reaches them: it assigns jobs to nodes and takes their reports.
+"""A pool over the nodes of a cluster: it assigns jobs to nodes and takes their reports, whatever engine reaches them.
 
-Each node hosts a pool of its own (`node.NodeHost`), which isolates user code and finds who is to blame for a lost
-worker. Here only nodes are lost, which is nobody's fault: their jobs go back to the queue. A job that has lost several
-nodes runs alone on one; if that is lost too, the job fails.
+Each node hosts its own pool (`node.NodeHost`), which isolates user code and attributes lost workers to a job. This pool
+deals only with lost nodes, which no job is to blame for: their jobs go back to the queue. A job whose nodes were lost
+several times runs alone on a node; if that node is lost too, the job fails.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from osmosis_ai.text import counted
 __all__ = ["Cluster", "ClusterLostError", "Node", "NodeLostError", "NodesPool", "open_nodes"]
 
 SILENCE_SECONDS = 15.0
-"""A node that reports nothing for so long is lost, even if its connection isn't."""
+"""A node that hasn't reported for this long counts as lost, even if its connection is still open."""
 EMPTY_SECONDS = 60.0
-"""How long to wait for another node once all are lost."""
+"""How long a run without a node waits for one to join."""
 MAX_LOSSES = 3
-"""A job that has lost so many nodes runs alone."""
+"""A job whose nodes were lost this many times runs alone."""
 BRAKE_SECONDS = 2.0
-"""The brake is applied at most once in so many seconds; what is in flight then still shows the overload."""
+"""The least time between two brakes: rollouts in flight at the first one still report the same overload."""
 JOBS_AT_ONCE = 50
 
 
 class NodeLostError(OsmosisError):
-    """A node can't be reached any more. The message says why."""
+    """A node can no longer be reached. The message says why."""
 
 
 class ClusterLostError(OsmosisError):
-    """No node can be reached any more, nor join. The message says why."""
+    """No node can be reached, and none can join, any longer. The message says why."""
 
 
 class Node(Protocol):
-    """A connection to one node, which has an empty `node.NodeHost` of its own. Its methods raise NodeLostError."""
+    """A connection to one node, which hosts an empty `node.NodeHost`. The methods raise NodeLostError."""
 
     name: str
 
@@ -88,17 +88,15 @@ class Node(Protocol):
 
 
 class Cluster(Protocol):
-    """An engine's machines."""
+    """The machines that an engine can reach."""
 
     async def next(self) -> Node:
-        """Wait for the next node that may be used: first those there are, later those that join; raise
-        ClusterLostError once none can.
-        """
+        """Wait for the next node to use, now or once it joins; raise ClusterLostError once none can."""
         ...
 
 
 class _Job:
-    """A job and what is known about it. `nodes` are those that were lost with it."""
+    """A job, its result, and the nodes that were lost while they had it."""
 
     def __init__(self, order: RolloutJob | ScoreJob | ProbeJob) -> None:
         self.order = order
@@ -111,7 +109,7 @@ class _Job:
         return len(self.nodes) >= MAX_LOSSES
 
     def end(self, error: str, kind: str = "") -> None:
-        """Fail without a record of a node."""
+        """Fail the job here, without a record from a node."""
         if not self.done.done():
             self.done.set_result(Ended(self.order.id, error=error, kind=kind))
 
@@ -246,7 +244,7 @@ class NodesPool:
         return counted(len(self._members), "node")
 
     def news(self) -> list[str]:
-        """Return what happened to nodes since the last call."""
+        """Return messages about nodes that were refused or lost since the last call."""
         told, self._told = self._told, []
         return told
 
@@ -256,7 +254,7 @@ class NodesPool:
             raise ModelStartError(ended.error)
 
     async def rollout(self, job: RolloutJob, listen: Callable[[Progress], None] | None = None) -> Rollout:
-        """Run one rollout; `listen` hears nothing, because events of single turns stay on the node."""
+        """Run one rollout. `listen` is never called, because nodes don't send the events of turns."""
         ended = await self._run(job)
         if ended.rollout is not None:
             return ended.rollout
@@ -330,7 +328,7 @@ class NodesPool:
                 member.news.set()
 
     def _assign(self) -> None:
-        """Give waiting jobs to the nodes with most room; a suspect gets a node for itself."""
+        """Give waiting jobs to the nodes with the most room; a suspect gets a node to itself."""
         self._set_shares()
         for job in list(self._suspects):
             idle = next((member for member in self._members if not member.jobs), None)
@@ -340,13 +338,13 @@ class NodesPool:
                 idle.take(job)
         open_ = [member for member in self._members if not member.alone]
         if self._suspects:
-            # One node takes nothing new, and so will be idle.
+            # Keep one node from new jobs, so that it becomes idle for the next suspect.
             open_ = open_[1:] or open_
         while self._others and open_:
             min(open_, key=lambda member: len(member.jobs)).take(self._others.popleft())
         while self._rollouts and open_:
             least = min(open_, key=lambda member: member.rollouts - 2 * member.share)
-            # As many as may run wait on the node, so that it needn't wait for the head.
+            # A node queues as many rollouts as it runs, so that it doesn't idle until the head sends the next.
             if least.rollouts >= 2 * least.share:
                 break
             least.take(self._rollouts.popleft())
@@ -382,7 +380,7 @@ class NodesPool:
                 member.news.set()
 
     def _brake(self, rollout: Rollout) -> None:
-        """Halve what runs at a time if a model call needed retries; otherwise allow slowly more again."""
+        """Halve the number of rollouts at a time if a model call needed retries; otherwise raise it again slowly."""
         if any(turn.attempts > 1 for turn in rollout.turns):
             if monotonic() - self._braked > BRAKE_SECONDS:
                 self._braked = monotonic()
@@ -393,7 +391,7 @@ class NodesPool:
     # Nodes
 
     async def _gather(self) -> None:
-        """Take every node that joins into use."""
+        """Start using every node that the cluster has or that joins it."""
         try:
             while True:
                 node = await self._cluster.next()
@@ -405,7 +403,7 @@ class NodesPool:
             self._halt(f"the cluster was lost ({error}); use --resume to continue")
 
     async def _use(self, node: Node) -> None:
-        """Load the repository on a node, and give it jobs until it is lost."""
+        """Load the repository on a node, then exchange jobs and reports with it until it is lost."""
         try:
             try:
                 theirs, ours = await node.versions(), this_version()
@@ -447,7 +445,7 @@ class NodesPool:
             self._lose(member, why)
 
     def _check_code(self, name: str, ready: Ready) -> None:
-        """Take what the first node has loaded; raise StartError if it isn't this machine's code, or another node's."""
+        """Raise StartError if a node's code differs from this machine's; keep what the first node has loaded."""
         sources = {**ready.tool_sources, **ready.function_sources, **ready.rubric_files}
         differing = sorted(path for path, code in sources.items() if file_hash(Path(self._spec.root, path)) != code)
         if differing:
@@ -506,7 +504,7 @@ class NodesPool:
         self._assign()
 
     def _lose(self, member: _Member, why: str) -> None:
-        """Give a lost node's jobs to others. What it has spent counts on."""
+        """Give a lost node's jobs to others. What the node has spent still counts."""
         self._members.remove(member)
         self._spent_before += member.spent_usd
         member.node.kill()
@@ -530,7 +528,7 @@ class NodesPool:
         self._assign()
 
     async def _watch(self) -> None:
-        """Give up once there has been no node for too long."""
+        """Stop the run once it has had no node for too long."""
         while True:
             await anyio.sleep(0.5)
             if self._members or self._loading or monotonic() - self._empty_since < EMPTY_SECONDS:
@@ -543,7 +541,7 @@ class NodesPool:
             return
 
     def _halt(self, why: str) -> None:
-        """Run nothing more."""
+        """End every job, waiting or sent; nothing runs from here on."""
         self._halted = why
         for job in list(self._jobs.values()):
             job.end(why, "halt")

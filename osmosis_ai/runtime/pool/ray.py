@@ -33,18 +33,18 @@ T = TypeVar("T")
 
 CLIENT_PORT = 10001
 REACH_SECONDS = 10.0
-"""How long an address may take to accept a connection."""
+"""How long to wait for an address to accept a connection."""
 CONNECT_SECONDS = 300.0
-"""How long it may take to connect and to send the repository."""
+"""How long to wait for Ray to connect and to upload the repository."""
 HEAD_SECONDS = 30.0
-"""How long the cluster's head may be silent; after 60 s Ray ends the process that asks."""
+"""How long the cluster's head may be silent. Ray itself ends the process that calls it after 60 s."""
 CLOSE_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 ACTORS_OF_A_NODE = 3
 CALLS_AT_ONCE = 4
-"""Of one actor: a report that is waited for, orders, and the end."""
+"""An actor's concurrent calls: one that waits for a report, some that bring orders, and the last that ends it."""
 NOT_SHIPPED = [".git", ".osmosis", ".venv", "venv", ".env", ".env.*", "node_modules", "__pycache__", "*.osmosis-run"]
-"""Besides what `.gitignore` names, which Ray leaves out itself."""
+"""Left out of the upload, besides what `.gitignore` names, which Ray leaves out itself."""
 
 
 @asynccontextmanager
@@ -84,7 +84,7 @@ async def open_ray(spec: WorkerSpec, options: PoolOptions) -> AsyncIterator[Node
 def _connection(
     ray: Any, options: PoolOptions, root: str, connected: concurrent.futures.Future[None], end: threading.Event
 ) -> None:
-    """Be connected until the end, in one thread: the processes of a cluster for this run alone end with it."""
+    """Hold the connection until `end` is set, in one thread: a `local` cluster's processes end with their thread."""
     try:
         _connect(ray, options, root)
     except BaseException as error:  # noqa: BLE001 - the caller gets it
@@ -96,12 +96,12 @@ def _connection(
 
 
 async def _aside(call: Callable[..., T], *given: object) -> T:
-    """Call something of Ray's in a thread that nobody waits for once the caller has gone: it may hang for ever."""
+    """Call a function of Ray's in a thread, which a cancelled caller leaves behind, as the call may hang for ever."""
     return await _result(_begin(call, *given))
 
 
 async def _result(future: concurrent.futures.Future[T]) -> T:
-    """Wait for a future, but never cancel it: Ray's calls can't be taken back, and its threads fail if one was."""
+    """Wait for a future without ever cancelling it: Ray's threads fail when they complete a cancelled one."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def tell(_: object) -> None:
@@ -128,7 +128,7 @@ def _begin(call: Callable[..., T], *given: object) -> concurrent.futures.Future[
 
 
 def _import_ray() -> Any:
-    # Both are read when Ray is imported or started; nothing is reported to its makers.
+    # Ray reads both when it is imported or started. The first keeps it from reporting usage to its makers.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
@@ -140,7 +140,7 @@ def _import_ray() -> Any:
 
 
 def _reach(cluster: str) -> None:
-    """Raise OSError or ValueError if nothing listens at a named address: Ray would try for minutes, or for ever."""
+    """Raise OSError or ValueError if nothing listens at a named address; Ray would try for minutes, or for ever."""
     named = os.environ.get("RAY_ADDRESS", "") if cluster == "auto" else cluster
     parts = urlsplit(named if "://" in named else f"//{named}")
     port = parts.port or (CLIENT_PORT if parts.scheme == "ray" else None)
@@ -156,11 +156,11 @@ def _reach(cluster: str) -> None:
 def _connect(ray: Any, options: PoolOptions, root: str) -> None:
     address, excluded = options.cluster, list(NOT_SHIPPED)
     store = None if options.log is None else Path(options.log).parents[1].resolve()
-    # It may have any name.
+    # `--store` may have named the store anything, so NOT_SHIPPED can't list it.
     if store is not None and store.is_relative_to(Path(root).resolve()):
         excluded.append(store.relative_to(Path(root).resolve()).as_posix())
     started: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    # The error says it.
+    # `_why_not` turns the error into a message that says the same.
     warnings.filterwarnings("ignore", "Ray Client connection timed out")
     ray.init(
         address=address,
@@ -217,7 +217,7 @@ class _RayCluster:
                 if self._most is not None and len(self._in_use) >= self._most:
                     break
                 id = found["NodeID"]
-                # A node may lose its actor, to the system's memory for example, and be as good as before.
+                # A node may lose its actor, such as to a lack of memory, and still be usable.
                 if id not in self._in_use and self._actors[id] < ACTORS_OF_A_NODE and found["Resources"].get("CPU"):
                     self._in_use.add(id)
                     self._actors[id] += 1
@@ -226,7 +226,7 @@ class _RayCluster:
             await anyio.sleep(LOOK_SECONDS)
 
     async def closed(self) -> None:
-        """Wait until the actors were told to end."""
+        """Wait until every actor has been told to end."""
         for end in self._ends:
             await _result(end)
 
@@ -238,7 +238,7 @@ class _RayCluster:
                 try:
                     return await _aside(call, *given)
                 except (self._ray.exceptions.RayError, ConnectionError) as error:
-                    # It may be away for a moment.
+                    # The head may be restarting.
                     why = f": {_in_short(str(error))}"
                 await anyio.sleep(LOOK_SECONDS)
         self.lost = True
@@ -279,7 +279,7 @@ class _RayNode:
             self._tell_killed(self)
 
     def end(self) -> None:
-        """End the actor; waits for the cluster's head."""
+        """End the actor. Blocks until the cluster's head has answered."""
         with suppress(Exception):
             self._ray.kill(self._actor, no_restart=True)
 
@@ -288,7 +288,7 @@ class _RayNode:
             return getattr(self._actor, method).remote(*given).future()
 
         try:
-            # Through a client server it waits for an answer even to begin.
+            # Through a client server, even submitting a call waits for an answer, so it runs in a thread.
             return await _result(await _aside(call))
         except self._ray.exceptions.RayTaskError as error:
             raise NodeLostError(f"its host failed: {error.cause!r}") from error
@@ -298,7 +298,8 @@ class _RayNode:
 
 def _start_actor(ray: Any, node: str) -> Any:
     on_it = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-    # No CPU of its own: what its workers need is not Ray's to count. It is never restarted, nor a call repeated.
+    # The actor reserves no CPU, because Ray doesn't schedule its workers. It is never restarted and no call is
+    # repeated: the pool itself runs a lost node's jobs again.
     given = {
         "num_cpus": 0,
         "scheduling_strategy": on_it,
@@ -310,17 +311,17 @@ def _start_actor(ray: Any, node: str) -> Any:
 
 
 def _in_short(message: str) -> str:
-    """Return the error that ended an actor, if it is named, else the first line."""
+    """Return the last line that names an exception, which is what ended the actor, else the first line."""
     lines = message.strip().splitlines() or [""]
     named = [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]
     return (named or lines[:1])[-1]
 
 
 class RayHost:
-    """The actor: a `NodeHost` on an event loop in a thread of its own, because Ray's own loop has Ray's calls."""
+    """The actor: a `NodeHost` on an event loop in its own thread, apart from the loop on which Ray makes its calls."""
 
     def __init__(self) -> None:
-        # Ray puts the repository first on the path; its modules must not hide libraries.
+        # Ray puts the repository first on the path, where its modules would hide libraries.
         self._root = Path.cwd()
         sys.path[:] = [entry for entry in sys.path if entry not in ("", str(self._root))]
         self._blocking = anyio.from_thread.start_blocking_portal()
@@ -339,7 +340,7 @@ class RayHost:
         opened: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
 
         async def host() -> None:
-            # Opened and closed in one task, as cancel scopes must be.
+            # One task opens and closes the host, because a cancel scope must end in the task that entered it.
             try:
                 async with NodeHost.open(boot, self._root, cpus) as self._host:
                     opened.set_result(Opened(self._host.loaded))
@@ -347,7 +348,7 @@ class RayHost:
             except StartError as error:
                 opened.set_result(Opened(refused=NotReady(type(error).__name__, str(error))))
             except Exception as error:
-                # The head waits for an answer; later on, its reports end.
+                # Until it has opened, the head waits for an answer; afterwards `collect` fails instead.
                 if opened.done():
                     raise
                 opened.set_exception(error)
