@@ -106,3 +106,12 @@ def test_litellm_is_not_imported_when_it_is_not_used(osmosis: Osmosis, repo: Pat
         done = osmosis("eval", *model, "--json", cwd=repo, env=env)
     assert done.code == 0, done.stderr
     assert done.json["summary"]["tools"]["add"]["calls"] == 3
+
+
+def test_completion_can_be_shown_for_the_shell_that_asks(tmp_path: Path) -> None:
+    """Whose name the command finds among its parents: bash stays one, because it has more to do."""
+    line = f"{COMMAND} --show-completion; true"
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=clean_environment(), capture_output=True, encoding="utf-8", timeout=60
+    )
+    assert "complete -o default -F _osmosis_completion osmosis" in done.stdout, done.stderr
