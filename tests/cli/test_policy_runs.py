@@ -118,4 +118,4 @@ def test_options_that_do_not_go_together(repo: Path, model: Path, arguments: lis
 
 def test_a_folder_without_a_model(repo: Path, url: str) -> None:
     done = run_osmosis("eval", "--base-url", url, "--model", "m", "--tokenizer", "reward_fn", cwd=repo)
-    assert (done.code, "has no tokenizer.json. Name a model's folder" in done.stderr) == (2, True), done.stderr
+    assert (done.code, "has no tokenizer.json. Name a model folder" in done.stderr) == (2, True), done.stderr
