@@ -4,7 +4,8 @@
 
 - cost: milliseconds of CPU per rollout, scores and store included, on one node of a cluster of this machine, beside the
   same run without a cluster, both without start and end;
-- nodes: rollouts per second on two nodes with one worker each beside one, when each tool call is bound by the CPU.
+- nodes: rollouts per second on two nodes with one worker each beside one, when each tool call keeps a CPU busy for some
+  hundred milliseconds: the head shares these CPUs, and a tool that is worth a cluster costs far more than the head.
 
 Both need the extra `ray`.
 """
@@ -30,6 +31,7 @@ from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
 WARM = 0.2
 SAMPLE_SECONDS = 0.1
+ROUNDS = 4_000_000
 
 
 class Adding:
@@ -104,7 +106,7 @@ def nodes(folder: Path, rollouts: int, runs: int) -> None:
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1)
-        with ScriptedEndpoint(working(400_000), record=False).run_in_thread() as endpoint:
+        with ScriptedEndpoint(working(ROUNDS), record=False).run_in_thread() as endpoint:
             root = write_repo(folder / "work", tasks(rollouts), tools=WORKING)
             rates: dict[int, list[float]] = {1: [], 2: []}
             for _ in range(runs):
@@ -132,4 +134,4 @@ if __name__ == "__main__":
         if "cost" in given.what:
             cost(Path(made), given.rollouts, given.runs)
         if "nodes" in given.what:
-            nodes(Path(made), given.rollouts // 15, given.runs)
+            nodes(Path(made), given.rollouts // 60, given.runs)
