@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -174,7 +174,7 @@ class Holding:
 
     def wait(self, nodes: int) -> None:
         # One after the other, because a busy machine takes its time.
-        eventually(lambda: len(actors()) >= nodes, lambda: str(self.said))
+        eventually(lambda: len(actors()) >= nodes, lambda: f"{actors()}: {self.said}")
         eventually(lambda: len([*self.folder.glob("waits-*")]) >= nodes, lambda: str(self.said))
 
     def run(self, repo: Path, action: Callable[[], None], nodes: int = 2) -> Report:
@@ -189,8 +189,8 @@ class Holding:
             return running.result()
 
 
-def whole(report: Report, count: int = 40) -> None:
-    assert report.whole
+def whole(report: Report, count: int = 40, said: Sequence[str] = ()) -> None:
+    assert report.whole, list(said)
     assert [outcome.row_index for outcome in report.outcomes()] == list(range(count))
 
 
@@ -246,7 +246,7 @@ def test_nodes_are_lost_in_every_way_and_join_late(cluster: Any, repo: Path, mon
                 cluster.remove_node(node, allow_graceful=False)
 
     try:
-        whole(holding.run(repo, act))
+        whole(holding.run(repo, act), said=holding.said)
     finally:
         for process in stopped:
             with suppress(psutil.NoSuchProcess):
@@ -256,7 +256,7 @@ def test_nodes_are_lost_in_every_way_and_join_late(cluster: Any, repo: Path, mon
 
 
 @contextmanager
-def node_of_another_network(address: str) -> Iterator[Callable[[], None]]:
+def node_of_another_network(address: str, said: Path) -> Iterator[Callable[[], None]]:
     """Add a node in a network namespace; yield what takes its network away, so that nothing ever says goodbye."""
     name, number = f"osmosis-{os.getpid()}", os.getpid() % 250
 
@@ -281,11 +281,13 @@ def node_of_another_network(address: str) -> Iterator[Callable[[], None]]:
         ip("-n", name, "route", "add", "default", "via", f"10.213.{number}.1")
         ray = str(Path(sys.executable).with_name("ray"))
         given = ["--address", address, "--node-ip-address", f"10.213.{number}.2", "--num-cpus", "1"]
-        node = subprocess.Popen(
-            inside(ray, "start", *given, "--object-store-memory", str(MEMORY), "--disable-usage-stats", "--block"),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with said.open("wb") as output:
+            node = subprocess.Popen(
+                inside(ray, "start", *given, "--object-store-memory", str(MEMORY), "--disable-usage-stats", "--block"),
+                stdout=output,
+                stderr=output,
+            )
+        eventually(lambda: b"Ray runtime started" in said.read_bytes(), lambda: said.read_text("utf-8"))
         yield lambda: ip("link", "set", f"osm{number}", "down")
     finally:
         pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
@@ -299,13 +301,13 @@ def node_of_another_network(address: str) -> Iterator[Callable[[], None]]:
 
 def test_a_node_whose_network_vanishes_is_lost(cluster: Any, repo: Path) -> None:
     holding = Holding(repo)
-    with node_of_another_network(cluster.address) as vanish:
+    with node_of_another_network(cluster.address, repo.parent / "said") as vanish:
 
         def act() -> None:
             vanish()
             holding.until_lost(1)
 
-        whole(holding.run(repo, act, nodes=len(cluster.list_all_nodes())))
+        whole(holding.run(repo, act, nodes=len(cluster.list_all_nodes())), said=holding.said)
 
 
 def started(repo: Path, *command: str | Path) -> subprocess.Popen[str]:
