@@ -92,8 +92,8 @@ def client_port() -> int:
 @pytest.fixture(scope="module")
 def cluster(client_port: int) -> Iterator[Any]:
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra ray isn't installed")
-    # Nodes that vanish are noticed in seconds.
-    system = {"health_check_period_ms": 500, "health_check_failure_threshold": 3, "health_check_initial_delay_ms": 0}
+    # Nodes that vanish are noticed in seconds, and on a busy machine those that only answer late are not lost.
+    system = {"health_check_period_ms": 500, "health_check_failure_threshold": 10, "health_check_initial_delay_ms": 0}
     made = cluster_utils.Cluster(
         initialize_head=True,
         head_node_args={
