@@ -190,7 +190,7 @@ class Holding:
 
 
 def whole(report: Report, count: int = 40, said: Sequence[str] = ()) -> None:
-    assert report.whole, list(said)
+    assert report.whole, "\n".join(said)
     assert [outcome.row_index for outcome in report.outcomes()] == list(range(count))
 
 
