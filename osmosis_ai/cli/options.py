@@ -17,7 +17,17 @@ from osmosis_ai.errors import UsageError
 from osmosis_ai.options import DeclaredOption, Setting, config_of, declared_options, layered, once
 from osmosis_ai.records import Record
 
-__all__ = ["Given", "Json", "OutputConfig", "OutputOptions", "effective_config", "output_options", "takes"]
+__all__ = [
+    "Given",
+    "Json",
+    "Nodes",
+    "OutputConfig",
+    "OutputOptions",
+    "WorkersPerNode",
+    "effective_config",
+    "output_options",
+    "takes",
+]
 
 ConfigT = TypeVar("ConfigT", bound=Record)
 
@@ -25,6 +35,10 @@ Given = dict[str, Any]
 """The options that were typed, by name."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line of stdout, and nothing else.")]
+Nodes = Annotated[int | None, typer.Option(min=1, metavar="N", help="With --cluster: use at most N nodes.")]
+WorkersPerNode = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="With --cluster: N processes per node. Default: its CPUs.")
+]
 
 
 class OutputOptions(Record, frozen=True):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
-from osmosis_ai.cli.options import Json
+from osmosis_ai.cli.options import Json, Nodes, WorkersPerNode
 from osmosis_ai.cli.platform_session import Plain, PlatformUrl, Session, platform_session
 from osmosis_ai.cli.session import ExitCode
 
@@ -65,10 +65,8 @@ def up(
         str | None,
         typer.Option(metavar="auto|ray://HOST:PORT|local", help="Run evaluations on the nodes of a Ray cluster."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="With --cluster: use at most N nodes.")] = None,
-    workers_per_node: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="With --cluster: N processes per node. Default: its CPUs.")
-    ] = None,
+    nodes: Nodes = None,
+    workers_per_node: WorkersPerNode = None,
     json: Json = False,
     plain: Plain = False,
 ) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import typer
 
 from osmosis_ai.cli.help import HelpCommand, HelpGroup
-from osmosis_ai.cli.options import Json
+from osmosis_ai.cli.options import Json, Nodes, WorkersPerNode
 from osmosis_ai.cli.session import ExitCode, SharedOptions, Store, command_session, shared_options, stored_runs
 from osmosis_ai.cli.status import STATUS
 from osmosis_ai.cli.view import view
@@ -426,10 +426,8 @@ def rescore(
         str | None,
         typer.Option(metavar="auto|ray://HOST:PORT|local", help="Score on the nodes of a Ray cluster."),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, metavar="N", help="With --cluster: use at most N nodes.")] = None,
-    workers_per_node: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="With --cluster: N processes per node. Default: its CPUs.")
-    ] = None,
+    nodes: Nodes = None,
+    workers_per_node: WorkersPerNode = None,
     keep_going: Annotated[
         bool,
         typer.Option("--keep-going", help="Leave out reward files that can't be loaded, instead of refusing to score."),

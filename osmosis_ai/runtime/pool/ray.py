@@ -203,7 +203,6 @@ class _RayCluster:
     """The nodes of a Ray cluster that have a CPU."""
 
     def __init__(self, ray: Any, options: PoolOptions) -> None:
-        self.lost = False
         self._ray = ray
         self._most = options.nodes
         self._in_use: set[str] = set()
@@ -241,7 +240,6 @@ class _RayCluster:
                     # The head may be restarting.
                     why = f": {_in_short(str(error))}"
                 await anyio.sleep(LOOK_SECONDS)
-        self.lost = True
         raise ClusterLostError(f"its head hasn't answered for {HEAD_SECONDS:.0f} s{why}")
 
     def _ended(self, node: _RayNode) -> None:
