@@ -104,8 +104,9 @@ def nodes(folder: Path, rollouts: int, runs: int) -> None:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=1)
+        for number in range(2):
+            # Each node unpacks the repository in its own place, as a machine of its own does.
+            cluster.add_node(num_cpus=1, runtime_env_dir_name=f"runtime_resources_{number}")
         with ScriptedEndpoint(working(ROUNDS), record=False).run_in_thread() as endpoint:
             root = write_repo(folder / "work", tasks(rollouts), tools=WORKING)
             rates: dict[int, list[float]] = {1: [], 2: []}

@@ -507,7 +507,9 @@ def remove(
         if busy:
             raise UsageError(f"still being written by another process: {', '.join(busy)}; nothing was removed")
         if found and not yes:
-            what = ", ".join(f"{info.id} ({info.command}, {info.rollouts} rollouts)" for info in found.values())
+            what = ", ".join(
+                f"{info.id} ({info.command}, {counted(info.rollouts, 'rollout')})" for info in found.values()
+            )
             if not sys.stdin.isatty():
                 raise UsageError(f"this would remove {what}; confirm with -y")
             if not typer.confirm(f"remove {what}?", err=True):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commands import Finished, Osmosis, run_installed
+from commands import Finished, Osmosis
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, status, text, tool_call
 from repos import write_repo
 
@@ -131,23 +130,6 @@ def test_failed_requests_are_asked_again(osmosis: Osmosis, tmp_path: Path) -> No
         assert run(osmosis, "test", endpoint, repo, "--cache").json["summary"]["passed"] == 1
         assert run(osmosis, "test", endpoint, repo, "--cache").json["summary"]["passed"] == 1
         assert len(endpoint.chats) == 2
-
-
-def test_two_runs_at_once(osmosis: Osmosis, tmp_path: Path, endpoint: ScriptedEndpoint) -> None:
-    rows = [{**ROW, "user_prompt": f"What is {a} + 2?", "ground_truth": str(a + 2)} for a in range(40)]
-    repo = write_repo(tmp_path / "repo", rows=rows)
-    with ThreadPoolExecutor() as threads:
-        runs = [
-            threads.submit(run, run_installed, "test", endpoint, repo, "--cache", "--workers", "1") for _ in range(2)
-        ]
-        for done in runs:
-            assert done.result().code == 0, done.result().stderr
-            assert done.result().json["summary"]["functions"]["reward_fn.rewards:exact"]["mean"] == 1.0
-    assert 80 <= len(endpoint.chats) <= 160
-    assert osmosis("cache", "--json", cwd=repo).json["entries"] == 80
-    asked = len(endpoint.chats)
-    assert run(osmosis, "test", endpoint, repo, "--cache").json["summary"]["total_tokens"] == 0
-    assert len(endpoint.chats) == asked
 
 
 def test_offline_models_leave_no_replies(osmosis: Osmosis, repo: Path) -> None:

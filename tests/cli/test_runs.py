@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from commands import COMMAND, Osmosis
+from commands import Osmosis
 from osmosis_ai.store.queries import Queries
 from osmosis_ai.store.run_store import RunStore
 from osmosis_ai.testing.endpoint import Reply, Request, ScriptedEndpoint, by_turn, text, tool_call
@@ -418,19 +416,6 @@ def test_a_full_disk_is_an_error_message(osmosis: Osmosis, repo: Path, run: Call
     assert "Traceback" not in done.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error(repo: Path, run: Callable[..., str]) -> None:
-    run("--model", "offline/empty")
-    for arguments in (["export"], ["show"], ["--json"]):
-        read_end, write_end = os.pipe()
-        os.close(read_end)
-        done = subprocess.run(
-            [str(COMMAND), "runs", *arguments], cwd=repo, stdout=write_end, stderr=subprocess.PIPE, encoding="utf-8"
-        )
-        os.close(write_end)
-        assert done.returncode == 0, done.stderr
-        assert "Error" not in done.stderr
-
-
 # Rescore
 
 
@@ -509,17 +494,6 @@ def test_rm_removes_what_was_confirmed(osmosis: Osmosis, repo: Path, run: Callab
     assert osmosis("runs", "rm", "--all-finished", "-y", cwd=repo).code == 0
     assert osmosis("runs", "--json", cwd=repo).json["runs"] == []
     assert osmosis("runs", "rm", "-y", cwd=repo).code == 2
-
-
-def test_rm_asks_on_a_terminal(osmosis: Osmosis, repo: Path, run: Callable[..., str]) -> None:
-    made = run("--model", "offline/empty", "--limit", "1")
-    for answer, left in (("n", [made]), ("y", [])):
-        terminal, its_end = pty.openpty()
-        os.write(terminal, f"{answer}\n".encode())
-        subprocess.run([str(COMMAND), "runs", "rm", made], cwd=repo, stdin=its_end, capture_output=True, timeout=60)
-        os.close(its_end)
-        os.close(terminal)
-        assert [item["id"] for item in osmosis("runs", "--json", cwd=repo).json["runs"]] == left
 
 
 def test_a_run_that_another_process_writes_is_left_alone(osmosis: Osmosis, repo: Path, run: Callable[..., str]) -> None:

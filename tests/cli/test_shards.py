@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import shutil
 import sqlite3
-import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 
-from commands import COMMAND, Finished, clean_environment, documented, run_osmosis
+from commands import Finished, documented, run_osmosis
 from osmosis_ai.config import RunConfig
 from osmosis_ai.data.dataset import open_dataset
 from osmosis_ai.errors import StoreError, UsageError
@@ -294,28 +291,3 @@ def test_a_merge_that_is_cut_off_leaves_nothing(sharded: Sharded, tmp_path: Path
     with closing(sqlite3.connect(tmp_path / "into" / "runs.db")) as db:
         counts = {table: db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("runs", "rollouts")}
     assert counts == {"runs": 0, "rollouts": 0}
-
-
-def test_the_documented_matrix_runs_as_shell_commands(tmp_path: Path) -> None:
-    """The steps of the documented workflow's jobs, with the shards' artifacts left where they are."""
-    (block,) = re.findall(r"```yaml file=\.github[^\n]*\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
-    jobs = yaml.safe_load(block)["jobs"]
-    repo = write_repo(tmp_path / "repo", rows=[{**row, "ground_truth": str(i + 1)} for i, row in enumerate(ROWS)])
-    path = f"{COMMAND.parent}:{os.environ['PATH']}"
-    env = clean_environment(PATH=path, MODEL="offline/oracle", OSMOSIS_WORKERS="1")
-
-    def run_steps(job: str, **values: str) -> None:
-        for step in jobs[job]["steps"]:
-            if "run" not in step or step["run"].startswith("pip"):
-                continue
-            assert step["env"]["MODEL"].endswith("'offline/oracle' }}")
-            script = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda match: values[match[1]], step["run"])
-            done = subprocess.run(["bash", "-e", "-c", script], cwd=repo, env=env, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-
-    for number in jobs["shard"]["strategy"]["matrix"]["shard"]:
-        run_steps("shard", shard=str(number))
-        assert (repo / f"shard-{number}" / "runs.db").is_file()
-    run_steps("merge")
-    summary = json.loads((repo / "results.json").read_text(encoding="utf-8"))["summary"]
-    assert (summary["total_runs"], summary["missing"]) == (12, 0)

@@ -1,8 +1,9 @@
-"""Standard streams that are closed, full or of another encoding: the run is stored, and never a traceback."""
+"""Standard streams that are closed, full, unread or of another encoding: the run is stored, and never a traceback."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -69,3 +70,16 @@ def test_characters_that_an_encoding_lacks_are_escaped(repo: Path, encoding: str
     assert rollout["row"]["user_prompt"] == "Wie groß ist π — 😀?"
     listed = in_shell(["runs"], "", repo, PYTHONIOENCODING=encoding)
     assert (listed.code, listed.stderr) == (0, "")
+
+
+def test_a_reader_that_goes_away_is_no_error(repo: Path) -> None:
+    assert run_osmosis(*TEST, cwd=repo).code == 0
+    for arguments in (["export"], ["show"], ["--json"]):
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        done = subprocess.run(
+            [str(COMMAND), "runs", *arguments], cwd=repo, stdout=write_end, stderr=subprocess.PIPE, encoding="utf-8"
+        )
+        os.close(write_end)
+        assert done.returncode == 0, done.stderr
+        assert "Error" not in done.stderr

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal: the status line at the start, and the progress line."""
+"""What a person sees on a terminal: the status line at the start, the progress line, and a question."""
 
 from __future__ import annotations
 
@@ -91,3 +91,14 @@ def test_no_part_of_the_progress_stays_after_ctrl_c(repo: Path) -> None:
         gate.open()
     # The line that held the bar is erased, and nothing is written after it but the cursor.
     assert "━" not in screen.shown.rpartition("\x1b[2K")[2]
+
+
+def test_rm_asks_on_a_terminal(osmosis: Osmosis, repo: Path) -> None:
+    assert osmosis("eval", "-q", "--model", "offline/empty", "--limit", "1", cwd=repo).code == 0
+    (made,) = [item["id"] for item in osmosis("runs", "--json", cwd=repo).json["runs"]]
+    for answer, left in (("n", [made]), ("y", [])):
+        with terminal("runs", "rm", made, cwd=repo) as screen:
+            screen.wait_for(rf"remove {made} \(eval, 1 rollout\)\?")
+            screen.type(f"{answer}\n")
+            screen.end()
+        assert [item["id"] for item in osmosis("runs", "--json", cwd=repo).json["runs"]] == left

@@ -208,6 +208,7 @@ class NodesPool:
         self._spent_before = 0.0
         self._shortages: dict[str, str] = {}
         self._told: list[str] = []
+        self._refused: set[str] = set()
         self._settled = asyncio.Event()
         self._start_error: StartError | None = None
         self._loading = 0
@@ -420,7 +421,11 @@ class NodesPool:
             node.kill()
             if isinstance(error, StartError) and not self._settled.is_set():
                 self._fail(error)
-            self._told.append(f"node {node.name} isn't used: {error}")
+            refused = f"node {node.name} isn't used: {error}"
+            # It is tried again, and what never changes is said once.
+            if refused not in self._refused:
+                self._refused.add(refused)
+                self._told.append(refused)
             return
         member = _Member(node)
         self._members.append(member)

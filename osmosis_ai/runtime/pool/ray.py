@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, redirect_stdout, suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, TextIO, TypeVar
 from urllib.parse import urlsplit
 
@@ -40,7 +41,8 @@ HEAD_SECONDS = 30.0
 """How long the cluster's head may be silent. Ray itself ends the process that calls it after 60 s."""
 CLOSE_SECONDS = 10.0
 LOOK_SECONDS = 2.0
-ACTORS_OF_A_NODE = 3
+AGAIN_SECONDS = 60.0
+"""The longest pause before a node that lost its actor gets another; the first is LOOK_SECONDS, and each doubles."""
 CALLS_AT_ONCE = 4
 """An actor's concurrent calls: one that waits for a report, some that bring orders, and the last that ends it."""
 NOT_SHIPPED = [".git", ".osmosis", ".venv", "venv", ".env", ".env.*", "node_modules", "__pycache__", "*.osmosis-run"]
@@ -207,6 +209,7 @@ class _RayCluster:
         self._most = options.nodes
         self._in_use: set[str] = set()
         self._actors: Counter[str] = Counter()
+        self._not_before: dict[str, float] = {}
         self._ends: list[concurrent.futures.Future[None]] = []
 
     async def next(self) -> _RayNode:
@@ -216,8 +219,9 @@ class _RayCluster:
                 if self._most is not None and len(self._in_use) >= self._most:
                     break
                 id = found["NodeID"]
-                # A node may lose its actor, such as to a lack of memory, and still be usable.
-                if id not in self._in_use and self._actors[id] < ACTORS_OF_A_NODE and found["Resources"].get("CPU"):
+                # A node may lose its actor, such as to a lack of memory, and be usable again later.
+                due = id not in self._in_use and monotonic() >= self._not_before.get(id, 0.0)
+                if due and found["Resources"].get("CPU"):
                     self._in_use.add(id)
                     self._actors[id] += 1
                     actor = await self._ask(_start_actor, self._ray, id)
@@ -244,6 +248,9 @@ class _RayCluster:
 
     def _ended(self, node: _RayNode) -> None:
         self._in_use.discard(node.id)
+        # The exponent is bounded, because a float isn't.
+        pause = LOOK_SECONDS * 2 ** min(self._actors[node.id] - 1, 10)
+        self._not_before[node.id] = monotonic() + min(pause, AGAIN_SECONDS)
         self._ends.append(_begin(node.end))
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -89,6 +90,15 @@ def client_port() -> int:
         return int(free.getsockname()[1])
 
 
+def add_node(cluster: Any) -> None:
+    """Add a node with one CPU and, as on a machine of its own, its own place for the repository.
+
+    Else every node that joins unpacks the repository over the one that the others use.
+    """
+    place = f"runtime_resources_{time.monotonic_ns()}"
+    cluster.add_node(num_cpus=1, object_store_memory=MEMORY, runtime_env_dir_name=place)
+
+
 @pytest.fixture(scope="module")
 def cluster(client_port: int) -> Iterator[Any]:
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra ray isn't installed")
@@ -105,7 +115,7 @@ def cluster(client_port: int) -> Iterator[Any]:
         },
     )
     for _ in range(2):
-        made.add_node(num_cpus=1, object_store_memory=MEMORY)
+        add_node(made)
     before = os.environ.get("RAY_ADDRESS")
     os.environ["RAY_ADDRESS"] = made.address
     yield made
@@ -239,7 +249,7 @@ def test_nodes_are_lost_in_every_way_and_join_late(cluster: Any, repo: Path, mon
         stopped.extend([*second.children(recursive=True), second, psutil.Process(second.ppid())])
         for process in stopped:
             process.suspend()
-        cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
+        add_node(cluster)
         holding.until_lost(2)
         for node in cluster.list_all_nodes():
             if node is not cluster.head_node and node.node_id != cluster.list_all_nodes()[-1].node_id:
