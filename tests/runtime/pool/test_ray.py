@@ -90,13 +90,13 @@ def client_port() -> int:
         return int(free.getsockname()[1])
 
 
-def add_node(cluster: Any) -> None:
-    """Add a node with one CPU and, as on a machine of its own, its own place for the repository.
+def add_node(cluster: Any) -> Any:
+    """Add and return a node with one CPU and, as on a machine of its own, its own place for the repository.
 
     Else every node that joins unpacks the repository over the one that the others use.
     """
     place = f"runtime_resources_{time.monotonic_ns()}"
-    cluster.add_node(num_cpus=1, object_store_memory=MEMORY, runtime_env_dir_name=place)
+    return cluster.add_node(num_cpus=1, object_store_memory=MEMORY, runtime_env_dir_name=place)
 
 
 @pytest.fixture(scope="module")
@@ -249,10 +249,10 @@ def test_nodes_are_lost_in_every_way_and_join_late(cluster: Any, repo: Path, mon
         stopped.extend([*second.children(recursive=True), second, psutil.Process(second.ppid())])
         for process in stopped:
             process.suspend()
-        add_node(cluster)
+        newest = add_node(cluster)
         holding.until_lost(2)
         for node in cluster.list_all_nodes():
-            if node is not cluster.head_node and node.node_id != cluster.list_all_nodes()[-1].node_id:
+            if node is not cluster.head_node and node is not newest:
                 cluster.remove_node(node, allow_graceful=False)
 
     try:
