@@ -91,10 +91,11 @@ def cost(folder: Path, rollouts: int, runs: int) -> None:
             for side, options in sides.items():
                 asked = command(endpoint.url, rollouts, *options)
                 found[side].append(cpu_each(asked, root, model, rollouts) * 1000)
-    middle = {side: median(each) for side, each in found.items()}
-    for side, each in middle.items():
-        print(f"{side:8} {each:.2f} ms of CPU per rollout")
-    print(f"cluster / local: {middle['cluster'] / middle['local']:.2f}; load {os.getloadavg()[0]:.1f}")
+    for side, each in found.items():
+        print(f"{side:8} {median(each):.2f} ms of CPU per rollout")
+    # Of neighbouring runs, because a machine's speed changes within minutes.
+    ratios = sorted(cluster / local for cluster, local in zip(found["cluster"], found["local"], strict=True))
+    print(f"cluster / local: {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}); load {os.getloadavg()[0]:.1f}")
 
 
 def nodes(folder: Path, rollouts: int, runs: int) -> None:
@@ -135,4 +136,4 @@ if __name__ == "__main__":
         if "cost" in given.what:
             cost(Path(made), given.rollouts, given.runs)
         if "nodes" in given.what:
-            nodes(Path(made), given.rollouts // 60, given.runs)
+            nodes(Path(made), given.rollouts // 20, given.runs)

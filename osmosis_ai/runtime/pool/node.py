@@ -34,7 +34,9 @@ __all__ = ["NodeBoot", "NodeHost", "Opened", "Orders", "Report", "Versions", "po
 
 BATCH = 50
 BATCH_SECONDS = 0.2
-"""A report waits for this many records, or this many seconds after the first one, unless the node runs out of jobs."""
+"""A report waits for this many records, or this many seconds after the first one."""
+GATHER_SECONDS = 0.02
+"""How long a report waits on a node without waiting rollouts. A report costs as much as several records."""
 BEAT_SECONDS = 1.0
 """Seconds after which a report is sent without records, to show that the node is alive."""
 SHOWN = 50
@@ -197,6 +199,7 @@ class NodeHost:
             await self._first.wait()
         if self._ended:
             with anyio.move_on_after(BATCH_SECONDS):
+                await anyio.sleep(GATHER_SECONDS)
                 await self._due.wait()
         ended, self._ended = self._ended, []
         self._first.clear()
@@ -246,8 +249,7 @@ class NodeHost:
     def _note(self, ended: Ended) -> None:
         self._ended.append(ended)
         self._first.set()
-        # Scores come in batches of their own, and a node without further jobs must not wait for them.
-        if ended.rollout is None or len(self._ended) >= BATCH or not self._waiting:
+        if len(self._ended) >= BATCH or not self._waiting:
             self._due.set()
 
     def _new_output(self) -> bytes:
