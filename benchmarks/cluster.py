@@ -29,7 +29,8 @@ from scaling import WORKING, tasks, working
 
 from osmosis_ai.testing import Reply, Request, ScriptedEndpoint, text, tool_call
 
-WARM = 0.2
+WARM = 0.4
+"""The part of the rollouts before the first sample: until then, some of Ray's processes still start."""
 SAMPLE_SECONDS = 0.1
 ROUNDS = 4_000_000
 
@@ -128,7 +129,7 @@ def nodes(folder: Path, rollouts: int, runs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["cost", "nodes"])
-    parser.add_argument("--rollouts", type=int, default=3000)
+    parser.add_argument("--rollouts", type=int, default=6000)
     parser.add_argument("--runs", type=int, default=3)
     given = parser.parse_args()
     adopt_orphans()
@@ -136,4 +137,4 @@ if __name__ == "__main__":
         if "cost" in given.what:
             cost(Path(made), given.rollouts, given.runs)
         if "nodes" in given.what:
-            nodes(Path(made), given.rollouts // 20, given.runs)
+            nodes(Path(made), given.rollouts // 40, given.runs)

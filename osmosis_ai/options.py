@@ -136,7 +136,7 @@ class DeclaredOption(NamedTuple):
             return self.option.default
         if self.base is bool:
             return "on" if self.default else "off"
-        if self.default in (None, [], {}):
+        if self.default in (None, "", [], {}):
             return "–"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 

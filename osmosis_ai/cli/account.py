@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["auth_app", "doctor", "login", "logout", "whoami"]
 
-auth_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Log in to a platform of another machine.")
+auth_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Log in to a platform on another machine.")
 
 
 @auth_app.command(cls=HelpCommand)

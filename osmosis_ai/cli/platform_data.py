@@ -170,7 +170,7 @@ def download(
 
 @dataset_app.command("validate", cls=HelpCommand)
 def validate_file(context: typer.Context, file: File, json: Json = False, plain: Plain = False) -> None:
-    """Check a file like an upload does, but without a platform."""
+    """Check a file as an upload does, but without a platform."""
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         from osmosis_ai.data.dataset import open_dataset
         from osmosis_ai.folders import given_path

@@ -25,7 +25,9 @@ def preview(
         str | None,
         typer.Argument(metavar="FILE", help="A rubric file (YAML), judging records or a dataset.", show_default=False),
     ] = None,
-    path: Annotated[str | None, typer.Option("--path", metavar="FILE", help="FILE under an earlier name.")] = None,
+    path: Annotated[
+        str | None, typer.Option("--path", metavar="FILE", help="The earlier name of the argument FILE.")
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help=f"Show at most N entries. Default: {ENTRIES}.")
     ] = None,

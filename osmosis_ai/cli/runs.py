@@ -113,7 +113,7 @@ class _Session(NamedTuple):
 @app.callback()
 def runs(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The N latest runs.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="List the N latest runs.")] = 20,
     root: _Root = None,
     store_dir: Store = None,
     json: Json = False,
@@ -127,7 +127,7 @@ def runs(
 @app.command("list", cls=HelpCommand)
 def list_runs(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The N latest runs.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="List the N latest runs.")] = 20,
     root: _Root = None,
     store_dir: Store = None,
     json: Json = False,
@@ -329,7 +329,10 @@ def export(
         ),
     ] = None,
     file: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE", help=f"Default: stdout, but for {_FILES_ONLY}.")
+        str | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help=f"Write to this file; {_FILES_ONLY} needs one. Default: stdout."
+        ),
     ] = None,
     arguments: Annotated[
         _Arguments,
