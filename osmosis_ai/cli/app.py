@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import sys
@@ -233,7 +234,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line without the program's name; None for this process's.
     """
     try:
-        return int(_root_command()(arguments, standalone_mode=False) or 0)
+        typed = sys.argv[1:] if arguments is None else arguments
+        return int(_root_command(typed[0] if typed else "")(arguments, standalone_mode=False) or 0)
     except OsmosisError as error:
         _fail(str(error))
     except OSError as error:
@@ -252,9 +254,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 @functools.cache
-def _root_command() -> Any:
-    # Made once, because a process may run many command lines, and typer reads every signature each time.
-    return typer.main.get_command(app)
+def _root_command(first: str) -> Any:
+    """Return the commands that a command line with this first word may name."""
+    # Typer reads the signatures of all commands that it is given, a quarter of what `osmosis runs` needs to start. And
+    # a process may run many command lines.
+    named = copy.copy(app)
+    named.registered_commands = [each for each in app.registered_commands if each.name == first]
+    named.registered_groups = [each for each in app.registered_groups if each.name == first]
+    # Help, completion, options before the command, and a misspelt command need all of them.
+    return typer.main.get_command(named if named.registered_commands or named.registered_groups else app)
 
 
 def _fail(message: str) -> None:

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from commands import parse_command
+from commands import parse_command, the_command_line
 from osmosis_ai import __version__
 from osmosis_ai.cli.app import app
 from osmosis_ai.cli.help import PAGES
 from osmosis_ai.compat import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-OSMOSIS: Any = typer.main.get_command(app)
+OSMOSIS = the_command_line()
 
 
 def all_commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:

@@ -27,11 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from sections import BLOCK, DOCUMENTS, ROOT, Section, all_sections, run_section, sections
 
-from commands import command_of, parse_command
-from osmosis_ai.cli.app import app
+from commands import command_of, parse_command, the_command_line
 from osmosis_ai.cli.eval_rubric import EvalRubricConfig
 from osmosis_ai.config import RunConfig
 from osmosis_ai.options import declared_options
@@ -72,9 +70,9 @@ def test_every_option_is_documented_with_its_default(name: str) -> None:
     documented: dict[str, str] = {}
     for heading in OPTION_TABLES[name]:
         documented |= option_table(heading)
-    command = typer.main.get_command(app)
+    command = the_command_line()
     for part in name.split():
-        command = command.commands[part]  # type: ignore[attr-defined]
+        command = command.commands[part]
     real = {
         option: parameter
         for parameter in command.params
@@ -102,7 +100,7 @@ def test_every_option_is_documented_with_its_default(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["test", "eval"])
 def test_every_option_of_how_a_run_is_shown_is_documented(name: str) -> None:
-    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    command = the_command_line().commands[name]
     real = {flag for parameter in command.params if not parameter.hidden for flag in parameter.opts}
     # Those of a run are in docs/options.md, which is made from their declarations.
     real -= {flag for option in declared_options(RunConfig) for flag in option.flags} | {"--help", "-h"}

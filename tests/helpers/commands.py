@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import logging
@@ -103,9 +104,15 @@ def run_installed(*arguments: str | Path, cwd: Path, env: dict[str, str] | None 
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
+@functools.cache
+def the_command_line() -> Any:
+    """Return all commands as typer makes them, which takes a tenth of a second."""
+    return typer.main.get_command(app)
+
+
 def command_of(words: list[str]) -> tuple[Any, Any, list[str]]:
     """Find the command that words after `osmosis` name; return it, the context above it, and the words left over."""
-    command, context = typer.main.get_command(app), None
+    command, context = the_command_line(), None
     while words and words[0] in getattr(command, "commands", {}):
         context = command.make_context("osmosis", [], parent=context, resilient_parsing=True, **CONTEXT)
         command, words = command.commands[words[0]], words[1:]  # type: ignore[attr-defined]
