@@ -80,6 +80,7 @@ class PoolRunner:
                     if self._reload:
                         following.start_soon(self._follow_files, following)
                     yield
+                    # The watching threads can't be cancelled; they see the event.
                     self._stop.set()
                     following.cancel_scope.cancel()
             finally:
