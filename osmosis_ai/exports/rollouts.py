@@ -36,6 +36,7 @@ class Selection(Record, frozen=True):
     def wants(self, scored: ScoredRollout) -> bool:
         """Return True if a rollout passes the filter."""
         rollout = scored.stored.rollout
+        # A workflow excludes a sample itself by removing it.
         if self.policy not in ("all", rollout.policy) or rollout.finish_reason == "removed":
             return False
         if self.min_score is None and self.min_reward is None:

@@ -57,6 +57,7 @@ class Sequences:
     def add(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float] | None) -> Drift:
         """Add a turn; return how its prompt follows the turn before it."""
         drift = self.all[-1].drift(prompt) if self.all else "fork"
+        # The first turn follows nothing, so it isn't a transition.
         if self.all:
             self.transitions[drift] += 1
         if drift == "fork":

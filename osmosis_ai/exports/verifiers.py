@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT"]
 
 REASONS = ("stop", "length", "tool_calls")
+"""The finish reasons that the format knows; others become null."""
 
 
 def _record(rollout: ExportedRollout) -> JsonObject:
     nodes, calls = _graph(rollout)
+    # Reversed, so that the first message of each role wins.
     opening = {message["role"]: message.get("content") for message in reversed(rollout.messages[:2])}
     data = {
         "idx": rollout.row_index,
@@ -75,6 +77,7 @@ def _graph(rollout: ExportedRollout) -> tuple[list[JsonObject], list[JsonObject]
         for each in rollout.messages[start:number]:
             nodes.append({"parent": parent, "message": _message(each)})
             parent = len(nodes) - 1
+        # The nodes before this one hold the sequence so far, so the reply's node adds only what is beyond it.
         added = (turn.prompt_token_ids or [])[held:] if known else []
         nodes.append({"parent": parent, "message": _message(message), "sampled": True, **_tokens(turn, added)})
         parent = len(nodes) - 1

@@ -53,6 +53,7 @@ __all__ = ["FORMAT"]
 
 HEADER, START, SAMPLES = "header.json", "_journal/start.json", "samples/"
 ZSTANDARD = 93
+"""The number of this compression in zip archives."""
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 """inspect_ai's grades (correct, partially correct, incorrect, no answer) and the values it gives them."""
 FINISH: dict[str, FinishReason] = {"max_tokens": "length", "model_length": "length"}
@@ -133,6 +134,7 @@ class _Usage(Record, frozen=True):
     total_cost: float | None = None
 
     def tokens(self) -> Usage:
+        # inspect_ai counts cached input apart from the rest.
         read = self.input_tokens + (self.input_tokens_cache_write or 0) + (self.input_tokens_cache_read or 0)
         return Usage(count_of(read), count_of(self.output_tokens), count_of(self.total_tokens))
 
@@ -228,6 +230,7 @@ def _document(path: Path, run: RunFile) -> Iterator[Attempt | Problem]:
 def _archive(path: Path, run: RunFile) -> Iterator[Attempt | Problem]:
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         members = {member.filename: member for member in archive.infolist()}
+        # The header is written at the end, so the log of an interrupted run has only its start.
         top = members.get(HEADER) or members.get(START)
         if top is None:
             raise BadSampleError(f"the archive has neither {HEADER} nor {START}")

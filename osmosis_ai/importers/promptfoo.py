@@ -27,7 +27,9 @@ __all__ = ["FORMAT"]
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_ROWS = 100_000
+"""Lists of values multiply, so a short test may stand for millions of rows."""
 MAX_VALUES = 5_000_000
+"""Values that a file may expand to through its aliases."""
 FILE = "file://"
 ANSWERS = {"equals", "contains", "icontains", "starts-with"}
 """Assertions whose value is the answer, or the part of it that matters."""

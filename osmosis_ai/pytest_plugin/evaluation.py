@@ -28,7 +28,7 @@ MOST_ATTEMPTS = 4
 """Default limit on attempts for an undecided threshold, as a multiple of the initial number."""
 
 Scores = dict[str, list[float | None]]
-"""One function's scores by row: by the row's id, or by its index if a results file has no ids."""
+"""One function's scores by the row's id."""
 
 
 class Evaluation:

@@ -179,6 +179,7 @@ class ItemRuns:
 
     def one(self, row: int | JsonObject, attempt: int, options: Options) -> RolloutResult:
         """Run one rollout in this process."""
+        # Attempts count from 0, and a run makes those before this one too.
         chosen: Options = {"workers": 0, **options, "n": attempt + 1}
         if isinstance(row, int):
             chosen |= {"offset": row, "limit": 1}
@@ -250,6 +251,7 @@ class ItemRuns:
 @contextmanager
 def _recorded(path: Path, shown: str, mode: str, advice: str, unused: list[str]) -> Iterator[Recordings]:
     """Open recordings, and add those left unused to `unused`; the mode `all` keeps only those that were used."""
+    # Beside the old file, which stays in place until the test has ended.
     fresh = path.with_name(f".{path.name}") if mode == "all" else path
     with open_recordings(fresh, shown, replay=mode == "none", advice=advice) as recordings:
         yield recordings

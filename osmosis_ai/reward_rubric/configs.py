@@ -20,6 +20,7 @@ __all__ = ["DEFAULT_FILE", "MAX_FILE_BYTES", "Rubric", "did_you_mean", "load_rub
 DEFAULT_FILE = "rubric_configs.yaml"
 MAX_FILE_BYTES = 1 << 20
 MAX_NODES = 100_000
+"""Values that a file may expand to through its aliases."""
 MAX_DEPTH = 50
 VERSION = 1
 
@@ -148,6 +149,7 @@ def _check(path: Path, node: yaml.Node, parents: frozenset[int], sizes: dict[int
         inside = [part for pair in node.value for part in pair]
         names: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            # A mapping may have several merge keys, `<<`.
             if key.value in names and key.tag != "tag:yaml.org,2002:merge":
                 raise UsageError(f"{path}:{key.start_mark.line + 1}: duplicate key {key.value!r}")
             names.add(key.value)
@@ -177,6 +179,7 @@ class _Reader:
         version = values.get("version")
         if version is None:
             raise self._error(None, "`version` is missing; write `version: 1`")
+        # In Python, True equals 1.
         if version != VERSION or isinstance(version, bool):
             raise self._error(None, f"version {version!r} is unknown; this release reads version {VERSION}")
         entries = values.get("rubrics")

@@ -37,9 +37,12 @@ __all__ = [
 DEFAULT_SCORE_MIN, DEFAULT_SCORE_MAX = 0.0, 1.0
 DEFAULT_TIMEOUT = 60.0
 MAX_ATTEMPTS = 3
+"""Requests for one reply, with retries; a reply that can't be used gets as many again."""
 SHOWN_REPLY = 300
+"""Characters of an unusable reply in its error."""
 TRACED_REPLY = 20_000
 TRACED_PROMPT = 20_000
+"""Characters of each message and each reply that a score's record keeps."""
 
 _listeners: ContextVar[tuple[list[JudgeCall], ...]] = ContextVar("judge_call_listeners", default=())
 _attempt: ContextVar[_Attempt | None] = ContextVar("judge_attempt", default=None)
@@ -325,6 +328,7 @@ async def _complete(evaluation: _Evaluation, messages: list[Message], attempt: _
         from osmosis_ai.models.cassette import CassetteModel
 
         live = judge if cassette.spec.mode == "record" else None
+        # Outside the live judge, so that what it adds, such as the response format, isn't part of a recording's key.
         judge = CassetteModel(live, cassette, evaluation.target.name, {}, attempt.number, asked=attempt.asked)
     return await judge.complete(messages, [], params)
 

@@ -176,6 +176,7 @@ def _key(target: Target, given: Mapping[str, Any], environ: Mapping[str, str]) -
     variable = variable or KEY_VARIABLES.get(target.provider)
     if variable and not (key := environ.get(variable, "").strip()):
         cassette = current_cassette(environ)
+        # A replay calls nobody.
         if cassette is not None and cassette.mode == "replay":
             return None
         raise missing_key(target.name, variable)

@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 CANCEL_GRACE = 5.0
+"""Seconds that a cancelled loop has for its own cleanup."""
 
 
 @dataclass(frozen=True)

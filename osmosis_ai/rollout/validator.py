@@ -82,6 +82,7 @@ class ValidationResult(Record, frozen=True):
         """
         if self.errors:
             listed = "\n".join(f"  {error}" for error in self.errors)
+            # Without a name, the sentence would have two spaces.
             raise AgentLoopError(
                 f"the agent loop {self.agent_name or ''} can't be served:\n{listed}".replace("  can", " can")
             )

@@ -338,6 +338,7 @@ class ScriptedEndpoint:
         self._models = models
         self._probe = probe
         self._record = record
+        # For threads, because the endpoint may run in another one than the test.
         self._arrived = threading.Condition()
         self._port: int | None = None
         self._closing = asyncio.Event()

@@ -34,9 +34,13 @@ DEFAULTS: JsonObject = {
 }
 MAX_ORDER_BYTES = 16 * 1024 * 1024
 EVAL_INTERVAL = 10
+"""Steps between evaluations."""
 SAVE_FREQUENCY = 10
+"""Steps between checkpoints."""
 IN_FLIGHT = 32
+"""Concurrent rollouts."""
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 64
+"""Share of the rows to hold out, and the maximum number, because each evaluation rolls them all out."""
 
 
 class Policy(Record, frozen=True):
@@ -185,6 +189,7 @@ def read_order(text: str, cwd: Path) -> tuple[TrainingConfig, TrainingOrder]:
         "dataset": order.dataset,
     }
     document = {**tables, "experiment": experiment, "secrets": {"required": order.secrets}}
+    # The file needn't exist: its place tells where the workspace is, and errors name it.
     config = Path(order.code, "configs", "training", f"{order.name}.toml")
     return training_config_of(document, config, cwd, dataset=order.dataset), order
 

@@ -239,6 +239,7 @@ def _options_of(config: TrainingConfig) -> JsonObject:
     # Free to change: where the workspace is, and limits that don't alter the objective.
     free = ("path", "root", "timeouts", "in_flight", "save_frequency")
     known: JsonObject = msgspec.to_builtins(config)
+    # By content, because the rows of the state are numbers in this very dataset.
     dataset = blake2b(Path(config.dataset).read_bytes(), digest_size=16).hexdigest()
     return {**{name: value for name, value in known.items() if name not in free}, "dataset": dataset}
 

@@ -40,7 +40,9 @@ __all__ = ["build_app"]
 WITHOUT_ROWS = "x-without-rows"
 """The header that a page sends when it refreshes itself, to get only its rows."""
 VERDICT_BYTES = 64 << 10
+"""Room for the longest note, percent-encoded in a form."""
 STATIC = Path(__file__).parent / "static"
+# Only these, so that no name from a URL becomes part of a path.
 _STATIC_FILES = {"view.css": "text/css", "view.js": "text/javascript"}
 
 
@@ -94,6 +96,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, mask
             return PlainTextResponse(f"the verdict isn't saved: {error}", 409)
 
     async def events(request: Request) -> Response:
+        # A browser that reconnects sends the version of the last event; at first only the page's own URL has one.
         since = request.headers.get("last-event-id") or request.query_params.get("since", "")
         return StreamingResponse(changes(stores, since, stopping), media_type="text/event-stream")
 

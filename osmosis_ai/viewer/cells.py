@@ -14,6 +14,7 @@ from osmosis_ai.viewer.addresses import Address
 __all__ = ["Attempt", "attempt_cell", "policy_of", "table_row"]
 
 SHOWN_ATTEMPTS = 32
+"""Cells per row; the others are counted."""
 
 
 class Attempt(NamedTuple):

@@ -108,6 +108,7 @@ class Guard:
     ) -> None:
         self._access = access
         self._port = port
+        # With the port, because browsers share a host's cookies among its ports.
         self._cookie = f"{cookie}-{port}"
         self._lifespan = lifespan
         self._addresses = frozenset(addresses)

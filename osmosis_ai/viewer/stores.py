@@ -24,6 +24,7 @@ T = TypeVar("T")
 SHARE = 0.02
 """Maximum share of time spent on recomputing one value while its run is running."""
 KEPT = 32
+"""Results to cache for each repository."""
 
 
 class _Kept(NamedTuple):
@@ -97,6 +98,7 @@ class Repository:
         A result that takes long to compute may lag behind the run: recomputing takes at most `SHARE` of the time.
         """
         # For an ended run, use its own state: another, running run changes the store's version all the time.
+        # Without the third part, the progress of rollouts in flight: results are computed from stored ones.
         version = self.version()[:2] if run.alive else (run.status, run.rollouts, run.finished_at, repr(run.summary))
         now = perf_counter()
         with self._lock:

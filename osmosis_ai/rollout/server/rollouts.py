@@ -102,6 +102,7 @@ class Rollouts:
         self._changed = anyio.Condition()
         await self._runner.start()
         try:
+            # In this order, so that the connections outlive the tasks that deliver results.
             async with self._pool, anyio.create_task_group() as self._group:
                 for number, rollout in self._lost():
                     self._group.start_soon(self._report_lost, number, rollout)

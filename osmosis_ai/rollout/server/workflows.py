@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_AGENT_TIMEOUT_SEC = 450.0
 DEFAULT_GRADER_TIMEOUT_SEC = 150.0
+"""Both are in seconds, and the defaults of `osmosis eval` too."""
 INSTANCE_HEADER = "x-osmosis-rollout-instance-id"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 RETRY_AFTER = "5"

@@ -152,6 +152,7 @@ def _add_message(steps: list[JsonObject], message: Mapping[str, Any]) -> None:
             "extra": {**extra, **({} if is_agent else _present(fields))} or None,
         }
     )
+    # In the Responses API, the reasoning of a reply is an item of its own, before its message.
     if is_agent and message.get("type") == "message" and _is_reasoning(steps):
         steps[-1].update(step)
     else:
@@ -220,6 +221,7 @@ def _call(call_id: object, name: object, arguments: object, index: int) -> JsonO
             parsed = json.loads(arguments)
         except ValueError:
             parsed = None
+        # The format takes an object only.
         arguments = parsed if isinstance(parsed, dict) else {"_raw": arguments}
     return {
         "tool_call_id": str(call_id or f"call_{index}"),

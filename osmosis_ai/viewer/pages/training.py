@@ -16,6 +16,7 @@ __all__ = ["training_page"]
 PAGE_STEPS = 50
 MAX_POINTS = 300
 MAX_SERIES = 100
+"""A trainer may report any number of metrics."""
 SHOWN_ROWS = 200
 TITLES = {
     ("rollouts", "reward"): "reward",

@@ -90,6 +90,7 @@ class LocalBackend(ExecutionBackend):
 
         With `on_workflow_complete` alone, the rollout isn't graded.
         """
+        # Without a server, as in a test, there is no context; a new one takes the model's address from the environment.
         rollout = get_rollout_context() or RolloutContext(rollout_id=request.id)
         grades = request.grade and (on_grader_complete is not None or on_workflow_complete is None)
         graded = None
@@ -100,6 +101,7 @@ class LocalBackend(ExecutionBackend):
                 await on_workflow_complete(result)
             if grades:
                 graded = await self._grade(request, rollout, result)
+        # The slot is free by now, so a controller that answers slowly delays only its own rollout.
         if graded is not None and on_grader_complete is not None:
             await on_grader_complete(graded)
         return ExecutionOutcome(workflow=result, grader=graded)
