@@ -95,6 +95,7 @@ class _Sequence:
         self.mask += [mask] * len(ids)
         if self.logprobs is not None and logprobs is not None and len(logprobs) == len(ids):
             self.logprobs += logprobs
+        # An empty reply needs none.
         elif ids:
             # One turn without log probabilities makes the whole list unusable.
             self.logprobs = None

@@ -47,6 +47,7 @@ def _record(rollout: ExportedRollout) -> JsonObject:
         "calls": calls,
         "rewards": {name: None if score is None else {"score": score} for name, score in rollout.rewards.items()},
         "info": {"run_id": rollout.run_id, "run_index": rollout.run_index},
+        # The store holds rollouts that have ended, and no others.
         "is_completed": True,
         "ok": rollout.error is None,
         "stop_condition": rollout.finish_reason,
@@ -83,6 +84,7 @@ def _graph(rollout: ExportedRollout) -> tuple[list[JsonObject], list[JsonObject]
         parent = len(nodes) - 1
         calls.append(_model_call(turn, parent))
         if known:
+            # Only the ids matter here; each node has its own log probabilities.
             sequences.add(turn.prompt_token_ids or [], turn.token_ids or [], None)
         start = number + 1
     for each in rollout.messages[start:]:

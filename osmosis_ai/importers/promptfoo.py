@@ -46,6 +46,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 
 def _read(path: Path) -> Iterator[ImportedRow | Problem]:
     try:
+        # A CSV file is read like one that a config names.
         config = {"tests": path.name} if path.suffix == ".csv" else _loaded(path)
         if isinstance(config, list):
             config = {"tests": config}

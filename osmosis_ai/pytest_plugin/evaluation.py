@@ -129,6 +129,7 @@ class Evaluation:
 
     def _assert_whole(self) -> None:
         __tracebackhide__ = True
+        # A missing score counts as 0, so a bound would be missed for a reason that isn't the policy's.
         if not self.report.whole:
             cause = self.report.failures[0].message if self.report.failures else "a score is missing"
             pytest.fail(f"the run is incomplete: {cause}\nto see it: {self.command}", pytrace=False)

@@ -74,6 +74,7 @@ class Harness:
             try:
                 yield cls(config, root, store, portal, stack)
             finally:
+                # Now, while the event loop still runs: the tools' lifespan ends on it.
                 stack.close()
 
     def wait(self, work: Callable[[], Awaitable[T]]) -> T:

@@ -138,6 +138,7 @@ def _calls(messages: list[Message]) -> Iterator[ExpectedCall]:
     for index, message in enumerate(messages):
         results = {}
         for later in messages[index + 1 :]:
+            # Only the results right after this reply, because models reuse ids in later turns.
             if later.get("role") != "tool":
                 break
             results[later.get("tool_call_id")] = str(later.get("content"))

@@ -41,6 +41,7 @@ class JudgeClient:
     """A judge's client and request limiter, kept for the life of the process."""
 
     def __init__(self, target: Target) -> None:
+        # Imported late: LiteLLM takes seconds, and a replay needs none of it.
         from osmosis_ai.models.litellm import LiteLLMModel, import_litellm, missing_keys
         from osmosis_ai.models.retry import AdaptiveLimiter
 
@@ -133,5 +134,6 @@ def _forget() -> None:
 
 
 atexit.register(_end)
+# Windows has no forks.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)

@@ -88,6 +88,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def _read(path: Path) -> str:
     try:
+        # A pipe or a device might block, or never end.
         if not path.is_file():
             raise UsageError(f"{path}: {'not a file' if path.exists() else 'no such file'}; a rubric file is YAML")
         with path.open("rb") as file:
@@ -140,6 +141,7 @@ def _check(path: Path, node: yaml.Node, parents: frozenset[int], sizes: dict[int
     place = f"{path}:{node.start_mark.line + 1}"
     if id(node) in parents:
         raise UsageError(f"{place}: a value that contains itself; write it out")
+    # An alias is the same node again: its size counts again, but is known.
     if id(node) in sizes:
         return sizes[id(node)]
     if len(parents) > MAX_DEPTH:

@@ -296,6 +296,7 @@ def without_label(record: RubricRecord, column: str) -> RubricRecord:
 
     given = {"metadata": record.metadata, "extra_info": record.extra_info}
     inner = {name: left(values) for name, values in given.items() if values is not None}
+    # `values` has these two columns as well.
     return msgspec.structs.replace(record, values=left(record.values | inner), **inner)
 
 

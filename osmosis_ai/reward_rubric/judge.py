@@ -356,6 +356,7 @@ class _LiveJudge:
         last: list[ModelError] = []
         policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, max_seconds=seconds)
         model = RetryingModel(judge.model, policy, judge.limiter, lambda error, _: last.append(error))
+        # The policy bounds the waits between requests, and this the request that is running.
         with anyio.move_on_after(seconds):
             return await model.complete(messages, tools, params)
         # The error that caused the last retry says more than a timeout.
@@ -380,6 +381,7 @@ def _failure(target: Target, error: ModelError) -> ProviderRequestError:
 
 def _text(completion: Completion) -> str:
     content = completion.message.get("content")
+    # Some providers answer with a list of parts.
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "".join(part for part in parts if isinstance(part, str))

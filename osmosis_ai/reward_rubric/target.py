@@ -146,6 +146,7 @@ def find_target(model_info: Mapping[str, Any], environ: Mapping[str, str] = os.e
     if redirect is None:
         base_url, given = _base_url(model_info.get("api_base"), "model_info['api_base']"), model_info
     else:
+        # The rubric's own key and address stay behind: they belong to the provider that it names.
         provider, model = redirect.judge(model)
         base_url, given = _base_url(redirect.base_url, "the judges' base URL"), {"api_key": redirect.api_key}
     target = Target(provider.lower(), model, base_url)
@@ -192,6 +193,7 @@ def _base_url(text: str | None, where: str) -> str | None:
     except UrlError:
         # The address isn't shown, because it may contain a password.
         raise ValueError(f"{where} is not an address like http://localhost:8000/v1") from None
+    # LiteLLM appends the path itself.
     return text.rstrip("/").removesuffix("/chat/completions")
 
 

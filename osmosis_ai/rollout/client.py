@@ -162,6 +162,7 @@ def _result(answer: Answer) -> CompletionsResult:
     finish_reason = choice.get("finish_reason")
     return CompletionsResult(
         message=message,
+        # Trainers put them into the choice or beside the choices.
         token_ids=choice.get("token_ids", reply.get("token_ids")),
         logprobs=choice.get("logprobs", reply.get("logprobs")),
         usage=usage if isinstance(usage, dict) else {},

@@ -143,6 +143,7 @@ def _tools(loop: RolloutAgentLoop) -> tuple[list[object], list[ValidationIssue]]
         message = "get_tools returned None; a loop without tools returns []"
         return [], [ValidationIssue("GET_TOOLS_RETURNS_NONE", message, "get_tools")]
     if inspect.iscoroutine(tools):
+        # Otherwise Python would warn that the coroutine was never awaited.
         tools.close()
         message = "get_tools is async; it must be a plain function that returns a list"
         return [], [ValidationIssue("GET_TOOLS_INVALID_TYPE", message, "get_tools")]

@@ -125,6 +125,7 @@ class _Roles(msgspec.Struct):
     messages: list[_Role] = []
 
 
+# Decodes nothing else of a conversation, which may be long.
 _decode_roles = msgspec.json.Decoder(_Roles).decode
 
 
@@ -450,6 +451,7 @@ class ScriptedEndpoint:
     def _cut(http: web.BaseRequest, reply: web.StreamResponse | None = None) -> web.StreamResponse:
         if http.transport is not None:
             http.transport.close()
+        # aiohttp wants a response even for a connection that is closed.
         return reply or web.Response()
 
     def reply_to(self, request: Request) -> Reply:
@@ -479,6 +481,7 @@ class ScriptedEndpoint:
 
     def _exhausted(self) -> Reply:
         message = f"the script has no reply left for request {len(self.requests)}"
+        # Not a 5xx, which clients would retry.
         return status(400, body={"error": {"message": message}})
 
     def refusal(self, request: Request) -> Reply | None:

@@ -130,6 +130,7 @@ class TrainingConfig(Record, frozen=True):
         return self.run_config(
             rows,
             n=n,
+            # The name under which every trainer serves its policy: see docs/training-protocol.md.
             model="policy",
             base_url=policy.url,
             api_key=policy.token,

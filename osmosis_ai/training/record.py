@@ -186,6 +186,7 @@ class TrainingRecord:
             return []
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - MAX_TAIL_BYTES))
+            # The end may begin within a character.
             return file.read().decode("utf-8", "replace").splitlines()[-count:]
 
     @contextmanager

@@ -175,6 +175,7 @@ def write_job(
         seed=config.seed,
         mode=mode,
     )
+    # Without the token, because the file stays on disk; the trainer finds it in its environment.
     record.job.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2))
 
 

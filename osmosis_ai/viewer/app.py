@@ -107,6 +107,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, mask
         return FileResponse(STATIC / name, media_type=_STATIC_FILES[name])
 
     async def missing(request: Request, error: Exception) -> Response:
+        # In a thread, because its first use compiles the template.
         text = await anyio.to_thread.run_sync(partial(site.error, "There is no such page."))
         return HTMLResponse(text, 404)
 

@@ -144,6 +144,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host[0]:
             return PlainTextResponse("requests from other sites are refused", 403)
+        # Every browser sends the header with a POST.
         if scope["method"] not in ("GET", "HEAD") and origin is None:
             return PlainTextResponse("only the viewer's own pages may write", 403)
         cookies = [each[self._cookie] for each in map(cookie_parser, headers.getlist("cookie")) if self._cookie in each]

@@ -56,6 +56,7 @@ class Repository:
         """Return a value that changes with every change of the store: see `Browser.version`."""
         with self._lock:
             try:
+                # Under the lock, because only one thread may call it at a time.
                 return self.runs.version()
             except StoreError:
                 if self.exists:
@@ -107,6 +108,7 @@ class Repository:
                 self._kept.move_to_end(key)
                 value: T = kept.value
                 return value
+        # Outside the lock: two threads may compute the same result, but none waits for another's.
         value = compute()
         with self._lock:
             self._kept[key] = _Kept(value, version, perf_counter(), perf_counter() - now)

@@ -115,6 +115,7 @@ else:
                     return context.RolloutContext(*args, **kwargs)
             return super().__call__(*args, **kwargs)
 
+        # Code that imports the name from the package must recognise contexts of both kinds.
         def __instancecheck__(cls, instance):
             is_workflows = cls is RolloutContext and isinstance(instance, context.RolloutContext)
             return is_workflows or super().__instancecheck__(instance)
@@ -304,6 +305,7 @@ class RolloutAgentLoop(ABC):
         return self.get_tools(RolloutRequest(rollout_id="default", server_url="http://localhost", messages=[]))
 
 
+# Sorted, because a loop may rebuild an equal message with its keys in another order.
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 

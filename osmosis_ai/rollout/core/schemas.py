@@ -143,6 +143,7 @@ class RolloutRequest(BaseModel):
     @classmethod
     def _is_small(cls, value: JsonObject) -> JsonObject:
         try:
+            # JSON may hold lone surrogates, which the strict codec refuses.
             size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         except (TypeError, ValueError) as error:
             raise ValueError(f"can't be written as JSON: {error}") from error

@@ -89,6 +89,7 @@ class Ledger:
                 descriptor = os.open(file, os.O_RDWR)
             except FileNotFoundError:
                 continue  # its server has just ended
+            # Its server is alive, or its file system has no locks and the file is better left alone.
             if not _lock(descriptor):
                 os.close(descriptor)
                 continue

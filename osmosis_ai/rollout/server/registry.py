@@ -141,6 +141,7 @@ class Registry:
         category = RolloutErrorCategory.LEASE_EXPIRED
         message = f"polling lease expired: no poll for the result within {self._lease:g} s"
         expired = ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
+        # The result comes first, because the first one set is the one that counts.
         if rollout.finish(expired) and rollout.task is not None:
             rollout.task.cancel()
         self.keep(rollout)
@@ -150,5 +151,6 @@ class Registry:
             # The workflow ignores its cancellation and may still write; a new rollout with its id would share its
             # folder.
             self.keep(rollout)
+        # Unless a later rollout has taken the id.
         elif self._rollouts.get(rollout.id) is rollout:
             del self._rollouts[rollout.id]

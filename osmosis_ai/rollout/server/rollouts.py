@@ -202,6 +202,7 @@ class Rollouts:
         except OSError as error:
             # A full disk shouldn't stop a training run.
             logger.error("rollout %r is in no file, and lost if the server is killed: %s", request.rollout_id, error)
+            # No rollout has this number, so the ledger ignores its end.
             return 0
 
     def _end(self, entry: _Entry) -> None:

@@ -288,6 +288,7 @@ class _Server:
             with context:
                 await execute(self._backend, _execution_request(rollout), reports)
         except asyncio.CancelledError:
+            # Not raised again, because the result must still be kept and reported.
             reports.fail(_CANCELLED)
         except Exception as error:
             logger.exception("rollout %s crashed", rollout.id)

@@ -197,6 +197,7 @@ def _observe(steps: list[JsonObject], call_id: object, content: str) -> None:
         result: JsonObject = {"source_call_id": call_id, "content": content}
     else:
         result = {"content": content, "extra": {"tool_call_id": call_id}}
+    # The format holds results on steps only, so one without a reply before it gets a step of its own.
     if last is None:
         last = {"source": "system", "message": "", "extra": {"original_role": "tool"}}
         steps.append(last)
@@ -254,6 +255,7 @@ def _timestamp(message: Mapping[str, Any]) -> str | None:
         value = message.get(name)
         try:
             if isinstance(value, str):
+                # Python 3.10 doesn't read the Z.
                 return datetime.fromisoformat(value.replace("Z", "+00:00")).isoformat()
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 return datetime.fromtimestamp(value, tz=timezone.utc).isoformat()

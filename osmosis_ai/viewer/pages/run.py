@@ -30,6 +30,7 @@ def run_page(site: Site, repository: str, name: str, query: Mapping[str, str], *
     here = Address(run_path(repository, name), query)
     wanted = row_filter(query)
     selection = site.select(store, run, wanted)
+    # A link may point beyond the rows that its filter still selects.
     offset = min(number(query.get("offset")), max(len(selection) - 1, 0))
     now = time.time()
     training = store.training_of(run)

@@ -113,6 +113,7 @@ def _listed(site: Site, repository: Repository, run: RunInfo) -> ListedRun:
     view = run_view(run)
     intervals = view.intervals
     means = view.functions
+    # It has no summary yet, from which the others' scores come.
     if run.status == "running" and 0 < run.rollouts <= FIGURES_AT_ONCE:
         statistics = site.figures_of(repository, run).statistics
         means = {name: each.mean for name, each in statistics.items()}

@@ -176,6 +176,7 @@ def rerun_command(run: RunInfo, row: int) -> str | None:
     for name, value in (config.get("params") or {}).items():
         words += ["--param", f"{name}={msgspec.json.encode(value).decode()}"]
     options = config.get("options") or {}
+    # Quoted, because a model's or file's name may hold what a shell would run.
     return shlex.join([*words, *(["--mcp", str(options["mcp"])] if options.get("mcp") else [])])
 
 

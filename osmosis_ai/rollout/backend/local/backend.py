@@ -237,6 +237,7 @@ def _ungraded(samples: Mapping[str, RolloutSample]) -> str | None:
     """Return what is missing after grading, None if nothing is."""
     if not samples:
         return "there is no sample: run() must return messages, or create an agent or session of an integration"
+    # A removed sample needs no reward.
     missing = [name for name, sample in samples.items() if sample.reward is None and not sample.remove_sample]
     if not missing:
         return None
@@ -272,6 +273,7 @@ def _failure(error: Exception, samples: Mapping[str, RolloutSample]) -> Executio
         samples,
         err_message=_text(error),
         err_category=category_of(error),
+        # Controllers get the location alone; the rest stays in the rollout's diagnostics file.
         extra_fields={"exception": type(error).__name__, "location": place and str(place), "traceback": trace},
     )
 
