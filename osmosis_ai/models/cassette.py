@@ -212,7 +212,7 @@ def prune(path: Path, keys: Iterable[str] = ()) -> None:
                 found.replies.pop(key, None)
             tidy = b"".join(line + b"\n" for line in found.lines())
             file.seek(0)
-            # Read under the lock, and left alone if tidy: a replay must not touch a committed file.
+            # Left alone if tidy: recording replays as well, and a run that records nothing should change nothing.
             if file.read() == tidy:
                 return
             with replaced_file(path) as sink:

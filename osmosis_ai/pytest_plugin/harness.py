@@ -180,7 +180,8 @@ class ItemRuns:
 
     def one(self, row: int | JsonObject, attempt: int, options: Options) -> RolloutResult:
         """Run one rollout in this process."""
-        # Attempts count from 0, and a run makes those before this one too.
+        # In this process, where `monkeypatch`, coverage and `breakpoint()` reach the tools. Attempts count from 0, and
+        # a run makes those before this one too.
         chosen: Options = {"workers": 0, **options, "n": attempt + 1}
         if isinstance(row, int):
             chosen |= {"offset": row, "limit": 1}
@@ -200,6 +201,7 @@ class ItemRuns:
     def run(self, command: str, rows: Any, options: Options) -> Report:
         """Run rows with the mark's options and these."""
         given = {**self._marked, **options}
+        # The default needs no key and costs nothing, whatever keys are set.
         model = given.get("model") or self.harness.config.getoption("osmosis_model") or "offline/oracle"
         if not isinstance(model, str):
             endpoint = self._stack.enter_context(ScriptedEndpoint(model).run_in_thread())
@@ -207,6 +209,7 @@ class ItemRuns:
             recordings = None
         else:
             given["model"] = model
+            # Like a script, a stand-in is repeatable without recordings.
             recordings = None if model.startswith("offline/") else self._cassette_of_test()
         dataset = self._dataset(rows)
         if dataset is not None:

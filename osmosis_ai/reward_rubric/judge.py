@@ -205,6 +205,7 @@ def _start(
     score_max: float | None,
     timeout: float | None,
 ) -> Future[RewardRubricRunResult]:
+    # In the caller's thread, so that a wrong argument raises where it was given.
     for name, value, optional in (
         ("rubric", rubric, False),
         ("solution_str", solution_str, False),

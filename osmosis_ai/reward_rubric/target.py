@@ -129,6 +129,7 @@ class Target(Record, frozen=True):
         return f"{self.provider}/{self.model}"
 
     def __repr__(self) -> str:
+        # Without the key, because tracebacks and logs show it.
         return f"Target(name={self.name!r}, base_url={self.base_url!r})"
 
 

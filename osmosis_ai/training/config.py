@@ -144,6 +144,7 @@ class TrainingConfig(Record, frozen=True):
     def run_config(self, rows: Sequence[int] | None = None, **options: Any) -> RunConfig:
         """Return the config of a run of this agent on `rows`, or on the whole dataset if None."""
         chosen = {} if rows is None else {"rows": str(RowNumbers(",".join(map(str, rows))))}
+        # Only a rollout server has an environment of its own.
         variables = {"rollout_env": self.env} if "rollout" in self.agent else {}
         return RunConfig.of(
             "eval", **self.agent, **variables, dataset=self.dataset, **self.timeouts, **chosen, **options

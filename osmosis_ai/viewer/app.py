@@ -87,6 +87,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, mask
             body += chunk
             if len(body) > VERDICT_BYTES:
                 return PlainTextResponse("the note is too long", 413)
+        # Parsed here, because Starlette's forms need another package and have no limit.
         given = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
         record = partial(give_verdict, site, query=dict(request.query_params), given=given, **request.path_params)
         try:
