@@ -196,6 +196,7 @@ def _messages(given: str | list[_Message] | None, role: str) -> list[Message]:
 
 def _call(given: str | JsonObject) -> JsonObject:
     """Parse a tool call, which vf-eval writes as JSON text, with or without `function`."""
+    # The text may hold lone surrogates, which UTF-8 can't encode.
     call = json_object(given.encode("utf-8", "replace")) if isinstance(given, str) else given
     function = call.get("function")
     function = function if isinstance(function, dict) else call

@@ -93,6 +93,7 @@ def _read(path: Path) -> str:
             raise UsageError(f"{path}: {'not a file' if path.exists() else 'no such file'}; a rubric file is YAML")
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
+    # A path with a null byte is a ValueError.
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > MAX_FILE_BYTES:
@@ -130,6 +131,7 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, Any]:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise UsageError(f"{path}: nested too deeply") from None
+    # PyYAML lets them through for a date or a number that can't be.
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path}: a value can't be read: {error}") from None
 

@@ -152,6 +152,7 @@ async def start_trainer(trainer: Trainer, job: Path, token: str, environ: Mappin
         yield running
     finally:
         running.stop()
+        # Even if cancelled: the trainer must not outlive its run.
         with anyio.CancelScope(shield=True):
             await process.wait()
 

@@ -81,6 +81,7 @@ class OneToken:
         return self._app if any(map(self._is_right, cookies)) else None
 
     def _is_right(self, given: str) -> bool:
+        # As bytes, because `compare_digest` refuses text that isn't ASCII.
         return hmac.compare_digest(given.encode(), self.token.encode())
 
 

@@ -68,6 +68,7 @@ class ServedRollout:
 
     async def change(self, seconds: float) -> None:
         """Wait until the status changes, for at most `seconds`."""
+        # On Python 3.10, it isn't the built-in TimeoutError.
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
@@ -130,6 +131,7 @@ class Registry:
 
     def check(self, rollout: ServedRollout, token: str) -> bool:
         """Return True if `token` matches the rollout's lease."""
+        # As bytes, because `compare_digest` refuses text that isn't ASCII.
         return hmac.compare_digest(rollout.token.encode(), token.encode())
 
     def close(self) -> None:

@@ -48,6 +48,7 @@ class Figures(Record, frozen=True):
 class _Entry:
     """One accepted rollout. Once finished, it keeps only the data that a repeated request needs."""
 
+    # Small, because finished ones are remembered for an hour by default.
     __slots__ = ("answer", "answered", "number", "phase", "refusal", "scope", "since")
 
     def __init__(self, number: int = 0) -> None:

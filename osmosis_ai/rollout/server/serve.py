@@ -135,6 +135,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         except BaseException:
             listener.close()
             raise
+    # `getaddrinfo` raises UnicodeError for a name that no host can have.
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"can't listen on port {port} of {host}: {reason}; choose another port or host") from error
