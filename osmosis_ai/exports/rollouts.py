@@ -44,7 +44,7 @@ class Selection(Record, frozen=True):
         mean = reward(scored.scores)
         if rollout.failure is not None or mean is None:
             return False
-        # None is missing here, and there is at least one, because there is a mean.
+        # There is at least one, or there would be no mean.
         values = [score.value for score in scored.scores.values() if score.value is not None]
         return (self.min_score is None or min(values) >= self.min_score) and (
             self.min_reward is None or mean >= self.min_reward

@@ -258,6 +258,7 @@ def milliseconds(seconds: float | None) -> float:
 
 def moment(seconds: float | None) -> float | None:
     """Return a time in seconds since the epoch; None if it is unknown or out of range."""
+    # Tools write 0 for a time that they don't know.
     return seconds if seconds is not None and 0 < seconds <= MAX_MOMENT else None
 
 

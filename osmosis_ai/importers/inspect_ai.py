@@ -200,6 +200,7 @@ class _Sample(Record, frozen=True):
 def _recognises(path: Path, head: bytes) -> bool:
     if head.startswith(b"PK"):
         return path.suffix == ".eval"
+    # inspect_ai writes these keys first; anything may follow.
     start = head.lstrip()[:2000]
     return path.suffix == ".json" and start.startswith(b"{") and b'"version"' in start and b'"eval"' in start
 

@@ -317,7 +317,6 @@ def _turns(trace: _Trace, path: Sequence[int]) -> tuple[list[Turn], list[ToolCal
             }
         elif node.message.role == "tool" and node.message.tool_call_id in open_calls:
             calls.append(open_calls.pop(node.message.tool_call_id or ""))
-        # A new list, because the turns keep the earlier ones.
         context = [*context, *node.token_ids]
     return turns, calls
 

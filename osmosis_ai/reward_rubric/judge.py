@@ -309,6 +309,7 @@ async def _ask(
         record(**known, reply=shown, error=mask(f"the reply can't be used: {problem}", target.api_key))
         return completion, problem
     explanation = mask(judged.explanation, target.api_key)
+    # Not clamped, so that the record shows what the judge gave.
     record(**known, reply=shown, score=judged.score, explanation=explanation)
     return completion, Judgement(judged.score, explanation)
 

@@ -381,11 +381,13 @@ class ScriptedEndpoint:
 
     @contextlib.asynccontextmanager
     async def _serve(self) -> AsyncIterator[None]:
+        # A new one, because an endpoint may be started again.
         self._closing = asyncio.Event()
         # The bare server without a router or access log: benchmarks count its CPU time too.
         runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=1.0)
         await runner.setup()
         try:
+            # A thousand rollouts may connect at the same moment.
             site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
             await site.start()
             self._port = runner.addresses[0][1]

@@ -119,6 +119,7 @@ def create_rollout_server(
 
     def route(path: str, answer: Callable[[Request], Any], method: str) -> Route:
         async def checked(http: Request) -> Response:
+            # Both come before the handler, which reads the body.
             check_origin(http)
             authorize(http, key)
             response: Response = await answer(http)
@@ -151,6 +152,7 @@ class _Server:
         self._callbacks = CallbackClient()
         self._tools = ToolClient()
         self._process_id = secrets.token_hex(16)
+        # By this its driver recognises it, should another server have taken the port.
         self._instance_id = os.environ.get(INSTANCE_VARIABLE)
         self._is_accepting = True
         self._is_closing = False
