@@ -35,6 +35,7 @@ ANSWERS = {"equals", "contains", "icontains", "starts-with"}
 """Assertions whose value is the answer, or the part of it that matters."""
 VARIABLE = re.compile(r"\{\{-?\s*([A-Za-z_][\w.-]*)\s*-?\}\}")
 TEMPLATE = re.compile(r"\{[{%#]")
+# For example `icontains: yes`, `not-equals: no` or `similar(0.8): maybe`.
 ASSERTION = re.compile(r"(?:not-)?[a-z][a-z-]*(?:\([\d.]+\))?:")
 
 
@@ -184,6 +185,7 @@ def _csv(path: Path) -> Iterator[tuple[str, JsonObject | str]]:
 def _from_cells(cells: Mapping[str, str]) -> JsonObject:
     test: JsonObject = {"vars": {}, "assert": [], "metadata": {}, "options": {}}
     for name, value in cells.items():
+        # promptfoo numbers several of them: `__expected1`, `__expected2`.
         if name.startswith("__expected"):
             if value.strip():
                 test["assert"].append(_assertion(value.strip()))

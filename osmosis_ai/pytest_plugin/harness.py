@@ -42,6 +42,7 @@ Options = dict[str, Any]
 SHOWN_CHARACTERS = 400
 """Characters to show of each message in a failing test's rollouts."""
 SHOWN_ROLLOUTS = 3
+"""Rollouts of a failing test to show, its last ones."""
 
 
 class Harness:
@@ -301,6 +302,7 @@ def _cassette_path(item: pytest.Item, given: str | None) -> Path:
     folder = item.path.parent
     if given is not None:
         return folder / given
+    # The id of a parametrised test may hold any character.
     name = ".".join(item.nodeid.split("::")[1:])
     return folder / "cassettes" / item.path.stem / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.jsonl"
 

@@ -120,6 +120,7 @@ def _problems(expected: Mapping[str, Any], calls: list[ExpectedCall]) -> Iterato
             # By identity, because a rollout may make the same call twice.
             place = next(index for index, call in enumerate(left) if index >= place and call is found) + 1
         else:
+            # A call fulfils one expectation only.
             left.remove(found)
     for call in calls:
         if any(wanted.matches(call) for wanted in must_not):

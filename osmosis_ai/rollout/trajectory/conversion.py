@@ -131,6 +131,7 @@ def _add_message(steps: list[JsonObject], message: Mapping[str, Any]) -> None:
     for result in results:
         _observe(steps, result.get("toolUseId"), _text(result.get("content")))
     rest = [block for block in blocks if not {"toolUse", "toolResult", "reasoningContent"} & block.keys()]
+    # Strands sends tool results as a user's message.
     if results and not rest:
         return
     reasoning = message.get("reasoning_content") or _reasoning(blocks)
@@ -138,6 +139,7 @@ def _add_message(steps: list[JsonObject], message: Mapping[str, Any]) -> None:
     is_agent = source == "agent"
     fields = {"reasoning_content": reasoning, "tool_calls": calls or None}
     usage = _usage(message) if is_agent else None
+    # The format has no other sources, so another role is kept beside one of them.
     extra = {} if source else {"original_role": role}
     step = _present(
         {
@@ -287,6 +289,7 @@ def _add_metrics(steps: Sequence[JsonObject], report: SampleReport | None) -> li
     if len(calls) != len(agent_steps):
         return [call.model_dump(exclude_none=True) for call in calls] or None
     for step, call in zip(agent_steps, calls, strict=True):
+        # The controller's measurements win over what the message says.
         metrics = {**step.get("metrics", {}), **call.model_dump(exclude={"model_name"}, exclude_none=True)}
         if metrics:
             step["metrics"] = metrics

@@ -141,6 +141,7 @@ def _chosen(listed: ListedRow, query: Mapping[str, str]) -> Outcome:
     for outcome in listed.outcomes:
         if outcome.run_index == attempt and outcome.policy == policy:
             return outcome
+    # A link may name an attempt that isn't there.
     return listed.outcomes[0]
 
 
