@@ -82,6 +82,7 @@ def write_lines(
     for item in items:
         try:
             for record in records(item):
+                # Masked again, because a key may have become known since the run was stored.
                 sink.write(options.mask(encoder.encode(record)) + b"\n")
                 written += 1
         except LeftOut as reason:

@@ -114,6 +114,7 @@ def _schema(functions: Sequence[str]) -> pyarrow.Schema:
 
 
 def _row(item: JsonObject, functions: Sequence[str]) -> JsonObject:
+    # pyarrow ignores keys that the schema lacks, so the originals of flattened ones may stay.
     usage = item["token_usage"]
     return {
         **item,

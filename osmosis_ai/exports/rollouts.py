@@ -36,6 +36,7 @@ class Selection(Record, frozen=True):
     def wants(self, scored: ScoredRollout) -> bool:
         """Return True if a rollout passes the filter."""
         rollout = scored.stored.rollout
+        # A workflow excludes a sample itself by removing it.
         if self.policy not in ("all", rollout.policy) or rollout.finish_reason == "removed":
             return False
         if self.min_score is None and self.min_reward is None:
@@ -43,6 +44,7 @@ class Selection(Record, frozen=True):
         mean = reward(scored.scores)
         if rollout.failure is not None or mean is None:
             return False
+        # There is at least one, or there would be no mean.
         values = [score.value for score in scored.scores.values() if score.value is not None]
         return (self.min_score is None or min(values) >= self.min_score) and (
             self.min_reward is None or mean >= self.min_reward

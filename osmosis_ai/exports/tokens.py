@@ -57,6 +57,7 @@ class Sequences:
     def add(self, prompt: Sequence[int], reply: Sequence[int], logprobs: Sequence[float] | None) -> Drift:
         """Add a turn; return how its prompt follows the turn before it."""
         drift = self.all[-1].drift(prompt) if self.all else "fork"
+        # The first turn follows nothing, so it isn't a transition.
         if self.all:
             self.transitions[drift] += 1
         if drift == "fork":
@@ -94,6 +95,7 @@ class _Sequence:
         self.mask += [mask] * len(ids)
         if self.logprobs is not None and logprobs is not None and len(logprobs) == len(ids):
             self.logprobs += logprobs
+        # An empty reply needs none.
         elif ids:
             # One turn without log probabilities makes the whole list unusable.
             self.logprobs = None

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT"]
 
 REASONS = ("stop", "length", "tool_calls")
+"""The finish reasons that the format knows; others become null."""
 
 
 def _record(rollout: ExportedRollout) -> JsonObject:
     nodes, calls = _graph(rollout)
+    # Reversed, so that the first message of each role wins.
     opening = {message["role"]: message.get("content") for message in reversed(rollout.messages[:2])}
     data = {
         "idx": rollout.row_index,
@@ -45,6 +47,7 @@ def _record(rollout: ExportedRollout) -> JsonObject:
         "calls": calls,
         "rewards": {name: None if score is None else {"score": score} for name, score in rollout.rewards.items()},
         "info": {"run_id": rollout.run_id, "run_index": rollout.run_index},
+        # The store holds rollouts that have ended, and no others.
         "is_completed": True,
         "ok": rollout.error is None,
         "stop_condition": rollout.finish_reason,
@@ -75,11 +78,13 @@ def _graph(rollout: ExportedRollout) -> tuple[list[JsonObject], list[JsonObject]
         for each in rollout.messages[start:number]:
             nodes.append({"parent": parent, "message": _message(each)})
             parent = len(nodes) - 1
+        # The nodes before this one hold the sequence so far, so the reply's node adds only what is beyond it.
         added = (turn.prompt_token_ids or [])[held:] if known else []
         nodes.append({"parent": parent, "message": _message(message), "sampled": True, **_tokens(turn, added)})
         parent = len(nodes) - 1
         calls.append(_model_call(turn, parent))
         if known:
+            # Only the ids matter here; each node has its own log probabilities.
             sequences.add(turn.prompt_token_ids or [], turn.token_ids or [], None)
         start = number + 1
     for each in rollout.messages[start:]:

@@ -16,6 +16,7 @@ from osmosis_ai.importers.base import ImportFormat
 __all__ = ["HEAD_BYTES", "IMPORT_FORMATS", "ImportFormat", "file_in", "recognised"]
 
 HEAD_BYTES = 4 * 1024 * 1024
+"""Bytes by which a format is recognised: the first line of a file of traces may be this long."""
 FILES = ("traces.jsonl", "results.jsonl", "promptfooconfig.yaml", "promptfooconfig.json")
 """The files to read if a tool's results folder is given."""
 
@@ -44,6 +45,7 @@ def recognised(path: Path) -> ImportFormat:
             head = file.read(HEAD_BYTES).removeprefix(BYTE_ORDER_MARK)
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror or error}") from None
+    # A later line may mention the fields of any format.
     if path.suffix == ".jsonl":
         head = head.lstrip().partition(b"\n")[0]
     for each in IMPORT_FORMATS.values():

@@ -236,6 +236,7 @@ def opening(messages: Sequence[Message]) -> tuple[str, str]:
 
 def ground_truth(value: object) -> str | None:
     """Convert a reference answer to a row's ground truth: text, or JSON text for other values."""
+    # inspect_ai allows several targets; a list of one is the target itself.
     if isinstance(value, list) and len(value) == 1:
         return ground_truth(value[0])
     if value is None or value == "" or isinstance(value, str):
@@ -257,6 +258,7 @@ def milliseconds(seconds: float | None) -> float:
 
 def moment(seconds: float | None) -> float | None:
     """Return a time in seconds since the epoch; None if it is unknown or out of range."""
+    # Tools write 0 for a time that they don't know.
     return seconds if seconds is not None and 0 < seconds <= MAX_MOMENT else None
 
 

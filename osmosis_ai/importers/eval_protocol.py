@@ -38,6 +38,7 @@ class _Row(Record, frozen=True):
 
 
 def _recognises(_: Path, head: bytes) -> bool:
+    # A line with a `user_prompt` is a row already.
     return head.startswith(b"{") and b'"messages"' in head and b'"user_prompt"' not in head
 
 

@@ -53,6 +53,7 @@ __all__ = ["FORMAT"]
 
 HEADER, START, SAMPLES = "header.json", "_journal/start.json", "samples/"
 ZSTANDARD = 93
+"""The number of this compression in zip archives."""
 VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 """inspect_ai's grades (correct, partially correct, incorrect, no answer) and the values it gives them."""
 FINISH: dict[str, FinishReason] = {"max_tokens": "length", "model_length": "length"}
@@ -133,6 +134,7 @@ class _Usage(Record, frozen=True):
     total_cost: float | None = None
 
     def tokens(self) -> Usage:
+        # inspect_ai counts cached input apart from the rest.
         read = self.input_tokens + (self.input_tokens_cache_write or 0) + (self.input_tokens_cache_read or 0)
         return Usage(count_of(read), count_of(self.output_tokens), count_of(self.total_tokens))
 
@@ -198,6 +200,7 @@ class _Sample(Record, frozen=True):
 def _recognises(path: Path, head: bytes) -> bool:
     if head.startswith(b"PK"):
         return path.suffix == ".eval"
+    # inspect_ai writes these keys first; anything may follow.
     start = head.lstrip()[:2000]
     return path.suffix == ".json" and start.startswith(b"{") and b'"version"' in start and b'"eval"' in start
 
@@ -228,6 +231,7 @@ def _document(path: Path, run: RunFile) -> Iterator[Attempt | Problem]:
 def _archive(path: Path, run: RunFile) -> Iterator[Attempt | Problem]:
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         members = {member.filename: member for member in archive.infolist()}
+        # The header is written at the end, so the log of an interrupted run has only its start.
         top = members.get(HEADER) or members.get(START)
         if top is None:
             raise BadSampleError(f"the archive has neither {HEADER} nor {START}")
@@ -239,6 +243,7 @@ def _archive(path: Path, run: RunFile) -> Iterator[Attempt | Problem]:
                 value: object = json_object(_content(archive, file, members[name]))
             except BadSampleError as error:
                 yield Problem(name, str(error))
+            # One damaged member leaves the others readable.
             except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
                 yield Problem(name, f"damaged: {error}")
             else:
@@ -283,7 +288,9 @@ def _begin(log: JsonObject, run: RunFile) -> _Header:
     run.tool = f"inspect_ai {version}" if version else "inspect_ai"
     run.task = known.task or None
     run.models[known.model] = None
+    # inspect_ai's own stand-in for a model.
     run.stand_in = known.model.startswith("mockllm/")
+    # Without a password or key that the address may contain.
     run.base_url = show_url(known.model_base_url) if known.model_base_url else None
     run.params = {name: value for name, value in known.model_generate_config.items() if value is not None}
     run.scorers |= dict.fromkeys(scorer.name for scorer in known.scorers or ())
@@ -309,6 +316,7 @@ def _sample(where: str, value: object, header: _Header, run: RunFile) -> Attempt
     # Leave out inspect's id, so that rows with equal content are the same row whichever tool ran them.
     extra = {**sample.metadata, **({"choices": sample.choices} if sample.choices else {})}
     scores = [score for name, given in (sample.scores or {}).items() for score in _scores(name, given)]
+    # Of this model only: graders are models, too.
     usage = sample.model_usage.get(header.eval.model)
     stop = sample.output.choices[0].stop_reason if sample.output.choices else "unknown"
     limit = None if sample.limit is None else sample.limit.type
@@ -328,8 +336,10 @@ def _sample(where: str, value: object, header: _Header, run: RunFile) -> Attempt
         cost_usd=None if usage is None else usage.total_cost,
         agent=AgentReport(header.eval.task or "inspect_ai", f"{limit} limit" if limit else stop),
     )
+    # The dataset's own prompt: solvers may have rewritten the one in the conversation.
     user = sample.input if isinstance(sample.input, str) else opening(prompt)[1] or user
     return Attempt(
+        # As JSON, because the ids 1 and "1" are different samples.
         key=json_text(sample.id),
         system_prompt=system,
         user_prompt=user,
@@ -360,6 +370,7 @@ def _message(message: _Message, attachments: dict[str, str]) -> Message:
         ]
     if message.role == "tool":
         kept |= {"tool_call_id": message.tool_call_id or "", "name": message.function or ""}
+        # The model saw the error's message then.
         if message.error is not None and not kept["content"]:
             kept["content"] = message.error.message
     return kept
@@ -408,6 +419,7 @@ def _turns(sample: _Sample, run: RunFile) -> tuple[list[Turn], list[ToolCall]]:
             # Leading replies without a model call are part of the prompt, such as few-shot examples.
             if found is not None or turns:
                 turns.append(_turn(len(turns), found))
+                # Of this reply only, because models reuse ids in later turns.
                 open_calls = {
                     call.id: ToolCall(len(turns) - 1, call.id, call.function, _arguments(call), took.get(call.id, 0.0))
                     for call in message.tool_calls or ()
@@ -462,6 +474,7 @@ def _failure(error: _Error) -> Failure:
 
 def _seconds(text: str | None) -> float | None:
     try:
+        # Python 3.10 doesn't read the Z.
         return moment(datetime.fromisoformat((text or "").replace("Z", "+00:00")).timestamp())
     except (ValueError, OverflowError):
         return None

@@ -27,12 +27,15 @@ __all__ = ["FORMAT"]
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_ROWS = 100_000
+"""Lists of values multiply, so a short test may stand for millions of rows."""
 MAX_VALUES = 5_000_000
+"""Values that a file may expand to through its aliases."""
 FILE = "file://"
 ANSWERS = {"equals", "contains", "icontains", "starts-with"}
 """Assertions whose value is the answer, or the part of it that matters."""
 VARIABLE = re.compile(r"\{\{-?\s*([A-Za-z_][\w.-]*)\s*-?\}\}")
 TEMPLATE = re.compile(r"\{[{%#]")
+# For example `icontains: yes`, `not-equals: no` or `similar(0.8): maybe`.
 ASSERTION = re.compile(r"(?:not-)?[a-z][a-z-]*(?:\([\d.]+\))?:")
 
 
@@ -44,6 +47,7 @@ def _recognises(path: Path, head: bytes) -> bool:
 
 def _read(path: Path) -> Iterator[ImportedRow | Problem]:
     try:
+        # A CSV file is read like one that a config names.
         config = {"tests": path.name} if path.suffix == ".csv" else _loaded(path)
         if isinstance(config, list):
             config = {"tests": config}
@@ -181,6 +185,7 @@ def _csv(path: Path) -> Iterator[tuple[str, JsonObject | str]]:
 def _from_cells(cells: Mapping[str, str]) -> JsonObject:
     test: JsonObject = {"vars": {}, "assert": [], "metadata": {}, "options": {}}
     for name, value in cells.items():
+        # promptfoo numbers several of them: `__expected1`, `__expected2`.
         if name.startswith("__expected"):
             if value.strip():
                 test["assert"].append(_assertion(value.strip()))

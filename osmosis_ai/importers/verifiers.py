@@ -216,6 +216,7 @@ def _attempt(trace: _Trace, run: RunFile, seen: Counter[str]) -> Attempt:
     run.models[agent.config.model or "unknown"] = None
     base_url = (agent.config.client or {}).get("base_url")
     run.base_url = show_url(base_url) if isinstance(base_url, str) else run.base_url
+    # The first trace's parameters stand for the run's.
     run.params = run.params or _given(agent.config.sampling)
     for name, reward in trace.rewards.items():
         if reward is not None and reward.weight != 1.0:
@@ -225,6 +226,7 @@ def _attempt(trace: _Trace, run: RunFile, seen: Counter[str]) -> Attempt:
     turns, calls = _turns(trace, paths[-1] if paths else [])
     costs = [turn.cost_usd for turn in turns if turn.cost_usd is not None]
     key = trace.task.key or trace.task.hash or json_text(data)
+    # Traces don't number the attempts at a task.
     seen[key] += 1
     system, user = opening(messages)
     info = data.get("info")
@@ -267,6 +269,7 @@ def _attempt(trace: _Trace, run: RunFile, seen: Counter[str]) -> Attempt:
 
 def _paths(nodes: Sequence[_Node]) -> list[list[int]]:
     """Return the path to each leaf, in the leaves' order; raise BadSampleError if a node comes before its parent."""
+    # Parents come first, so that following them always ends.
     for number, node in enumerate(nodes):
         if node.parent is not None and not 0 <= node.parent < number:
             raise BadSampleError(f"node {number} comes before its parent {node.parent}")
@@ -305,6 +308,7 @@ def _turns(trace: _Trace, path: Sequence[int]) -> tuple[list[Turn], list[ToolCal
     context: list[int] = []
     for number in path:
         node = trace.nodes[number]
+        # Leading replies that weren't sampled are part of the prompt, such as few-shot examples.
         if node.message.role == "assistant" and (node.sampled or number in asked or turns):
             turns.append(_turn(len(turns), node, asked.get(number), context))
             open_calls = {

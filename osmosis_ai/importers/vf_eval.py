@@ -122,6 +122,7 @@ def _begin(metadata: _Metadata, run: RunFile) -> None:
     run.params = {name: value for name, value in metadata.sampling_args.items() if value not in (None, {})}
     if metadata.pass_threshold is not None:
         run.pass_threshold = metadata.pass_threshold
+    # vf-eval writes -1 for all examples.
     if metadata.num_examples is not None and metadata.num_examples > 0:
         run.planned = metadata.num_examples * metadata.rollouts_per_example
     if metadata.date:
@@ -144,6 +145,7 @@ def _attempt(result: _Result, run: RunFile, seen: Counter[str]) -> Attempt:
     tokens = {name: count_of(int(value)) for name, value in numbers(result.token_usage or {}).items()}
     usage = Usage(tokens.get("input_tokens", 0), tokens.get("output_tokens", 0))
     times = numbers(result.timing)
+    # Its versions differ in the unit.
     took = times["total_ms"] / 1000 if "total_ms" in times else times.get("total")
     failure = None if result.error is None else _failure(result.error)
     condition = result.stop_condition or ("length" if result.is_truncated else "stop")
@@ -194,6 +196,7 @@ def _messages(given: str | list[_Message] | None, role: str) -> list[Message]:
 
 def _call(given: str | JsonObject) -> JsonObject:
     """Parse a tool call, which vf-eval writes as JSON text, with or without `function`."""
+    # The text may hold lone surrogates, which UTF-8 can't encode.
     call = json_object(given.encode("utf-8", "replace")) if isinstance(given, str) else given
     function = call.get("function")
     function = function if isinstance(function, dict) else call

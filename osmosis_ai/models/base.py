@@ -66,6 +66,7 @@ async def streamed(
 
 _KINDS: dict[int, FailureKind] = {
     **dict.fromkeys((401, 403), "auth"),
+    # A POST to an address without this API often gives 405.
     **dict.fromkeys((404, 405), "not_found"),
     408: "timeout",
     429: "rate_limit",
@@ -76,6 +77,7 @@ def error_kind(status: int) -> FailureKind:
     """Return the `ModelError` kind for an HTTP status."""
     if status in _KINDS:
         return _KINDS[status]
+    # Redirects aren't followed, so one means that the address is wrong.
     return "not_found" if 300 <= status < 400 else "overloaded" if status >= 500 else "bad_request"
 
 
@@ -117,6 +119,7 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
     message: Message = {name: value for name, value in given.items() if value is not None}
     message["role"] = "assistant"
     calls = message.pop("tool_calls", None)
+    # The format that OpenAI had before tool calls; some gateways still answer in it.
     legacy = message.pop("function_call", None)
     if not calls and legacy:
         calls = [{"function": legacy}]
@@ -126,9 +129,11 @@ def parse_reply(reply: Any, *, source: str, position: int, key: str | None = Non
     message.setdefault("content", None if calls else "")
 
     finish_reason = choice.get("finish_reason")
+    # A gateway may leave the reason out; the loop only needs to know whether tools are to be called.
     if finish_reason == "function_call" or not isinstance(finish_reason, str):
         finish_reason = "tool_calls" if calls else "stop"
     model = reply.get("model")
+    # vLLM reports the ids of the reply in the choice, and those of the prompt beside the choices.
     ids = {name: choice.get(name, reply.get(name)) for name in ("prompt_token_ids", "token_ids")}
     tokens = token_data({"logprobs": choice.get("logprobs"), **ids})
     return Completion(
@@ -151,6 +156,7 @@ def _parse_calls(calls: object, source: str, position: int) -> list[JsonObject]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _bad_reply(source, "has a tool call without a function name")
+        # Tool results are matched by id, so two calls must never share one.
         given = call.get("id")
         name = f"call_{position}_{index}" if given is None or given == "" else str(given)
         call_id, number = name, 2
@@ -158,6 +164,7 @@ def _parse_calls(calls: object, source: str, position: int) -> list[JsonObject]:
             call_id, number = f"{name}_{number}", number + 1
         used.add(call_id)
         arguments = function.get("arguments")
+        # A call without arguments may come with null or empty text, which isn't JSON when sent back.
         if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
             arguments = "{}"
         elif not isinstance(arguments, str):

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 LIMIT_BYTES = 1 << 30
+"""Bytes in use beyond which replies are pruned, at the start of a run only: within a run the cache may grow further."""
 KEPT_SHARE = 0.8
 """Share of the limit that pruning keeps, so that it isn't due again at once."""
 ENTRY_OVERHEAD = 150  # bytes: its key twice (table and index), times, headers
@@ -49,9 +50,13 @@ KEY_VERSION = 1
 """Part of every key; raise it when the meaning of a stored reply changes."""
 
 START_BUSY_SECONDS = 60.0
+"""Seconds that a command waits while another process prunes or clears the cache."""
 WRITE_BUSY_SECONDS = 10.0
+"""Seconds that a worker's writer thread waits for the lock; the rollout waits with it."""
 READ_BUSY_SECONDS = 0.5
+"""Seconds that a lookup waits for the lock; it blocks the worker's event loop."""
 PENDING_USES = 64
+"""Keys with unwritten hits after which they are written."""
 
 _MIGRATIONS = (
     (
@@ -65,8 +70,11 @@ _MIGRATIONS = (
         """,
     ),
 )
+# Another worker may have stored a reply to the same request meanwhile; the first one counts.
 _INSERT = "INSERT OR IGNORE INTO replies (key, used_at, data) VALUES (?, ?, ?)"
+# `max`, because workers write their hits late and in any order.
 _USE = "UPDATE replies SET used_at = max(used_at, ?), hits = hits + ? WHERE key = ?"
+# Free pages don't count: a pruned file keeps its size but fills them again.
 _USED = "SELECT page_size, page_count - freelist_count FROM pragma_page_size, pragma_page_count, pragma_freelist_count"
 _CONTENTS = "SELECT count(*), coalesce(sum(length(data)), 0), coalesce(sum(hits), 0) FROM replies"
 _PRUNE = """
@@ -146,6 +154,7 @@ class ReplyCache:
         self._masker = masker
         self._uses: Counter[bytes] = Counter()
         self._broken = False
+        # Two connections, because the writer's thread may be in a transaction while the event loop reads.
         self._reader = _connect(path, READ_BUSY_SECONDS)
         self._writer = Writer(_connect(path, WRITE_BUSY_SECONDS), path)
 
@@ -193,6 +202,7 @@ class ReplyCache:
         try:
             await self._writer.write(operation, "writing to the reply cache")
         except StoreError as error:
+            # The writer's message tells what to do about a run store; here only SQLite's own reason fits.
             self._give_up(error.__cause__ or error)
 
     def _give_up(self, error: BaseException) -> None:
@@ -230,6 +240,7 @@ class CachedModel:
         self._cache = cache
         self._params = spec.params
         destination = load_engine(spec).destination(spec, environ)
+        # A key without a draw is that of earlier releases, so their caches stay valid.
         identity = [KEY_VERSION, spec.engine, spec.model, destination, attempt, *([draw] if draw else [])]
         self._identity = hashlib.sha256(_encode(identity))
         self._asked: Counter[bytes] = Counter()
@@ -277,6 +288,7 @@ class CachedModel:
         except (TypeError, ValueError):
             return None
         key = request.digest()
+        # Counted even if the reply is stored: the second equal request must ask for the second entry.
         repeated = self._asked[key]
         self._asked[key] += 1
         if repeated:
@@ -317,6 +329,7 @@ def clear_cache(path: Path) -> CacheContents | None:
             with _transaction(connection):
                 contents = _contents(connection)
                 connection.execute("DELETE FROM replies")
+            # SQLite can't VACUUM within a transaction, and in WAL mode only the checkpoint shrinks the file.
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             return contents
@@ -324,6 +337,7 @@ def clear_cache(path: Path) -> CacheContents | None:
         if not _damaged(error):
             raise StoreError(f"the reply cache {path} can't be cleared: {error}; {_advice(error, path)}") from error
     try:
+        # The log goes too, because SQLite would apply it to the next file of this name.
         for suffix in ("", "-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
     except OSError as error:
@@ -374,6 +388,7 @@ def _stored_form(completion: Completion, masker: Masker) -> bytes | None:
         data = _encode(completion)
     except (TypeError, ValueError):
         return None
+    # The masker returns the same object if there was nothing to mask.
     same = masker.encoded(data) is data and _decode(data) == completion
     return data if same else None
 

@@ -52,6 +52,7 @@ __all__ = [
 KEY_VERSION = 1
 """Part of every key; raise it when the meaning of a recording changes."""
 KEY_DIGITS = 16
+"""Hexadecimal digits of a key, 64 bits: short enough to read in a diff, too long to collide within a file."""
 
 
 class RecordedError(Record, frozen=True):
@@ -160,6 +161,7 @@ class CassetteContents:
             first = _encode_sorted(recording.messages)
             return recording.model, first, recording.attempt, recording.repeat, recording.key
 
+        # A stack instead of recursion: a conversation may have more turns than the interpreter has frames.
         waiting = sorted(following.pop(None, []), key=place, reverse=True)
         while waiting:
             recording = waiting.pop()
@@ -180,6 +182,7 @@ def read_cassette(path: Path) -> CassetteContents:
         raise UsageError(f"the recordings in {path} can't be read: {error.strerror or error}") from error
     for number, line in enumerate(lines, 1):
         try:
+            # People edit these files.
             if line.strip():
                 found.add(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -209,6 +212,7 @@ def prune(path: Path, keys: Iterable[str] = ()) -> None:
                 found.replies.pop(key, None)
             tidy = b"".join(line + b"\n" for line in found.lines())
             file.seek(0)
+            # Left alone if tidy: recording replays as well, and a run that records nothing should change nothing.
             if file.read() == tidy:
                 return
             with replaced_file(path) as sink:
@@ -225,6 +229,8 @@ class Cassette:
         self.masker = masker
         self._path = Path(spec.path)
         self._found = read_cassette(self._path)
+        # Inode and offset up to which the file is known. No file has inode 0, so the first `put` reads all of it again:
+        # other processes may have appended since the constructor read it.
         self._read: tuple[int, int] = (0, 0)
         self._new: set[str] = set()
 
@@ -248,8 +254,10 @@ class Cassette:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self._path) as file:
+                # Under the lock, and before the look-up: the first recording of a request counts for every process.
                 self._catch_up(file)
                 known = self._found.replies.get(recording.key)
+                # A recorded error gives way to a reply, which comes later in the file and so counts.
                 if known is None or known.reply is None:
                     if recording.tools is not None and recording.tools not in self._found.tools:
                         self._append(file, RecordedTools(recording.tools, tools))
@@ -285,6 +293,7 @@ class Cassette:
         self._read = (now, file.tell())
 
     def _note(self, key: str) -> None:
+        # One unbuffered write in append mode, so that the lines of several processes don't mix.
         with Path(self.spec.uses).open("ab", buffering=0) as file:
             file.write(f"{key}\n".encode())
 
@@ -367,13 +376,16 @@ class CassetteModel:
             text = self._cassette.masker.text(str(error))
             self._put(key, repeat, rendered, error=RecordedError(text, error.kind, error.status))
             raise
+        # The rollout continues with what a replay will give it, so that later requests have the same keys then.
         masked = _round_trip(completion, self._cassette.masker)
+        # JSON can't carry this reply, so a replay will miss this request.
         if masked is None:
             return completion
         recorded = self._put(key, repeat, rendered, reply=masked)
         if recorded.reply is masked:
             self._last = key, [*rendered.messages, masked.message]
             return masked
+        # Another process recorded this request first.
         return self._replayed(recorded, rendered.messages)
 
     def _rendered(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Rendered:
@@ -390,6 +402,7 @@ class CassetteModel:
     def _key(self, request: Rendered) -> tuple[str, int]:
         """Return the request's key, and how often this rollout made the same request before."""
         identity = [KEY_VERSION, request.model, request.attempt, self._draw]
+        # Endpoint and provider aren't part of the key: a recording made at one address replays without any.
         digest = hashlib.sha256(_encode_sorted([identity, request.params, request.messages]))
         # Not sorted: the model reads a schema's properties in this order.
         digest.update(_encode(request.tools))
@@ -470,6 +483,7 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading and appending, locked against other processes, also if one replaces it meanwhile."""
     while True:
         with path.open("a+b") as file:
+            # `prune` renames a new file into place, so the lock may be held on one that has no name any more.
             fcntl.flock(file, fcntl.LOCK_EX)
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 yield file

@@ -18,7 +18,9 @@ __all__ = ["choose_model", "named_by_rows"]
 DEFAULT_MODEL = "openai/gpt-5-mini"
 STAND_IN, SMOKE = offline_names()[:2]
 CHAT_PATH = "/chat/completions"
+# With `n` above 1 the endpoint would charge for replies that nobody reads.
 OWN_PARAMS = frozenset({"messages", "model", "n", "stream", "tools"})
+# An address without its scheme, such as `localhost:8000/v1`, which people copy from a server's log.
 LOCAL_ADDRESS = re.compile(r"[\w.-]+(:\d+)?(/[\w./-]*)?$")
 OPENAI_HOST = "api.openai.com"
 
@@ -62,10 +64,12 @@ def choose_model(
     if tokenizer is not None and base_url is None:
         raise UsageError("--tokenizer needs --base-url: only an endpoint of your own can be called with tokens.")
     engine = ENGINES["policy"] if tokenizer is not None else engine_for(name, base_url=base_url is not None)
+    # Only offline models have a fixed list.
     if engine.models and name not in engine.models:
         raise UsageError(f"There is no model {name!r}. The {engine.prefix} ones are {', '.join(engine.models)}.")
     if engine.prefix == "" and "/" not in name:
         name = f"openai/{name}"
+    # A stand-in needs no key, so its workers don't get one.
     key = None if engine.stand_in else _check_key(api_key)
     return ModelSpec(name, engine.name, name, base_url, key, params, request_timeout, engine.stand_in, tokenizer)
 
@@ -96,6 +100,7 @@ def _check_base_url(text: str) -> str:
 
 
 def _check_key(key: str | None) -> str | None:
+    # A key read from a file often ends with a line break. One inside can't be sent in a header.
     key = (key or "").strip()
     if not all("!" <= character <= "~" for character in key):
         raise UsageError("The API key contains a space or another character that no key has. Check how it was set.")

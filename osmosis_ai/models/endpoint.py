@@ -17,6 +17,7 @@ from osmosis_ai.records import Completion, JsonObject, JsonValue, Message, Model
 __all__ = ["ENGINE", "EndpointClient", "OpenAICompatibleModel"]
 
 MODELS_TIMEOUT = 5.0
+"""Seconds for the list of models, which only improves an error message."""
 LISTED_MODELS = 10
 
 _KINDS: dict[HttpProblem, FailureKind] = {
@@ -69,6 +70,7 @@ class EndpointClient:
     def _refused(self, answer: Answer) -> ModelError:
         message, code = answer.describe(self.spec.api_key)
         kind = error_kind(answer.status)
+        # A success without the reply that was asked for, such as 202 or 204.
         if answer.status < 300:
             kind = "bad_reply"
         elif code == "insufficient_quota":
@@ -91,6 +93,7 @@ class OpenAICompatibleModel(EndpointClient):
         self, messages: list[Message], tools: list[Tool], params: JsonObject, listen: Listen
     ) -> Completion:
         """Make one request as `complete` does, and pass on the reply's parts if the endpoint streams."""
+        # Without this option, a streamed reply reports no tokens.
         asked = {**params, "stream": True, "stream_options": {"include_usage": True}}
         encoded = self._encoded(self._body(messages, tools, asked))
         parts = StreamedReply()
@@ -130,6 +133,7 @@ class OpenAICompatibleModel(EndpointClient):
         body = {**self.spec.params, **params, "model": self.spec.model, "messages": messages}
         if tools:
             body["tools"] = tools
+        # A None removes a parameter. Usually there is none, and the body is sent without another copy.
         if None in body.values():
             body = {name: value for name, value in body.items() if value is not None}
         return body

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN_MODEL", "HostOptions", "ModelHost", "RemoteEngine", "create_model", "import_model"]
 
 PROBE_TOKENS = 16
+"""Maximum tokens of the probe's reply; its content doesn't matter."""
 
+# Some endpoints answer 400 for an unknown model or a wrong key, and only the text tells which.
 UNKNOWN_MODEL = re.compile(
     r"model\b.{0,120}(not found|not exist|n't exist)|(unknown|invalid|no such|not a valid) model", re.IGNORECASE
 )
@@ -139,6 +141,7 @@ class _RemoteHost:
         self._cache = options.cache
         self._cassette = options.cassette
         self.limiter = AdaptiveLimiter(options.concurrency)
+        # Below cache and recordings, so that a stored reply needs neither a slot nor a retry.
         self._model = RetryingModel(engine.client(spec), options.policy, self.limiter, options.on_wait)
 
     def for_rollout(self, row: Row, run_index: int, draw: str = "") -> ChatModel:

@@ -35,11 +35,14 @@ SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 PREFIX = re.compile(r"^(?:litellm\.)?\w+(?:Error|Exception)(?:: | - )|^litellm\.Timeout: ")
 KEY_TROUBLE = re.compile(r"missing credentials|api.?key", re.IGNORECASE)
 MIN_SECRET_LENGTH = 8
+"""Shorter values of secret-looking variables aren't masked: they would turn up within ordinary words."""
 SINCE_WHOLE_REPLIES = (1, 106)
+"""The first LiteLLM version whose own handler refuses a truncated reply."""
 OPENAI_PACKAGE_VARIABLES = ("OPENAI_ORGANIZATION", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 # Variables by which LiteLLM chooses the endpoint. A match too many costs only cache hits.
 ENDPOINT_VARIABLE = re.compile(r"_(API_BASE|BASE_URL|API_URL|ENDPOINT|API_VERSION|REGION(_NAME)?|LOCATION|PROJECT)$")
 
+# LiteLLM's clients belong to its module, so they can be closed only with the last model of the process.
 _open_models = 0
 
 
@@ -169,8 +172,10 @@ class LiteLLMModel:
             "messages": messages,
             "api_key": spec.api_key,
             "timeout": spec.request_timeout,
+            # LiteLLM's own retries, then those of the openai package: `RetryingModel` counts and delays every request.
             "num_retries": 0,
             "max_retries": 0,
+            # No logging callbacks of LiteLLM, which could send the conversation elsewhere.
             "no-log": True,
         }
         if spec.base_url is not None:
@@ -208,6 +213,7 @@ class LiteLLMModel:
         if status is None and any(isinstance(cause, json.JSONDecodeError) for cause in causes):
             return ModelError(f"{self._spec.name} answered with broken JSON: {said}", kind="bad_reply")
         claimed = getattr(error, "status_code", None)
+        # LiteLLM invents a status of 500 for its own errors, so only a lower one is believed.
         if status is None and isinstance(claimed, int) and claimed < 500:
             status = claimed
         # LiteLLM reports a broken connection as an internal server error.
@@ -220,8 +226,10 @@ class LiteLLMModel:
     def _said(self, error: Exception) -> tuple[str, str | None]:
         """Return the provider's error text, shortened, and its error code if it was JSON with one."""
         text = " ".join(str(error).partition("\nTraceback")[0].split())
+        # LiteLLM wraps its exceptions in each other, and each adds its name in front.
         while (shorter := PREFIX.sub("", text)) != text:
             text = shorter
+        # LiteLLM may have used a key from the environment, and providers repeat the key that they refuse.
         secret = (value for name, value in os.environ.items() if any(word in name.upper() for word in SECRET_NAMES))
         keys = (self._spec.api_key, *(value for value in secret if len(value) >= MIN_SECRET_LENGTH))
         return describe_error(text.encode("utf-8", "replace"), *keys)
@@ -233,6 +241,7 @@ class LiteLLMModel:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
+    # A library may raise an error from itself, which makes the chain a circle.
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -269,6 +278,7 @@ class _Engine(RemoteEngine):
         return LiteLLMModel(spec)
 
     def preload(self, spec: ModelSpec) -> None:
+        # Imports LiteLLM and fills the function's cache, both of which forked workers inherit.
         price_known(spec.model)
 
     def price_known(self, spec: ModelSpec) -> bool:

@@ -20,6 +20,7 @@ from osmosis_ai.http import MAX_REPLY_BYTES, HttpError
 __all__ = ["bound_clients"]
 
 PIECE = 256 * 1024
+"""Bytes to decompress at a time, so that a gzip bomb is counted before it is in memory as a whole."""
 
 
 def bound_clients() -> None:
@@ -57,14 +58,17 @@ def _bound(handler: object) -> None:
 
 
 def _ask(request: httpx.Request) -> None:
+    # The only coding that `_Reader` decompresses in pieces.
     request.headers["Accept-Encoding"] = "gzip"
 
 
 def _check(response: httpx.Response) -> None:
+    # Some providers take the key in the query.
     url, status = f"{response.request.url.copy_with(query=None)}", response.status_code
     if response.has_redirect_location:
         where = f"a redirect to {response.headers['Location']}, which is not followed, so that no key is sent there"
         raise HttpError("redirect", f"{url} answered {status}: {where}", status)
+    # Removed, because httpx would decompress what `_Reader` has decompressed already.
     coding = response.headers.pop("Content-Encoding", "identity").strip().lower()
     if coding not in ("identity", "gzip", "x-gzip"):
         raise HttpError("not_http", f"{url} answered in the coding {coding[:40]!r}, which it wasn't asked for", status)
@@ -100,6 +104,7 @@ class _Reader:
     def _plain(self, piece: bytes) -> Iterator[bytes]:
         assert self._gzip is not None
         try:
+            # Bytes after the end of the gzip stream are ignored.
             while piece and not self._gzip.eof:
                 yield self._gzip.decompress(piece, PIECE)
                 piece = self._gzip.unconsumed_tail

@@ -73,6 +73,7 @@ def _unmarked(request: Rendered) -> Rendered:
 
 
 def _alike(one: Rendered, other: Rendered) -> bool:
+    # All but the model and the attempt.
     return one[2:] == other[2:]
 
 
@@ -82,6 +83,7 @@ def _nearness(request: Rendered, one: Rendered) -> tuple[int, int, int, bool, bo
     longer = abs(len(request.messages) - len(one.messages))
     rest = request.messages[same : same + 1], one.messages[same : same + 1]
     alike = _common(*(json.dumps(part, sort_keys=True) for part in rest))
+    # In order of weight: equal messages from the start, then length, then the first different message.
     return same, -longer, alike, request.tools == one.tools, request.params == one.params
 
 

@@ -31,6 +31,7 @@ class RepeatingModel:
                 "run the rollout again instead",
                 kind="unrecorded",
             )
+        # When all have been given, the last one repeats.
         chosen = next((number for number in found if (number, count) not in self._given), found[-1])
         self._given.add((chosen, count))
         reply = self._conversations[chosen][count]

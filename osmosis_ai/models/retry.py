@@ -17,6 +17,7 @@ from osmosis_ai.retry import RetryPolicy, with_retries
 __all__ = ["AdaptiveLimiter", "OnWait", "RetryingModel"]
 
 THROTTLING = frozenset({429, 503, 529})
+"""Statuses that report overload; 529 is Anthropic's."""
 
 OnWait = Callable[[ModelError, float], None]
 """Called before each retry with the error and the wait in seconds."""
@@ -48,6 +49,7 @@ class AdaptiveLimiter:
 
     async def acquire(self) -> int:
         """Wait for a slot and return the request's round, for `throttle`. One `release` must follow."""
+        # Not past those that wait already, even if a slot is free at this moment.
         if self.in_flight < self.limit and not self._waiters:
             self.in_flight += 1
             return self._round
@@ -82,6 +84,7 @@ class AdaptiveLimiter:
     def throttle(self, started: int) -> None:
         """Note that the endpoint rejected a request for which `acquire` returned `started`."""
         self.throttled += 1
+        # Sent before the last halving, so it says nothing about the new limit.
         if started != self._round:
             return
         self._round += 1
@@ -96,6 +99,7 @@ class AdaptiveLimiter:
                 waiter.set_result(None)
 
 
+# Not a ModelError, so that the retries let it through.
 class _BrokenOffError(Exception):
     """A reply broke off with `error` after a part of it had been passed on."""
 

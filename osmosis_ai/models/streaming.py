@@ -50,6 +50,7 @@ class StreamedReply:
                 self._reply[name] = chunk[name]
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
+            # Only the first choice is used, as in a whole reply; some endpoints leave its index out.
             if isinstance(choice, dict) and choice.get("index") in (0, None):
                 self._take(choice)
                 yield choice
@@ -77,6 +78,7 @@ class StreamedReply:
             if name == "tool_calls":
                 for position, call in enumerate(value if isinstance(value, list) else ()):
                     self._take_call(call, position)
+            # Some endpoints repeat the role in every chunk; joined, it would be no role.
             elif name != "role" and isinstance(value, str):
                 self._texts.setdefault(name, []).append(value)
             elif isinstance(value, list) and isinstance(self._message.get(name), list):
@@ -88,9 +90,11 @@ class StreamedReply:
         if not isinstance(call, dict):
             return
         index = call.get("index")
+        # Some endpoints leave the index out of chunks with a single call.
         known = self._calls.setdefault(index if isinstance(index, int) else position, {"arguments": []})
         function = call.get("function")
         if isinstance(function, dict):
+            # Names and ids come whole, and some endpoints repeat them in each chunk; arguments come in pieces.
             if function.get("name") and not known.get("name"):
                 known["name"] = function["name"]
             arguments = function.get("arguments")

@@ -106,10 +106,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    # The fixture adds the properties in its teardown, so no earlier report of the test has them.
     if report.when == "teardown":
         _unused.extend(str(value) for name, value in report.user_properties if name == PROPERTY)
 
 
+# A global, because the hook that fills it gets no config.
 _unused: list[str] = []
 
 

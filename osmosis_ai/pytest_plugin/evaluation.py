@@ -28,7 +28,7 @@ MOST_ATTEMPTS = 4
 """Default limit on attempts for an undecided threshold, as a multiple of the initial number."""
 
 Scores = dict[str, list[float | None]]
-"""One function's scores by row: by the row's id, or by its index if a results file has no ids."""
+"""One function's scores by the row's id."""
 
 
 class Evaluation:
@@ -129,6 +129,7 @@ class Evaluation:
 
     def _assert_whole(self) -> None:
         __tracebackhide__ = True
+        # A missing score counts as 0, so a bound would be missed for a reason that isn't the policy's.
         if not self.report.whole:
             cause = self.report.failures[0].message if self.report.failures else "a score is missing"
             pytest.fail(f"the run is incomplete: {cause}\nto see it: {self.command}", pytrace=False)
@@ -166,6 +167,7 @@ class Evaluate:
     def _report_rows(self, evaluation: Evaluation) -> None:
         try:
             subtests = self._request.getfixturevalue("subtests")
+        # Before pytest 9, there are no subtests without a plugin.
         except pytest.FixtureLookupError:
             return
         threshold = evaluation.report.pass_threshold

@@ -42,6 +42,7 @@ Options = dict[str, Any]
 SHOWN_CHARACTERS = 400
 """Characters to show of each message in a failing test's rollouts."""
 SHOWN_ROLLOUTS = 3
+"""Rollouts of a failing test to show, its last ones."""
 
 
 class Harness:
@@ -74,6 +75,7 @@ class Harness:
             try:
                 yield cls(config, root, store, portal, stack)
             finally:
+                # Now, while the event loop still runs: the tools' lifespan ends on it.
                 stack.close()
 
     def wait(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -179,6 +181,8 @@ class ItemRuns:
 
     def one(self, row: int | JsonObject, attempt: int, options: Options) -> RolloutResult:
         """Run one rollout in this process."""
+        # In this process, where `monkeypatch`, coverage and `breakpoint()` reach the tools. Attempts count from 0, and
+        # a run makes those before this one too.
         chosen: Options = {"workers": 0, **options, "n": attempt + 1}
         if isinstance(row, int):
             chosen |= {"offset": row, "limit": 1}
@@ -198,6 +202,7 @@ class ItemRuns:
     def run(self, command: str, rows: Any, options: Options) -> Report:
         """Run rows with the mark's options and these."""
         given = {**self._marked, **options}
+        # The default needs no key and costs nothing, whatever keys are set.
         model = given.get("model") or self.harness.config.getoption("osmosis_model") or "offline/oracle"
         if not isinstance(model, str):
             endpoint = self._stack.enter_context(ScriptedEndpoint(model).run_in_thread())
@@ -205,6 +210,7 @@ class ItemRuns:
             recordings = None
         else:
             given["model"] = model
+            # Like a script, a stand-in is repeatable without recordings.
             recordings = None if model.startswith("offline/") else self._cassette_of_test()
         dataset = self._dataset(rows)
         if dataset is not None:
@@ -250,6 +256,7 @@ class ItemRuns:
 @contextmanager
 def _recorded(path: Path, shown: str, mode: str, advice: str, unused: list[str]) -> Iterator[Recordings]:
     """Open recordings, and add those left unused to `unused`; the mode `all` keeps only those that were used."""
+    # Beside the old file, which stays in place until the test has ended.
     fresh = path.with_name(f".{path.name}") if mode == "all" else path
     with open_recordings(fresh, shown, replay=mode == "none", advice=advice) as recordings:
         yield recordings
@@ -295,6 +302,7 @@ def _cassette_path(item: pytest.Item, given: str | None) -> Path:
     folder = item.path.parent
     if given is not None:
         return folder / given
+    # The id of a parametrised test may hold any character.
     name = ".".join(item.nodeid.split("::")[1:])
     return folder / "cassettes" / item.path.stem / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.jsonl"
 

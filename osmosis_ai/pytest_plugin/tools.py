@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["ToolResult", "Tools", "open_tools"]
 
 SECONDS = 60.0
+"""Time limit of a call, the default of `--tool-timeout`."""
 
 
 class ToolResult(str):

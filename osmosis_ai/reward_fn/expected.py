@@ -117,8 +117,10 @@ def _problems(expected: Mapping[str, Any], calls: list[ExpectedCall]) -> Iterato
             instead = f", only {', '.join(alike)}" if alike and not late else ""
             yield f"{wanted} was called out of order" if late else f"{wanted} was not called{instead}"
         elif expected.get("in_order"):
+            # By identity, because a rollout may make the same call twice.
             place = next(index for index, call in enumerate(left) if index >= place and call is found) + 1
         else:
+            # A call fulfils one expectation only.
             left.remove(found)
     for call in calls:
         if any(wanted.matches(call) for wanted in must_not):
@@ -137,6 +139,7 @@ def _calls(messages: list[Message]) -> Iterator[ExpectedCall]:
     for index, message in enumerate(messages):
         results = {}
         for later in messages[index + 1 :]:
+            # Only the results right after this reply, because models reuse ids in later turns.
             if later.get("role") != "tool":
                 break
             results[later.get("tool_call_id")] = str(later.get("content"))
@@ -155,6 +158,7 @@ def _matches(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, str):
         if isinstance(value, str) and fnmatch.fnmatchcase(value, pattern):
             return True
+        # A lone `*` stands for any value, not just for text.
         return pattern == "*" or pattern == value
     if isinstance(pattern, dict):
         return isinstance(value, dict) and all(
@@ -163,6 +167,7 @@ def _matches(pattern: Any, value: Any) -> bool:
     if isinstance(pattern, list):
         alike = isinstance(value, list) and len(pattern) == len(value)
         return alike and all(_matches(part, item) for part, item in zip(pattern, value, strict=True))
+    # JSON's true isn't the number 1, although Python's True is.
     return bool(pattern == value) and isinstance(pattern, bool) == isinstance(value, bool)
 
 

@@ -37,6 +37,7 @@ _KS = (1, 3, 5, 10)
 _TIE = 1e-9
 _Z = NormalDist().inv_cdf(0.975)
 _RESAMPLES = 1000
+"""At most 25 of them lie beyond each end of the interval."""
 _BOOTSTRAP_ROWS = 50
 """With more rows the mean is close to normal, and a bootstrap would cost time and change little."""
 _SEED = 20240229
@@ -390,6 +391,7 @@ def _filled(row: Sequence[float | None]) -> list[float]:
 
 
 def _mean(scores: Sequence[float | None]) -> float:
+    # Most rows have a single attempt.
     if len(scores) == 1:
         return scores[0] or 0.0
     values = _filled(scores)

@@ -28,7 +28,9 @@ __all__ = ["cassette_of", "client_of", "submit", "wait"]
 T = TypeVar("T")
 
 CLOSING_SECONDS = 2.0
+"""Seconds that connections have to close when the process exits."""
 CONCURRENCY = 64
+"""Maximum number of concurrent requests to one judge from this process."""
 # For these, LiteLLM would ask a server whether the model takes a schema.
 ASKED_ONLINE = frozenset({"ollama", "ollama_chat", "huggingface"})
 # These can authenticate without an API key; LiteLLM finds their credentials.
@@ -39,6 +41,7 @@ class JudgeClient:
     """A judge's client and request limiter, kept for the life of the process."""
 
     def __init__(self, target: Target) -> None:
+        # Imported late: LiteLLM takes seconds, and a replay needs none of it.
         from osmosis_ai.models.litellm import LiteLLMModel, import_litellm, missing_keys
         from osmosis_ai.models.retry import AdaptiveLimiter
 
@@ -52,6 +55,7 @@ class JudgeClient:
         supports_schema = import_litellm().supports_response_schema
         self.takes_schema = target.provider not in ASKED_ONLINE and bool(supports_schema(model=target.name))
         # "the judge" is the name shown in error messages, after the provider's name.
+        # The time limit is only a backstop, because each evaluation has one of its own.
         spec = ModelSpec("the judge", "litellm", target.name, target.base_url, target.api_key, request_timeout=3600.0)
         self.model: LiteLLMModel = LiteLLMModel(spec)
         self.limiter: AdaptiveLimiter = AdaptiveLimiter(CONCURRENCY)
@@ -79,6 +83,7 @@ def cassette_of(target: Target) -> Cassette | None:
     from osmosis_ai.masking import Masker
     from osmosis_ai.models.cassette import Cassette
 
+    # By key, because each one is masked in what is recorded.
     key = (spec, target.api_key)
     if key not in _cassettes:
         masker = Masker.from_environment(os.environ, [target.api_key] if target.api_key else [])
@@ -129,5 +134,6 @@ def _forget() -> None:
 
 
 atexit.register(_end)
+# Windows has no forks.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)

@@ -20,6 +20,7 @@ __all__ = ["DEFAULT_FILE", "MAX_FILE_BYTES", "Rubric", "did_you_mean", "load_rub
 DEFAULT_FILE = "rubric_configs.yaml"
 MAX_FILE_BYTES = 1 << 20
 MAX_NODES = 100_000
+"""Values that a file may expand to through its aliases."""
 MAX_DEPTH = 50
 VERSION = 1
 
@@ -87,10 +88,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def _read(path: Path) -> str:
     try:
+        # A pipe or a device might block, or never end.
         if not path.is_file():
             raise UsageError(f"{path}: {'not a file' if path.exists() else 'no such file'}; a rubric file is YAML")
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
+    # A path with a null byte is a ValueError.
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > MAX_FILE_BYTES:
@@ -128,6 +131,7 @@ def _parse(path: Path, text: str) -> tuple[yaml.Node, Any]:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise UsageError(f"{path}: nested too deeply") from None
+    # PyYAML lets them through for a date or a number that can't be.
     except (ValueError, OverflowError) as error:
         raise UsageError(f"{path}: a value can't be read: {error}") from None
 
@@ -139,6 +143,7 @@ def _check(path: Path, node: yaml.Node, parents: frozenset[int], sizes: dict[int
     place = f"{path}:{node.start_mark.line + 1}"
     if id(node) in parents:
         raise UsageError(f"{place}: a value that contains itself; write it out")
+    # An alias is the same node again: its size counts again, but is known.
     if id(node) in sizes:
         return sizes[id(node)]
     if len(parents) > MAX_DEPTH:
@@ -148,6 +153,7 @@ def _check(path: Path, node: yaml.Node, parents: frozenset[int], sizes: dict[int
         inside = [part for pair in node.value for part in pair]
         names: set[str] = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            # A mapping may have several merge keys, `<<`.
             if key.value in names and key.tag != "tag:yaml.org,2002:merge":
                 raise UsageError(f"{path}:{key.start_mark.line + 1}: duplicate key {key.value!r}")
             names.add(key.value)
@@ -177,6 +183,7 @@ class _Reader:
         version = values.get("version")
         if version is None:
             raise self._error(None, "`version` is missing; write `version: 1`")
+        # In Python, True equals 1.
         if version != VERSION or isinstance(version, bool):
             raise self._error(None, f"version {version!r} is unknown; this release reads version {VERSION}")
         entries = values.get("rubrics")

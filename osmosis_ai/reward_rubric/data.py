@@ -133,6 +133,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
                 line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
                 if line.strip():
                     yield number, line
+    # A path with a null byte is a ValueError.
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: can't be read: {getattr(error, 'strerror', None) or error}") from None
 

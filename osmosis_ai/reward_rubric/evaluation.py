@@ -20,6 +20,7 @@ from osmosis_ai.reward_rubric.configs import Rubric
 from osmosis_ai.reward_rubric.data import RubricRecord
 
 PREVIEW = 120
+"""Characters of a solution that a report shows."""
 
 
 class Answer(Record, frozen=True):
@@ -226,6 +227,7 @@ async def _run(record: RubricRecord, run_index: int, judge: Judge) -> JudgedRun:
             answer = await judge(record)
     except (OsmosisError, TypeError, ValueError) as error:
         problem = str(error) or type(error).__name__
+    # Enough for a preview even after white space is collapsed; the rest may be megabytes.
     text = " ".join(record.solution_str[: 4 * PREVIEW].split())
     return JudgedRun(
         run_index=run_index,
@@ -294,6 +296,7 @@ def without_label(record: RubricRecord, column: str) -> RubricRecord:
 
     given = {"metadata": record.metadata, "extra_info": record.extra_info}
     inner = {name: left(values) for name, values in given.items() if values is not None}
+    # `values` has these two columns as well.
     return msgspec.structs.replace(record, values=left(record.values | inner), **inner)
 
 

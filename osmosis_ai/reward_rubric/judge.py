@@ -37,9 +37,12 @@ __all__ = [
 DEFAULT_SCORE_MIN, DEFAULT_SCORE_MAX = 0.0, 1.0
 DEFAULT_TIMEOUT = 60.0
 MAX_ATTEMPTS = 3
+"""Requests for one reply, with retries; a reply that can't be used gets as many again."""
 SHOWN_REPLY = 300
+"""Characters of an unusable reply in its error."""
 TRACED_REPLY = 20_000
 TRACED_PROMPT = 20_000
+"""Characters of each message and each reply that a score's record keeps."""
 
 _listeners: ContextVar[tuple[list[JudgeCall], ...]] = ContextVar("judge_call_listeners", default=())
 _attempt: ContextVar[_Attempt | None] = ContextVar("judge_attempt", default=None)
@@ -202,6 +205,7 @@ def _start(
     score_max: float | None,
     timeout: float | None,
 ) -> Future[RewardRubricRunResult]:
+    # In the caller's thread, so that a wrong argument raises where it was given.
     for name, value, optional in (
         ("rubric", rubric, False),
         ("solution_str", solution_str, False),
@@ -305,6 +309,7 @@ async def _ask(
         record(**known, reply=shown, error=mask(f"the reply can't be used: {problem}", target.api_key))
         return completion, problem
     explanation = mask(judged.explanation, target.api_key)
+    # Not clamped, so that the record shows what the judge gave.
     record(**known, reply=shown, score=judged.score, explanation=explanation)
     return completion, Judgement(judged.score, explanation)
 
@@ -325,6 +330,7 @@ async def _complete(evaluation: _Evaluation, messages: list[Message], attempt: _
         from osmosis_ai.models.cassette import CassetteModel
 
         live = judge if cassette.spec.mode == "record" else None
+        # Outside the live judge, so that what it adds, such as the response format, isn't part of a recording's key.
         judge = CassetteModel(live, cassette, evaluation.target.name, {}, attempt.number, asked=attempt.asked)
     return await judge.complete(messages, [], params)
 
@@ -352,6 +358,7 @@ class _LiveJudge:
         last: list[ModelError] = []
         policy = RetryPolicy(max_attempts=MAX_ATTEMPTS, max_seconds=seconds)
         model = RetryingModel(judge.model, policy, judge.limiter, lambda error, _: last.append(error))
+        # The policy bounds the waits between requests, and this the request that is running.
         with anyio.move_on_after(seconds):
             return await model.complete(messages, tools, params)
         # The error that caused the last retry says more than a timeout.
@@ -376,6 +383,7 @@ def _failure(target: Target, error: ModelError) -> ProviderRequestError:
 
 def _text(completion: Completion) -> str:
     content = completion.message.get("content")
+    # Some providers answer with a list of parts.
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "".join(part for part in parts if isinstance(part, str))

@@ -13,6 +13,7 @@ from osmosis_ai.records import Message, Record
 __all__ = ["RESPONSE_FORMAT", "Case", "judge_messages", "repair_messages"]
 
 MAX_REPEATED_REPLY = 4000
+"""Characters of an unusable reply that the judge sees again."""
 
 RESPONSE_FORMAT = {
     "type": "json_schema",

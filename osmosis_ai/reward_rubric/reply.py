@@ -12,6 +12,7 @@ __all__ = ["Judgement", "UnusableReplyError", "finite_number", "parse_judgement"
 
 MAX_CHARACTERS = 200_000
 MAX_OBJECTS = 500
+"""Braces to try: each one that opens no JSON may cost a scan of the whole rest."""
 # Some models write their thoughts before the actual reply.
 THOUGHTS = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 # float() would also take "nan", "infinity" and "1_0".
@@ -44,6 +45,7 @@ def parse_judgement(reply: str) -> Judgement:
     found = list(_objects(reply[:MAX_CHARACTERS]))
     if not found:
         raise UnusableReplyError('it holds no JSON object with a "score"')
+    # The judge may have quoted an object out of the solution, so choosing one would let a solution score itself.
     if any(other != found[0] for other in found):
         raise UnusableReplyError(f'it holds {len(found)} different JSON objects with a "score"')
     score, explanation = found[0]["score"], found[0].get("explanation")

@@ -32,8 +32,7 @@ def resolve_rubrics(specs: list[str], repository: Repository, cwd: Path) -> tupl
 
     Returns:
         Each rubric once, in the order given. An entry of a file has no module, its id as the attribute, and its file
-        relative to its root. With `all`, also the files that can't
-        be used.
+        relative to its root. With `all`, also the files that can't be used.
 
     Raises:
         FunctionError: There is no such rubric, or its file can't be used; the message lists the rubrics.

@@ -129,6 +129,7 @@ class Target(Record, frozen=True):
         return f"{self.provider}/{self.model}"
 
     def __repr__(self) -> str:
+        # Without the key, because tracebacks and logs show it.
         return f"Target(name={self.name!r}, base_url={self.base_url!r})"
 
 
@@ -146,6 +147,7 @@ def find_target(model_info: Mapping[str, Any], environ: Mapping[str, str] = os.e
     if redirect is None:
         base_url, given = _base_url(model_info.get("api_base"), "model_info['api_base']"), model_info
     else:
+        # The rubric's own key and address stay behind: they belong to the provider that it names.
         provider, model = redirect.judge(model)
         base_url, given = _base_url(redirect.base_url, "the judges' base URL"), {"api_key": redirect.api_key}
     target = Target(provider.lower(), model, base_url)
@@ -176,6 +178,7 @@ def _key(target: Target, given: Mapping[str, Any], environ: Mapping[str, str]) -
     variable = variable or KEY_VARIABLES.get(target.provider)
     if variable and not (key := environ.get(variable, "").strip()):
         cassette = current_cassette(environ)
+        # A replay calls nobody.
         if cassette is not None and cassette.mode == "replay":
             return None
         raise missing_key(target.name, variable)
@@ -191,6 +194,7 @@ def _base_url(text: str | None, where: str) -> str | None:
     except UrlError:
         # The address isn't shown, because it may contain a password.
         raise ValueError(f"{where} is not an address like http://localhost:8000/v1") from None
+    # LiteLLM appends the path itself.
     return text.rstrip("/").removesuffix("/chat/completions")
 
 

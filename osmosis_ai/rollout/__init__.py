@@ -186,6 +186,7 @@ def __getattr__(name: str) -> object:
     homes = (_CHOSEN[name],) if name in _CHOSEN else _HOMES
     modules = (import_module(f"osmosis_ai.{home}") for home in homes)
     value: object = next(getattr(module, name) for module in modules if name in module.__all__)
+    # Python looks here first, so it asks only once for each name.
     globals()[name] = value
     return value
 

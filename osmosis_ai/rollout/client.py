@@ -52,6 +52,7 @@ class TrainerPool:
 
     def __init__(self, settings: ClientSettings | None = None) -> None:
         self.settings = settings or client_settings()
+        # Per read, so that the wait for a free connection doesn't count as the trainer's time.
         self.http = HttpClient(self.settings.timeout_seconds, per_read=True, connections=self.settings.max_connections)
 
     def client(self, request: RolloutRequest) -> TrainerClient:
@@ -161,6 +162,7 @@ def _result(answer: Answer) -> CompletionsResult:
     finish_reason = choice.get("finish_reason")
     return CompletionsResult(
         message=message,
+        # Trainers put them into the choice or beside the choices.
         token_ids=choice.get("token_ids", reply.get("token_ids")),
         logprobs=choice.get("logprobs", reply.get("logprobs")),
         usage=usage if isinstance(usage, dict) else {},

@@ -99,6 +99,7 @@ class RolloutContext:
         self.rollout_id = self.rollout_id or os.environ.get(ROLLOUT_ID_ENV, "")
 
     def __enter__(self) -> Self:
+        # A stack, because a server and its backend both enter the same context.
         self._outer.append(rollout_contextvar.get())
         rollout_contextvar.set(self)
         return self

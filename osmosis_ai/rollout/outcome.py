@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 CANCEL_GRACE = 5.0
+"""Seconds that a cancelled loop has for its own cleanup."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ def tools_of(loop: RolloutAgentLoop, request: RolloutRequest) -> list[OpenAIFunc
     except (Exception, SystemExit) as error:
         raise OsmosisRolloutError(f"get_tools raised {say_raised(error, request)}") from error
     if inspect.iscoroutine(tools):
+        # Otherwise Python would warn that the coroutine was never awaited.
         tools.close()
         raise OsmosisRolloutError(
             "get_tools is async; it must be a plain function that returns a list of tools: "

@@ -121,6 +121,7 @@ class TrainerDouble(ScriptedEndpoint):
         api_key: str | None = None,
         record: bool = True,
     ) -> None:
+        # Nothing probes a trainer, so a "ping" is a model call like any other.
         super().__init__(script, api_key=api_key, probe=None, record=record)
         self.deliveries: list[Request] = []
         self.completions: list[RolloutResponse] = []

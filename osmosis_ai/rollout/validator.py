@@ -82,6 +82,7 @@ class ValidationResult(Record, frozen=True):
         """
         if self.errors:
             listed = "\n".join(f"  {error}" for error in self.errors)
+            # Without a name, the sentence would have two spaces.
             raise AgentLoopError(
                 f"the agent loop {self.agent_name or ''} can't be served:\n{listed}".replace("  can", " can")
             )
@@ -142,6 +143,7 @@ def _tools(loop: RolloutAgentLoop) -> tuple[list[object], list[ValidationIssue]]
         message = "get_tools returned None; a loop without tools returns []"
         return [], [ValidationIssue("GET_TOOLS_RETURNS_NONE", message, "get_tools")]
     if inspect.iscoroutine(tools):
+        # Otherwise Python would warn that the coroutine was never awaited.
         tools.close()
         message = "get_tools is async; it must be a plain function that returns a list"
         return [], [ValidationIssue("GET_TOOLS_INVALID_TYPE", message, "get_tools")]

@@ -80,6 +80,7 @@ class PoolRunner:
                     if self._reload:
                         following.start_soon(self._follow_files, following)
                     yield
+                    # The watching threads can't be cancelled; they see the event.
                     self._stop.set()
                     following.cancel_scope.cancel()
             finally:
@@ -158,11 +159,13 @@ class PoolRunner:
             return Watched("", agent_dir, frozenset(self.loaded.tool_sources), frozenset())
 
         follower = Follower(root, watched)
+        # First, so that a save that changes nothing is recognised.
         follower.learn()
         send, saves = anyio.create_memory_object_stream[Save](1000)
         with send, saves:
             await group.start(follower.follow, send, self._stop)
             async for save in saves:
+                # Only the agent's code is served; there are no rows or functions.
                 if save.stale.tools:
                     await self.reload()
 

@@ -125,6 +125,7 @@ class _Roles(msgspec.Struct):
     messages: list[_Role] = []
 
 
+# Decodes nothing else of a conversation, which may be long.
 _decode_roles = msgspec.json.Decoder(_Roles).decode
 
 
@@ -338,6 +339,7 @@ class ScriptedEndpoint:
         self._models = models
         self._probe = probe
         self._record = record
+        # For threads, because the endpoint may run in another one than the test.
         self._arrived = threading.Condition()
         self._port: int | None = None
         self._closing = asyncio.Event()
@@ -379,11 +381,13 @@ class ScriptedEndpoint:
 
     @contextlib.asynccontextmanager
     async def _serve(self) -> AsyncIterator[None]:
+        # A new one, because an endpoint may be started again.
         self._closing = asyncio.Event()
         # The bare server without a router or access log: benchmarks count its CPU time too.
         runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=1.0)
         await runner.setup()
         try:
+            # A thousand rollouts may connect at the same moment.
             site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
             await site.start()
             self._port = runner.addresses[0][1]
@@ -449,6 +453,7 @@ class ScriptedEndpoint:
     def _cut(http: web.BaseRequest, reply: web.StreamResponse | None = None) -> web.StreamResponse:
         if http.transport is not None:
             http.transport.close()
+        # aiohttp wants a response even for a connection that is closed.
         return reply or web.Response()
 
     def reply_to(self, request: Request) -> Reply:
@@ -478,6 +483,7 @@ class ScriptedEndpoint:
 
     def _exhausted(self) -> Reply:
         message = f"the script has no reply left for request {len(self.requests)}"
+        # Not a 5xx, which clients would retry.
         return status(400, body={"error": {"message": message}})
 
     def refusal(self, request: Request) -> Reply | None:

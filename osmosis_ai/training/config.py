@@ -34,9 +34,13 @@ DEFAULTS: JsonObject = {
 }
 MAX_ORDER_BYTES = 16 * 1024 * 1024
 EVAL_INTERVAL = 10
+"""Steps between evaluations."""
 SAVE_FREQUENCY = 10
+"""Steps between checkpoints."""
 IN_FLIGHT = 32
+"""Concurrent rollouts."""
 HELD_OUT_SHARE, MOST_HELD_OUT = 0.1, 64
+"""Share of the rows to hold out, and the maximum number, because each evaluation rolls them all out."""
 
 
 class Policy(Record, frozen=True):
@@ -126,6 +130,7 @@ class TrainingConfig(Record, frozen=True):
         return self.run_config(
             rows,
             n=n,
+            # The name under which every trainer serves its policy: see docs/training-protocol.md.
             model="policy",
             base_url=policy.url,
             api_key=policy.token,
@@ -139,6 +144,7 @@ class TrainingConfig(Record, frozen=True):
     def run_config(self, rows: Sequence[int] | None = None, **options: Any) -> RunConfig:
         """Return the config of a run of this agent on `rows`, or on the whole dataset if None."""
         chosen = {} if rows is None else {"rows": str(RowNumbers(",".join(map(str, rows))))}
+        # Only a rollout server has an environment of its own.
         variables = {"rollout_env": self.env} if "rollout" in self.agent else {}
         return RunConfig.of(
             "eval", **self.agent, **variables, dataset=self.dataset, **self.timeouts, **chosen, **options
@@ -185,6 +191,7 @@ def read_order(text: str, cwd: Path) -> tuple[TrainingConfig, TrainingOrder]:
         "dataset": order.dataset,
     }
     document = {**tables, "experiment": experiment, "secrets": {"required": order.secrets}}
+    # The file needn't exist: its place tells where the workspace is, and errors name it.
     config = Path(order.code, "configs", "training", f"{order.name}.toml")
     return training_config_of(document, config, cwd, dataset=order.dataset), order
 

@@ -19,7 +19,9 @@ from osmosis_ai.training.rows import Rows
 __all__ = ["Controls", "DryReport", "PolicyReport", "Spread", "look_at", "try_controls", "try_policy"]
 
 CONTROL_ROWS = 20
+"""Rows to score the controls on."""
 POLICY_ROWS = 8
+"""Rows to roll out with the untrained model."""
 
 
 class Spread(Record, frozen=True, omit_defaults=False):
@@ -93,6 +95,7 @@ class DryReport(Record, frozen=True, omit_defaults=False):
         if self.policy is not None:
             if self.policy.groups_with_variance == 0:
                 found.append("no row's rollouts differ in their reward, so nothing would be learned at the start")
+            # As `rollouts.sample_of` words it.
             if any("token sequence" in reason for reason in self.policy.left_out):
                 found.append("the agent rewrites its conversation, and such rollouts can't be learned from")
         return found

@@ -36,6 +36,7 @@ Moment = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 """Seconds since the epoch, bounded (year 5138) so that every value can be shown as a date."""
 FOLDER = "training"
 MAX_TAIL_BYTES = 1024 * 1024
+"""Bytes at the end of a log in which its last lines are looked for."""
 LOOK_SECONDS = 0.2
 """How long to retry the lock, in seconds: `is_locked` in another process takes it for a moment."""
 
@@ -185,6 +186,7 @@ class TrainingRecord:
             return []
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - MAX_TAIL_BYTES))
+            # The end may begin within a character.
             return file.read().decode("utf-8", "replace").splitlines()[-count:]
 
     @contextmanager
@@ -207,6 +209,7 @@ class TrainingRecord:
         """True if a process is running this training run."""
         try:
             with self._lock.open("rb") as file:
+                # A shared lock, so that several processes that only look don't take each other for a training run.
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

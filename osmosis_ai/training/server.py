@@ -30,6 +30,7 @@ from osmosis_ai.training.contract import (
 __all__ = ["Answers", "serve_trainer"]
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+"""A trainer's requests hold rows, metrics and paths, but no model."""
 Asked = TypeVar("Asked")
 
 
@@ -70,6 +71,7 @@ def _endpoint(
     kind: type[Asked], answer: Callable[[Asked], Awaitable[Any]], token: str
 ) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
+        # Other users of the machine can reach loopback too.
         given = request.headers.get("authorization", "")
         if not secrets.compare_digest(given.encode(), f"Bearer {token}".encode()):
             return _failed(401, "the token is missing or wrong")

@@ -114,6 +114,7 @@ class TrainingSession:
         except OsmosisError as error:
             self._write(status="interrupted" if self._stopping else "failed", error=str(error), finished_at=now())
             raise
+        # Cancelled, as by Ctrl-C: it can be resumed.
         except BaseException:
             self._write(status="interrupted", finished_at=now())
             raise
@@ -137,10 +138,12 @@ class TrainingSession:
                 # `stop` may have been called before there was a process to stop.
                 if self._stopping:
                     self._running.stop()
+                # Read to its end before waiting for the process, which a full pipe would block.
                 last = await last_words(self._running, self._record, self._token, self._environ, self._listener.printed)
                 status = await self._running.wait()
         if self._failure is not None:
             raise self._failure
+        # A trainer that was told to stop may end with any status.
         if status and not self._stopping:
             raise TrainingError(
                 f"the trainer ended with status {status}; its last lines:\n{last}\nFull log: {self._record.log}"
@@ -194,6 +197,7 @@ class TrainingSession:
 
 def new_state(config: TrainingConfig, name: str, rows: Rows) -> TrainingState:
     """Return the state of a new training run; raise UsageError if the rows don't fill one step."""
+    # As in the trainer, an epoch leaves out the rest that doesn't fill a batch.
     steps = len(rows.trained) // config.batch_rows * int(config.training["total_epochs"])
     if steps == 0:
         raise UsageError(
@@ -239,6 +243,7 @@ def _options_of(config: TrainingConfig) -> JsonObject:
     # Free to change: where the workspace is, and limits that don't alter the objective.
     free = ("path", "root", "timeouts", "in_flight", "save_frequency")
     known: JsonObject = msgspec.to_builtins(config)
+    # By content, because the rows of the state are numbers in this very dataset.
     dataset = blake2b(Path(config.dataset).read_bytes(), digest_size=16).hexdigest()
     return {**{name: value for name, value in known.items() if name not in free}, "dataset": dataset}
 

@@ -27,8 +27,11 @@ from osmosis_ai.training.record import TrainingRecord, TrainingState
 __all__ = ["Running", "Trainer", "find_trainer", "last_words", "start_trainer", "write_job"]
 
 GRACE_SECONDS = 10.0
+"""Seconds between SIGTERM and SIGKILL."""
 LAST_LINES = 12
+"""Lines of its output that a failed trainer's error shows."""
 MAX_LINE = 1024 * 1024
+"""Bytes of an output line to buffer; a longer one is replaced by a notice."""
 _PACKAGE = Path(__file__).parents[1]
 _PLACES = (_PACKAGE / "trainers", _PACKAGE.parent / "trainers")
 """Folders that hold trainer distributions: in an installed package, and in a checkout."""
@@ -79,6 +82,7 @@ async def find_trainer(name: str, command: str | None, say: Callable[[str], None
     say(f"preparing the environment of the trainer {name}; the first time, this installs several GB")
     stopped = Event()
     try:
+        # A thread can't be cancelled. It is abandoned, and ends soon because the event is set.
         made = await anyio.to_thread.run_sync(
             lambda: prepare_environment(folder, stopped=stopped), abandon_on_cancel=True
         )
@@ -99,6 +103,7 @@ class Running:
         while True:
             try:
                 line = await self._process.stdout.readline()
+            # asyncio raises it for a line beyond the limit, and drops what it has read of the line.
             except ValueError:
                 yield f"[a line of more than {MAX_LINE >> 20} MiB]"
                 continue
@@ -128,14 +133,18 @@ async def start_trainer(trainer: Trainer, job: Path, token: str, environ: Mappin
         environ: The environment to start from; secrets are removed.
     """
     process = await asyncio.create_subprocess_exec(
+        # The keeper ends the trainer with this process, even if this process is killed. It needs no packages, so it
+        # starts without looking for any.
         *(sys.executable, "-I", "-S", keeper.__file__, str(GRACE_SECONDS)),
         *(*trainer.command, str(job)),
         cwd=job.parent,
+        # A trainer calls neither models nor judges, so it gets none of their keys.
         env={**without_secrets(environ), **trainer.variables(token)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         limit=MAX_LINE,
+        # Ctrl-C goes to the whole process group, but only this process should handle it.
         start_new_session=True,
     )
     running = Running(process)
@@ -143,6 +152,7 @@ async def start_trainer(trainer: Trainer, job: Path, token: str, environ: Mappin
         yield running
     finally:
         running.stop()
+        # Even if cancelled: the trainer must not outlive its run.
         with anyio.CancelScope(shield=True):
             await process.wait()
 
@@ -166,6 +176,7 @@ def write_job(
         seed=config.seed,
         mode=mode,
     )
+    # Without the token, because the file stays on disk; the trainer finds it in its environment.
     record.job.write_bytes(msgspec.json.format(msgspec.json.encode(job), indent=2))
 
 

@@ -40,7 +40,9 @@ __all__ = ["build_app"]
 WITHOUT_ROWS = "x-without-rows"
 """The header that a page sends when it refreshes itself, to get only its rows."""
 VERDICT_BYTES = 64 << 10
+"""Room for the longest note, percent-encoded in a form."""
 STATIC = Path(__file__).parent / "static"
+# Only these, so that no name from a URL becomes part of a path.
 _STATIC_FILES = {"view.css": "text/css", "view.js": "text/javascript"}
 
 
@@ -85,6 +87,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, mask
             body += chunk
             if len(body) > VERDICT_BYTES:
                 return PlainTextResponse("the note is too long", 413)
+        # Parsed here, because Starlette's forms need another package and have no limit.
         given = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
         record = partial(give_verdict, site, query=dict(request.query_params), given=given, **request.path_params)
         try:
@@ -94,6 +97,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, mask
             return PlainTextResponse(f"the verdict isn't saved: {error}", 409)
 
     async def events(request: Request) -> Response:
+        # A browser that reconnects sends the version of the last event; at first only the page's own URL has one.
         since = request.headers.get("last-event-id") or request.query_params.get("since", "")
         return StreamingResponse(changes(stores, since, stopping), media_type="text/event-stream")
 
@@ -104,6 +108,7 @@ def build_app(stores: Stores, stopping: Callable[[], bool] = lambda: False, mask
         return FileResponse(STATIC / name, media_type=_STATIC_FILES[name])
 
     async def missing(request: Request, error: Exception) -> Response:
+        # In a thread, because its first use compiles the template.
         text = await anyio.to_thread.run_sync(partial(site.error, "There is no such page."))
         return HTMLResponse(text, 404)
 

@@ -14,6 +14,7 @@ from osmosis_ai.viewer.addresses import Address
 __all__ = ["Attempt", "attempt_cell", "policy_of", "table_row"]
 
 SHOWN_ATTEMPTS = 32
+"""Cells per row; the others are counted."""
 
 
 class Attempt(NamedTuple):
@@ -91,6 +92,7 @@ def _cell(outcome: Outcome, run: RunInfo, query: Mapping[str, str]) -> tuple[str
         return "–", "plain", told
     mean, threshold = sum(values) / len(values), run.pass_threshold
     passes = all(value >= threshold for value in values)
+    # Three shades below the threshold.
     part = 0 if threshold <= 0 else max(min(int(mean / threshold * 3), 2), 0)
     return f"{mean:.3g}", "passed" if passes else f"part{part}", excerpt(told, 400)
 

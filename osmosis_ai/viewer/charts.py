@@ -56,6 +56,7 @@ def line_chart(
 
     `ends` are the positions at the left and right end, by default those of the first and the last value.
     """
+    # A trainer's metrics may be infinite or NaN, which no comparison holds for.
     if not values or not 0 < high - low < math.inf:
         return None
     first, last = ends or (values[0].at, values[-1].at)

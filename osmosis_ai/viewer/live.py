@@ -31,6 +31,7 @@ async def changes(stores: Stores, since: str, stopping: Callable[[], bool]) -> A
             # The database is locked or damaged, which the pages report.
             return "unreadable"
 
+    # Milliseconds after which a browser reconnects.
     yield "retry: 1000\n\n"
     silent = 0
     while not stopping():

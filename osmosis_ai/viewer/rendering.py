@@ -26,6 +26,7 @@ from osmosis_ai.viewer.trees import TEXT_CHARACTERS, tree
 __all__ = ["environment", "file_name", "images_of", "is_markup", "prepare", "shown"]
 
 IMAGE_CHARACTERS = 8 << 20
+"""A longer data URL is only described."""
 _IMAGES = tuple(f"data:image/{kind};base64," for kind in ("png", "jpeg", "gif", "webp"))
 
 

@@ -24,6 +24,7 @@ __all__ = ["MAX_BYTES", "Wanted", "parse_rows", "write_report"]
 
 MAX_BYTES = 50_000_000
 PART = 500
+"""Rows to read at a time."""
 STYLE = Path(__file__).parent / "static" / "view.css"
 
 

@@ -81,6 +81,7 @@ class OneToken:
         return self._app if any(map(self._is_right, cookies)) else None
 
     def _is_right(self, given: str) -> bool:
+        # As bytes, because `compare_digest` refuses text that isn't ASCII.
         return hmac.compare_digest(given.encode(), self.token.encode())
 
 
@@ -108,6 +109,7 @@ class Guard:
     ) -> None:
         self._access = access
         self._port = port
+        # With the port, because browsers share a host's cookies among its ports.
         self._cookie = f"{cookie}-{port}"
         self._lifespan = lifespan
         self._addresses = frozenset(addresses)
@@ -143,6 +145,7 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host[0]:
             return PlainTextResponse("requests from other sites are refused", 403)
+        # Every browser sends the header with a POST.
         if scope["method"] not in ("GET", "HEAD") and origin is None:
             return PlainTextResponse("only the viewer's own pages may write", 403)
         cookies = [each[self._cookie] for each in map(cookie_parser, headers.getlist("cookie")) if self._cookie in each]

@@ -22,6 +22,7 @@ def make_viewer(
     stores: Stores, listener: socket.socket, host: str, masker: Masker | None = None
 ) -> tuple[uvicorn.Server, str]:
     """Create a viewer's server for this socket, and the token that its first URL must contain."""
+    # The function is first called when the server, made below, answers requests.
     app = build_app(stores, lambda: server.should_exit, masker)
     access = OneToken(app)
     guard = Guard(access, host=host, port=listener.getsockname()[1], lifespan=app)

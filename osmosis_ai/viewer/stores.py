@@ -24,6 +24,7 @@ T = TypeVar("T")
 SHARE = 0.02
 """Maximum share of time spent on recomputing one value while its run is running."""
 KEPT = 32
+"""Results to cache for each repository."""
 
 
 class _Kept(NamedTuple):
@@ -55,6 +56,7 @@ class Repository:
         """Return a value that changes with every change of the store: see `Browser.version`."""
         with self._lock:
             try:
+                # Under the lock, because only one thread may call it at a time.
                 return self.runs.version()
             except StoreError:
                 if self.exists:
@@ -97,6 +99,7 @@ class Repository:
         A result that takes long to compute may lag behind the run: recomputing takes at most `SHARE` of the time.
         """
         # For an ended run, use its own state: another, running run changes the store's version all the time.
+        # Without the third part, the progress of rollouts in flight: results are computed from stored ones.
         version = self.version()[:2] if run.alive else (run.status, run.rollouts, run.finished_at, repr(run.summary))
         now = perf_counter()
         with self._lock:
@@ -105,6 +108,7 @@ class Repository:
                 self._kept.move_to_end(key)
                 value: T = kept.value
                 return value
+        # Outside the lock: two threads may compute the same result, but none waits for another's.
         value = compute()
         with self._lock:
             self._kept[key] = _Kept(value, version, perf_counter(), perf_counter() - now)

@@ -19,6 +19,7 @@ _HASHES = re.compile(
 )
 _BOXED = re.compile(r"\\{1,2}boxed\b")
 _TAG_NAMES = "answer|final_answer|final|result|solution|output|response"
+# The repetitions are bounded, because a prompt may hold a whole document full of tags.
 _TAG = re.compile(rf"<({_TAG_NAMES})>(?=[^<]{{0,300}}</\1>|.{{0,60}}\btags?\b|[^\n]{{0,60}}\\boxed)", re.IGNORECASE)
 _JSON_FORM = re.compile(r"\{(\s*\"[\w ]{1,40}\"\s*:[^{}]{0,300})\}")
 _JSON_PAIR = re.compile(r"\"([\w ]{1,40})\"\s*:\s*(\"?)")
@@ -61,6 +62,7 @@ def _render(answer: str, text: str) -> str | None:
     label = _LABEL.search(text)
     if label is not None:
         found.append((label.start(), f"{label.group(1)}: {line}"))
+    # The form that the text names first is the one it asks for; later ones are usually its parts or examples.
     return min(found)[1] if found else None
 
 

@@ -28,6 +28,7 @@ class _OfflineModel:
         """Do nothing: there is nothing to release."""
 
     def _answer(self, text: str) -> Completion:
+        # A cost of 0 is known, unlike None, so reports can add it up.
         return Completion(message={"role": "assistant", "content": text}, model=self.name, cost_usd=0.0)
 
     def _call(self, calls: Iterable[tuple[str, JsonObject]], first: int = 0) -> Completion:
@@ -103,6 +104,7 @@ class OracleModel(_OfflineModel):
                 return self._answer(fill_text(step, result))
             if not tools:
                 break  # A request without tools comes from a tool that samples.
+            # The number of calls made so far is the id of the step's first call.
             if not self._has_called(made, messages):
                 return self._call(
                     ((call.tool, _arguments(call, schemas.get(call.tool), result)) for call in step), made

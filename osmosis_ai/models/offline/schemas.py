@@ -15,11 +15,13 @@ from osmosis_ai.records import JsonObject, JsonValue
 
 __all__ = ["smallest_arguments"]
 
+# Bounds for schemas of remote servers: references may be circular, and nested unions multiply.
 _MAX_LOOKS = 60  # schemas looked at for one value
 _MAX_DEPTH = 8
 _MAX_VALUES = 500
 _LARGEST_TEXT = 10_000
 _LARGEST_LIST = 100
+"""A schema that demands more gets this much, and the tool refuses the call."""
 _FORMATS = {
     "date": "2000-01-01",
     "date-time": "2000-01-01T00:00:00Z",
@@ -36,16 +38,19 @@ _FORMATS = {
     "byte": "YQ==",
     "binary": "a",
 }
+# Each keyword with its value if absent. `_number` unpacks them in this order.
 _BOUNDS = {
     **dict.fromkeys(("minimum", "exclusiveMinimum"), -math.inf),
     **dict.fromkeys(("maximum", "exclusiveMaximum"), math.inf),
     "multipleOf": 0.0,
 }
+# The type of a schema that names none.
 _IMPLIED = {
     **dict.fromkeys(("properties", "required"), "object"),
     **dict.fromkeys(("items", "prefixItems"), "array"),
     **dict.fromkeys(_BOUNDS, "number"),
 }
+# Texts to try against a `pattern`: solving a regular expression isn't worth it for a stand-in.
 _SAMPLES = ("a", "A", "1", "a1", "A1", "1a", "a-1", "A-1", "/a", "+1", *_FORMATS.values())
 
 
@@ -71,6 +76,7 @@ class _Filler:
         options = list(_alternatives(schema, self._root, [_MAX_LOOKS]))
         # Null exercises nothing, but lets a recursive schema end.
         values = [option for option in options if _kind(option) != "null" or depth >= _MAX_DEPTH // 2]
+        # The flattest alternative needs the fewest values.
         chosen = min(values or options or [{}], key=_nesting)
         self._left -= 1
         if depth > _MAX_DEPTH or self._left < 0:
@@ -203,6 +209,7 @@ def _text(schema: JsonObject, number: int) -> str:
         samples = (form, *_SAMPLES, *(each * size for size in sizes for each in "aA01"))
         with suppress(re.error):
             for sample in samples:
+                # JSON Schema doesn't anchor patterns.
                 if least <= len(sample) <= most and re.search(pattern, sample):
                     return sample
     text = form.ljust(least, "a")

@@ -75,6 +75,7 @@ class PolicyClient(EndpointClient):
         Raises:
             ModelError: The request failed, or the reply doesn't report exactly which tokens were read and sampled.
         """
+        # For vLLM, `logprobs: 0` asks for the sampled tokens only, without alternatives.
         body = {"model": self.spec.model, "prompt": prompt, **params, "logprobs": 0, "return_token_ids": True}
         given = await self.ask(body)
         try:
@@ -108,6 +109,7 @@ class _PolicyModel:
     async def complete(self, messages: list[Message], tools: list[Tool], params: JsonObject) -> Completion:
         """Sample the next reply; raise ModelError if that fails or the request can't be rendered."""
         asked = {name: value for name, value in {**self._client.spec.params, **params}.items() if value is not None}
+        # Clients send the defaults of these too, which change nothing and are dropped.
         for name in _CHAT_ONLY:
             if asked.pop(name, "auto") not in ("auto", True):
                 message = f"the parameter {name} isn't supported for a policy called with tokens; remove it"
@@ -129,6 +131,7 @@ class _PolicyModel:
         ids = choice.token_ids or []
         ended = bool(ids) and ids[-1] in self._template.stop_ids
         reply = read_reply(self._template.text(ids), self._form if tools else None, tools, len(messages))
+        # Kept only with a reply, so a retried request starts from the same tokens.
         self._conversations.keep(
             TokenSession([*messages, reply], list(tools), [*prompt, *ids], session.opening or len(prompt))
         )
@@ -180,6 +183,7 @@ class _PolicyHost:
 
     def _model(self) -> ChatModel:
         model = _PolicyModel(self._client, self._template, self._form)
+        # One for each rollout, because the model inside keeps its conversations; the limiter is shared.
         return RetryingModel(model, self._options.policy, self._limiter, self._options.on_wait)
 
     def price_known(self) -> bool:

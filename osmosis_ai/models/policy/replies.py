@@ -74,6 +74,7 @@ def _typed(text: str, schema: Any) -> Any:
 
 
 _TOOL_CALL = re.compile(r"\s*<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+# Llama 3.1 may write this tag before a call.
 _BARE_JSON = re.compile(r"\A\s*(?:<\|python_tag\|>)?(\{.*\})\s*\Z", re.DOTALL)
 FORMS = {
     form.name: form

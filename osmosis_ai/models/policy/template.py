@@ -58,6 +58,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._names = names
         self._special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        # The options and names that Transformers gives templates: other white space would make other tokens.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
@@ -80,6 +81,7 @@ class ChatTemplate:
         try:
             text = self._template.render(
                 messages=[_for_template(message, objects=self._objects) for message in messages],
+                # None instead of an empty list or nothing at all, because templates test `tools is not none`.
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=generate,
@@ -88,6 +90,7 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
             # A template runs like any code, and fails in these ways on a conversation that it doesn't expect.
             raise ChatTemplateError(f"the chat template can't render the conversation: {error}") from error
+        # The template writes the special tokens itself; the tokenizer would add a second BOS.
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -162,6 +165,7 @@ class ChatTemplate:
         return True
 
 
+# Forked workers inherit what `preload` has loaded.
 @lru_cache(maxsize=4)
 def load_template(folder: str) -> ChatTemplate:
     """Read a model folder's tokenizer and chat template; raise ModelStartError if one is missing or unusable."""
@@ -201,6 +205,7 @@ def _source(root: Path, config: JsonObject) -> str:
     if file.is_file():
         return _read(file).decode("utf-8")
     given = config.get("chat_template")
+    # A model may have several templates, by name.
     if isinstance(given, list):
         named = {one["name"]: one["template"] for one in given}
         given = named.get("tool_use") or named.get("default")

@@ -49,6 +49,7 @@ class Conversations:
             ModelError: The chat template can't render the messages.
         """
         known = [session for session in self._sessions if session.continued_by(messages, tools)]
+        # Earlier turns of the same conversation are kept as well; the longest needs the fewest tokens rendered.
         session = max(known, key=lambda one: len(one.messages), default=TokenSession())
         try:
             if not session.ids:
@@ -64,6 +65,7 @@ class Conversations:
 
 
 def _same(known: Message, given: Message) -> bool:
+    # A loop that appends to its list passes the same dicts, which spares the comparison of long texts.
     return known is given or _seen(known) == _seen(given)
 
 

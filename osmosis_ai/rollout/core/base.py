@@ -108,11 +108,14 @@ else:
 
         def __call__(cls, *args, **kwargs):
             if cls is RolloutContext:
+                # A workflow's context begins with its URL, an agent loop's with the request; without positional
+                # arguments, the names tell which one is meant.
                 fields = {field.name for field in dataclasses.fields(context.RolloutContext)}
                 if isinstance(args[0], str) if args else kwargs.keys() <= fields:
                     return context.RolloutContext(*args, **kwargs)
             return super().__call__(*args, **kwargs)
 
+        # Code that imports the name from the package must recognise contexts of both kinds.
         def __instancecheck__(cls, instance):
             is_workflows = cls is RolloutContext and isinstance(instance, context.RolloutContext)
             return is_workflows or super().__instancecheck__(instance)
@@ -164,6 +167,7 @@ class RolloutContext(metaclass=_EitherKind):
             MessagesRewrittenError: Messages that were sent before are changed or missing.
             OsmosisRolloutError: A message contains bytes, or the trainer can't be reached or refuses.
         """
+        # A copy, because the loop goes on appending to its list, and this one is the record of a rollout that fails.
         sent = list(messages)
         refuse_bytes(sent)
         if self._sent is not None:
@@ -173,6 +177,7 @@ class RolloutContext(metaclass=_EitherKind):
         try:
             result = await self.llm.chat_completions(sent, **params)
         finally:
+            # A failed call counts too.
             self.metrics.llm_latency_ms += (time.monotonic() - started) * 1000
             self.metrics.num_llm_calls += 1
         # A new list, because the client may keep the one above.
@@ -229,6 +234,7 @@ class RolloutContext(metaclass=_EitherKind):
             self._debug_file.parent.mkdir(parents=True, exist_ok=True)
             private_file(self._debug_file)
             with self._debug_file.open("ab") as file:
+                # Loops log whole requests, with the trainer's key.
                 file.write(Masker([self.request.api_key or ""]).encoded(line) + b"\n")
         except OSError as error:
             # A full disk must not cost the rollout that is being debugged.
@@ -266,6 +272,7 @@ class RolloutAgentLoop(ABC):
         super().__init_subclass__(**kwargs)
         # An abstract base class of several loops needs no name.
         methods = (getattr(cls, name, None) for name in ("get_tools", "run"))
+        # Asked of the methods, because ABCMeta sets `__abstractmethods__` only after this call.
         is_abstract = any(getattr(method, "__isabstractmethod__", False) for method in methods)
         if not is_abstract and getattr(cls, "name", None) is None:
             raise TypeError(
@@ -298,6 +305,7 @@ class RolloutAgentLoop(ABC):
         return self.get_tools(RolloutRequest(rollout_id="default", server_url="http://localhost", messages=[]))
 
 
+# Sorted, because a loop may rebuild an equal message with its keys in another order.
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -363,6 +371,7 @@ def _digest(message: JsonObject, index: int) -> bytes:
 
 def file_stem(rollout_id: str) -> str:
     """Convert a rollout id to a file name without suffix, unique to the id."""
+    # A leading dot would hide the file, or name another folder.
     safe = re.sub(r"[^\w.-]", "_", rollout_id, flags=re.ASCII).lstrip(".")[:MAX_FILE_NAME]
     if safe == rollout_id:
         return safe

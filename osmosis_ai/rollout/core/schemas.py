@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 MAX_METADATA_BYTES = 1024 * 1024
+"""Part of the protocol: larger metadata is refused with status 422."""
 
 
 class _Schema(BaseModel):
@@ -54,6 +55,7 @@ class OpenAIFunctionParametersSchema(_Schema):
     """The parameters of a tool: a JSON Schema of an object."""
 
     type: str = "object"
+    # In JSON Schema, true and false are schemas as well.
     properties: dict[str, OpenAIFunctionPropertySchema | bool] = Field(default_factory=dict)
     required: list[str] = Field(default_factory=list)
 
@@ -112,6 +114,7 @@ class RolloutRequest(BaseModel):
     @field_validator("completion_params")
     @classmethod
     def _only_sampling(cls, value: JsonObject) -> JsonObject:
+        # Loops pass the parameters on as `ctx.chat(messages, **params)`, where these names are taken.
         for name in ("messages", "rollout_id", "self"):
             if name in value:
                 raise ValueError(f"must not contain `{name}`: it holds sampling parameters")
@@ -140,6 +143,7 @@ class RolloutRequest(BaseModel):
     @classmethod
     def _is_small(cls, value: JsonObject) -> JsonObject:
         try:
+            # JSON may hold lone surrogates, which the strict codec refuses.
             size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         except (TypeError, ValueError) as error:
             raise ValueError(f"can't be written as JSON: {error}") from error

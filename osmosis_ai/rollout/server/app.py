@@ -156,6 +156,7 @@ def build_app(
         except OsmosisError as error:
             raise RefusedError(500, str(error)) from error
 
+    # Open, as the protocol wants it: it shows a name and counts.
     async def health(http: Request) -> Response:
         check_sender(http, allowed, key)
         return _health(rollouts, runner.name)

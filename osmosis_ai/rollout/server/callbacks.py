@@ -18,8 +18,10 @@ __all__ = ["CallbackClient"]
 logger = logging.getLogger(__name__)
 
 TIMEOUT = 10.0
+"""Seconds for one request; an answer holds at most a report on the model calls."""
 POLICY = RetryPolicy(max_attempts=5, max_seconds=math.inf, base_delay=0.5, max_delay=8.0)
 RETRIED = (429, 500, 502, 503, 504)
+"""Statuses that may pass; with any other one the controller refuses the result for good."""
 
 
 class CallbackClient:

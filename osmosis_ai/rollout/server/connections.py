@@ -14,6 +14,7 @@ __all__ = ["BoundedProtocol", "connection_limit", "raise_descriptor_limit"]
 MAX_CONNECTIONS = 4096
 MAX_DESCRIPTORS = 65_536
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+"""Written without uvicorn, which can answer only a request that has arrived."""
 
 
 def raise_descriptor_limit() -> None:
@@ -64,6 +65,7 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        # The headers are still incomplete. The timer runs on, so a client can't stay by sending a byte at a time.
         if self.cycle is None or self.cycle.response_complete:
             self._await_request()
         else:

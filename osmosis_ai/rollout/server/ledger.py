@@ -23,6 +23,7 @@ from osmosis_ai.rollout.core.schemas import RolloutRequest
 __all__ = ["Ledger", "OpenRollout"]
 
 MAX_SIZE = 256 * 1024 * 1024
+"""Bytes of another server's file that are read at most."""
 SPARE_LINES = 1000
 """Lines of ended rollouts that may stay in the file."""
 
@@ -66,6 +67,7 @@ class Ledger:
         if self._lines < 2 * len(self._open) + SPARE_LINES:
             self._write(_Line(number))
             return
+        # The old file goes last: a kill in between makes the next server report a rollout twice, but never loses one.
         old, before = self._file, self._descriptor
         self._begin()
         for still, rollout in self._open.items():
@@ -78,6 +80,7 @@ class Ledger:
         Raises:
             OSError, UnreadableError: A file can't be read.
         """
+        # A rollout is in two files if a server was killed while it took over another's file.
         found: dict[OpenRollout, int] = {}
         for file in sorted(self._folder.glob("*.jsonl")):
             if file == self._file:
@@ -86,6 +89,7 @@ class Ledger:
                 descriptor = os.open(file, os.O_RDWR)
             except FileNotFoundError:
                 continue  # its server has just ended
+            # Its server is alive, or its file system has no locks and the file is better left alone.
             if not _lock(descriptor):
                 os.close(descriptor)
                 continue
@@ -119,6 +123,7 @@ class Ledger:
         return self._last
 
     def _begin(self) -> None:
+        # Only this package's own folder is made private; a folder that the user names keeps its mode.
         if self._undelivered.parent.name == OWN_FOLDER:
             private_folder(self._undelivered.parent)
         with contextlib.suppress(FileExistsError):

@@ -68,6 +68,7 @@ class ServedRollout:
 
     async def change(self, seconds: float) -> None:
         """Wait until the status changes, for at most `seconds`."""
+        # On Python 3.10, it isn't the built-in TimeoutError.
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
@@ -130,6 +131,7 @@ class Registry:
 
     def check(self, rollout: ServedRollout, token: str) -> bool:
         """Return True if `token` matches the rollout's lease."""
+        # As bytes, because `compare_digest` refuses text that isn't ASCII.
         return hmac.compare_digest(rollout.token.encode(), token.encode())
 
     def close(self) -> None:
@@ -141,6 +143,7 @@ class Registry:
         category = RolloutErrorCategory.LEASE_EXPIRED
         message = f"polling lease expired: no poll for the result within {self._lease:g} s"
         expired = ExecutionResult(status=RolloutStatus.FAILURE, err_message=message, err_category=category)
+        # The result comes first, because the first one set is the one that counts.
         if rollout.finish(expired) and rollout.task is not None:
             rollout.task.cancel()
         self.keep(rollout)
@@ -150,5 +153,6 @@ class Registry:
             # The workflow ignores its cancellation and may still write; a new rollout with its id would share its
             # folder.
             self.keep(rollout)
+        # Unless a later rollout has taken the id.
         elif self._rollouts.get(rollout.id) is rollout:
             del self._rollouts[rollout.id]

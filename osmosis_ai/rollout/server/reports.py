@@ -70,6 +70,7 @@ class Reports:
     async def _send_completion(self, result: ExecutionResult) -> None:
         request = self._rollout.request
         if not self._completion_sent:
+            # Noted before the request, so that one that is interrupted isn't sent twice.
             self._completion_sent = True
             await self._post(request.completion_callback_url, completion_body(self._rollout.id, request, result))
 

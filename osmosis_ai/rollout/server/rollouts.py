@@ -48,6 +48,7 @@ class Figures(Record, frozen=True):
 class _Entry:
     """One accepted rollout. Once finished, it keeps only the data that a repeated request needs."""
 
+    # Small, because finished ones are remembered for an hour by default.
     __slots__ = ("answer", "answered", "number", "phase", "refusal", "scope", "since")
 
     def __init__(self, number: int = 0) -> None:
@@ -102,6 +103,7 @@ class Rollouts:
         self._changed = anyio.Condition()
         await self._runner.start()
         try:
+            # In this order, so that the connections outlive the tasks that deliver results.
             async with self._pool, anyio.create_task_group() as self._group:
                 for number, rollout in self._lost():
                     self._group.start_soon(self._report_lost, number, rollout)
@@ -201,6 +203,7 @@ class Rollouts:
         except OSError as error:
             # A full disk shouldn't stop a training run.
             logger.error("rollout %r is in no file, and lost if the server is killed: %s", request.rollout_id, error)
+            # No rollout has this number, so the ledger ignores its end.
             return 0
 
     def _end(self, entry: _Entry) -> None:

@@ -127,6 +127,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         # would wait 40 ms for the client's delayed acknowledgement.
         listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         try:
+            # On Windows, the option would let another program take the port.
             if os.name == "posix":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
@@ -134,6 +135,7 @@ def open_socket(host: str, port: int) -> socket.socket:
         except BaseException:
             listener.close()
             raise
+    # `getaddrinfo` raises UnicodeError for a name that no host can have.
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"can't listen on port {port} of {host}: {reason}; choose another port or host") from error
@@ -167,6 +169,7 @@ def make_server(app: ASGIApp, log_level: str, *, signals: bool = True, **options
         backlog=min(BACKLOG, connection_limit() // 8),
         log_level=log_level,
         access_log=log_level in ("debug", "trace"),
+        # With uvicorn's default, an application whose start-up fails may be served all the same.
         lifespan="on",
         ws="none",
         timeout_graceful_shutdown=CLOSE_TIMEOUT,

@@ -52,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_AGENT_TIMEOUT_SEC = 450.0
 DEFAULT_GRADER_TIMEOUT_SEC = 150.0
+"""Both are in seconds, and the defaults of `osmosis eval` too."""
 INSTANCE_HEADER = "x-osmosis-rollout-instance-id"
 MAX_BODY_BYTES = 64 * 1024 * 1024
 RETRY_AFTER = "5"
@@ -118,6 +119,7 @@ def create_rollout_server(
 
     def route(path: str, answer: Callable[[Request], Any], method: str) -> Route:
         async def checked(http: Request) -> Response:
+            # Both come before the handler, which reads the body.
             check_origin(http)
             authorize(http, key)
             response: Response = await answer(http)
@@ -150,6 +152,7 @@ class _Server:
         self._callbacks = CallbackClient()
         self._tools = ToolClient()
         self._process_id = secrets.token_hex(16)
+        # By this its driver recognises it, should another server have taken the port.
         self._instance_id = os.environ.get(INSTANCE_VARIABLE)
         self._is_accepting = True
         self._is_closing = False
@@ -287,6 +290,7 @@ class _Server:
             with context:
                 await execute(self._backend, _execution_request(rollout), reports)
         except asyncio.CancelledError:
+            # Not raised again, because the result must still be kept and reported.
             reports.fail(_CANCELLED)
         except Exception as error:
             logger.exception("rollout %s crashed", rollout.id)

@@ -131,6 +131,7 @@ def _add_message(steps: list[JsonObject], message: Mapping[str, Any]) -> None:
     for result in results:
         _observe(steps, result.get("toolUseId"), _text(result.get("content")))
     rest = [block for block in blocks if not {"toolUse", "toolResult", "reasoningContent"} & block.keys()]
+    # Strands sends tool results as a user's message.
     if results and not rest:
         return
     reasoning = message.get("reasoning_content") or _reasoning(blocks)
@@ -138,6 +139,7 @@ def _add_message(steps: list[JsonObject], message: Mapping[str, Any]) -> None:
     is_agent = source == "agent"
     fields = {"reasoning_content": reasoning, "tool_calls": calls or None}
     usage = _usage(message) if is_agent else None
+    # The format has no other sources, so another role is kept beside one of them.
     extra = {} if source else {"original_role": role}
     step = _present(
         {
@@ -152,6 +154,7 @@ def _add_message(steps: list[JsonObject], message: Mapping[str, Any]) -> None:
             "extra": {**extra, **({} if is_agent else _present(fields))} or None,
         }
     )
+    # In the Responses API, the reasoning of a reply is an item of its own, before its message.
     if is_agent and message.get("type") == "message" and _is_reasoning(steps):
         steps[-1].update(step)
     else:
@@ -196,6 +199,7 @@ def _observe(steps: list[JsonObject], call_id: object, content: str) -> None:
         result: JsonObject = {"source_call_id": call_id, "content": content}
     else:
         result = {"content": content, "extra": {"tool_call_id": call_id}}
+    # The format holds results on steps only, so one without a reply before it gets a step of its own.
     if last is None:
         last = {"source": "system", "message": "", "extra": {"original_role": "tool"}}
         steps.append(last)
@@ -220,6 +224,7 @@ def _call(call_id: object, name: object, arguments: object, index: int) -> JsonO
             parsed = json.loads(arguments)
         except ValueError:
             parsed = None
+        # The format takes an object only.
         arguments = parsed if isinstance(parsed, dict) else {"_raw": arguments}
     return {
         "tool_call_id": str(call_id or f"call_{index}"),
@@ -252,6 +257,7 @@ def _timestamp(message: Mapping[str, Any]) -> str | None:
         value = message.get(name)
         try:
             if isinstance(value, str):
+                # Python 3.10 doesn't read the Z.
                 return datetime.fromisoformat(value.replace("Z", "+00:00")).isoformat()
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 return datetime.fromtimestamp(value, tz=timezone.utc).isoformat()
@@ -283,6 +289,7 @@ def _add_metrics(steps: Sequence[JsonObject], report: SampleReport | None) -> li
     if len(calls) != len(agent_steps):
         return [call.model_dump(exclude_none=True) for call in calls] or None
     for step, call in zip(agent_steps, calls, strict=True):
+        # The controller's measurements win over what the message says.
         metrics = {**step.get("metrics", {}), **call.model_dump(exclude={"model_name"}, exclude_none=True)}
         if metrics:
             step["metrics"] = metrics

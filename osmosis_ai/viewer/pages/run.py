@@ -21,6 +21,8 @@ PAGE_ROWS = 100
 
 def run_page(site: Site, repository: str, name: str, query: Mapping[str, str], *, with_rows: bool = True) -> str:
     """Render a run: its statistics, and the first part of its rows."""
+    # Read before anything else, here and on every page: a change in the meantime makes the page refresh once more than
+    # needed, rather than miss it.
     live = site.stores.version()
     if name == "latest" and not _has_runs(site, repository):
         return site.render("waiting.html", live=live)
@@ -28,6 +30,7 @@ def run_page(site: Site, repository: str, name: str, query: Mapping[str, str], *
     here = Address(run_path(repository, name), query)
     wanted = row_filter(query)
     selection = site.select(store, run, wanted)
+    # A link may point beyond the rows that its filter still selects.
     offset = min(number(query.get("offset")), max(len(selection) - 1, 0))
     now = time.time()
     training = store.training_of(run)

@@ -19,6 +19,7 @@ from osmosis_ai.viewer.stores import Repository
 __all__ = ["runs_page"]
 
 LISTED_RUNS = 500
+"""Runs to list of each repository, the latest."""
 
 
 class ScoreBar(NamedTuple):
@@ -112,6 +113,7 @@ def _listed(site: Site, repository: Repository, run: RunInfo) -> ListedRun:
     view = run_view(run)
     intervals = view.intervals
     means = view.functions
+    # It has no summary yet, from which the others' scores come.
     if run.status == "running" and 0 < run.rollouts <= FIGURES_AT_ONCE:
         statistics = site.figures_of(repository, run).statistics
         means = {name: each.mean for name, each in statistics.items()}
@@ -151,6 +153,7 @@ def _chart(runs: Sequence[ListedRun], query: Mapping[str, str]) -> DatasetChart 
         if run.dataset and any(bar.parts for bar in run.scores):
             by_dataset.setdefault(run.dataset, []).append(run)
     dataset = query.get("dataset") or next((name for name, found in by_dataset.items() if len(found) > 1), "")
+    # Runs are listed newest first, but charted from left to right.
     found = by_dataset.get(dataset, [])[::-1][-100:]
     functions = list(dict.fromkeys(bar.function for run in found for bar in run.scores))
     if len(found) < 2 or not functions:

@@ -16,6 +16,7 @@ __all__ = ["training_page"]
 PAGE_STEPS = 50
 MAX_POINTS = 300
 MAX_SERIES = 100
+"""A trainer may report any number of metrics."""
 SHOWN_ROWS = 200
 TITLES = {
     ("rollouts", "reward"): "reward",
@@ -83,6 +84,7 @@ def _run_url(repository: str, name: str, line: MetricsLine) -> str:
 
 
 def _series(lines: Sequence[MetricsLine], urls: Mapping[tuple[str, int], str], ends: tuple[int, int]) -> list[Series]:
+    # Filled in the order of display: the titles, then the kinds.
     found: dict[tuple[str, str], dict[int, float]] = {key: {} for key in TITLES}
     for line in sorted(lines, key=lambda line: KINDS.index(line.kind)):
         for name, value in line.metrics.items():

@@ -28,6 +28,7 @@ from osmosis_ai.viewer.stores import Repository
 __all__ = ["give_verdict", "stored_rollout", "trajectory_page"]
 
 LOG_BYTES = 8 << 20
+"""Bytes at the end of each log in which a rollout's lines are looked for."""
 LOG_LINES = 500
 NOTE_CHARACTERS = 4000
 """Maximum length of a note, in characters."""
@@ -120,6 +121,7 @@ def give_verdict(
     if verdict is not None:
         verdict = replace(verdict, note=given.get("note", "").strip()[:NOTE_CHARACTERS] or None)
     with RunStore.open(store.root, folder=store.folder, masker=site.masker, create=False) as opened:
+        # This runs in a thread without an event loop.
         anyio.run(opened.save_verdict, run.id, given.get("rollout", ""), verdict)
     return str(Address(f"{run_path(repository, name)}/rows/{row}", query))
 
@@ -139,6 +141,7 @@ def _chosen(listed: ListedRow, query: Mapping[str, str]) -> Outcome:
     for outcome in listed.outcomes:
         if outcome.run_index == attempt and outcome.policy == policy:
             return outcome
+    # A link may name an attempt that isn't there.
     return listed.outcomes[0]
 
 
@@ -174,6 +177,7 @@ def rerun_command(run: RunInfo, row: int) -> str | None:
     for name, value in (config.get("params") or {}).items():
         words += ["--param", f"{name}={msgspec.json.encode(value).decode()}"]
     options = config.get("options") or {}
+    # Quoted, because a model's or file's name may hold what a shell would run.
     return shlex.join([*words, *(["--mcp", str(options["mcp"])] if options.get("mcp") else [])])
 
 

@@ -90,6 +90,7 @@ class LocalBackend(ExecutionBackend):
 
         With `on_workflow_complete` alone, the rollout isn't graded.
         """
+        # Without a server, as in a test, there is no context; a new one takes the model's address from the environment.
         rollout = get_rollout_context() or RolloutContext(rollout_id=request.id)
         grades = request.grade and (on_grader_complete is not None or on_workflow_complete is None)
         graded = None
@@ -100,6 +101,7 @@ class LocalBackend(ExecutionBackend):
                 await on_workflow_complete(result)
             if grades:
                 graded = await self._grade(request, rollout, result)
+        # The slot is free by now, so a controller that answers slowly delays only its own rollout.
         if graded is not None and on_grader_complete is not None:
             await on_grader_complete(graded)
         return ExecutionOutcome(workflow=result, grader=graded)
@@ -235,6 +237,7 @@ def _ungraded(samples: Mapping[str, RolloutSample]) -> str | None:
     """Return what is missing after grading, None if nothing is."""
     if not samples:
         return "there is no sample: run() must return messages, or create an agent or session of an integration"
+    # A removed sample needs no reward.
     missing = [name for name, sample in samples.items() if sample.reward is None and not sample.remove_sample]
     if not missing:
         return None
@@ -270,6 +273,7 @@ def _failure(error: Exception, samples: Mapping[str, RolloutSample]) -> Executio
         samples,
         err_message=_text(error),
         err_category=category_of(error),
+        # Controllers get the location alone; the rest stays in the rollout's diagnostics file.
         extra_fields={"exception": type(error).__name__, "location": place and str(place), "traceback": trace},
     )
 

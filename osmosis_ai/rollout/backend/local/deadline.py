@@ -46,6 +46,7 @@ async def within(
     started = time.monotonic()
     task = asyncio.ensure_future(_guarded(work))
     try:
+        # Not `wait_for`, which would wait for as long as the code ignores its cancellation.
         await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
         await _stop(task, grace)
@@ -56,6 +57,7 @@ async def within(
     if task.cancelled():
         raise RuntimeError("it was cancelled from inside")
     error = task.exception()
+    # It blocked the event loop, so its deadline was noticed only after its end.
     if error is None and seconds is not None and time.monotonic() - started > seconds:
         raise DeadlineError
     if error is not None and not isinstance(error, Exception):
