@@ -45,6 +45,7 @@ def keep_rows(
         each = kept.add if shard is None else lambda row: kept.add(row) if shard.has(row.id) else None
         summary = dataset.check(offset=offset, limit=limit, only=only, progress=progress, each=each)
         kept.finish(summary)
+    # Also at Ctrl-C: the file has no name, and its space is free only once it is closed.
     except BaseException:
         kept.close()
         raise
@@ -57,6 +58,7 @@ class KeptRows:
     def __init__(self, dataset: Dataset, folder: Path) -> None:
         self._dataset = dataset
         self._folder = folder
+        # Row N lies between entries N and N + 1; 8 bytes per row, where a list of ints would take 40.
         self._starts = array("Q", [0])
         self._summary: DatasetSummary | None = None
         self._status: os.stat_result | None = None
@@ -89,6 +91,7 @@ class KeptRows:
     def finish(self, summary: DatasetSummary) -> None:
         """Note what the rows come from, once all are added; raises DatasetError."""
         try:
+            # `os.pread` reads from the descriptor, so it doesn't see what is still in Python's buffer.
             self._file.flush()
             self._status = self._dataset.path.stat()
         except OSError as error:
