@@ -24,7 +24,9 @@ MAX_FILES = 200_000
 MAX_PACK_BYTES = 4 << 30
 FETCH_SECONDS = 600
 GIT_SECONDS = 120
+"""Bounds on untrusted code: bytes and number of its files, bytes of a file that git writes, and git's time."""
 SUBMODULE, LINK = "160000", "120000"
+"""Modes of git's tree entries."""
 
 _UNTRUSTED = {
     # Git must neither prompt nor run anything from the repository: no hooks, no filters, no `ext::` transports.
@@ -77,8 +79,10 @@ def check_out(
     # An index of its own, because runs share the repository and may check out at the same time.
     index = folder.with_name(f"{folder.name}.index")
     try:
+        # Without the operator's own config, whose filters the repository's attributes could start.
         plain = {"GIT_INDEX_FILE": str(index), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         git.run("read-tree", commit, more=plain)
+        # Not `checkout`, which runs hooks and moves HEAD, which other runs share.
         git.run(f"--work-tree={folder}", "checkout-index", "--all", "--force", more=plain, seconds=FETCH_SECONDS)
     finally:
         index.unlink(missing_ok=True)
@@ -100,6 +104,7 @@ def resolve(
     # Concurrent fetches would overwrite each other's refs/osmosis/branch before it is read.
     with _locked(repository.with_suffix(".lock")):
         if not (repository / "HEAD").is_file():
+            # Without a template, which may hold hooks.
             git.run("init", "--quiet", "--bare", "--template=", str(repository))
         commit, source = _fetch(git, revision, sources, seconds)
         # A ref keeps git's garbage collection from deleting the commit.

@@ -25,10 +25,12 @@ def serve_platform(home: Home, listener: socket.socket, place: Place, limits: Li
     """Serve until SIGINT or SIGTERM. The caller holds the folder's lock."""
     database = Database(home.database)
     local_token(home, Accounts(database, local_paths=False))
+    # `server` exists by the time of the first call.
     app = build_app(home, database, limits, place, lambda: server.should_exit)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     server = make_server(app, "warning", log_config=None, server_header=False)
     url = address_of(listener)
+    # Commands on this machine can't connect to a wildcard address everywhere.
     if place.host in ("0.0.0.0", "::"):  # noqa: S104 - a comparison
         url = f"http://127.0.0.1:{place.port}"
     home.write_info(ServerInfo(url, os.getpid()))
@@ -51,6 +53,7 @@ def local_token(home: Home, accounts: Accounts) -> str:
 def _user() -> str:
     try:
         name = getpass.getuser()
+    # A user without a name, as in some containers, is a KeyError before Python 3.13.
     except (OSError, KeyError):
         return DEFAULT_USER
     try:
