@@ -71,8 +71,8 @@ def open_dataset(path: Path, *, bare: bool = False) -> Dataset:
         status = path.stat()
     except FileNotFoundError:
         raise DatasetError(f"{path}: no such file. A dataset is one of {known}.") from None
-    # A null byte in a path is a ValueError.
     except (OSError, ValueError) as error:
+        # A null byte in a path is a ValueError.
         raise DatasetError(f"{path}: can't be read: {_reason(error)}") from None
     if stat.S_ISDIR(status.st_mode):
         raise DatasetError(f"{path}: a folder, where a dataset file is expected ({known}).")

@@ -45,8 +45,8 @@ def keep_rows(
         each = kept.add if shard is None else lambda row: kept.add(row) if shard.has(row.id) else None
         summary = dataset.check(offset=offset, limit=limit, only=only, progress=progress, each=each)
         kept.finish(summary)
-    # Also at Ctrl-C: the file has no name, and its space is free only once it is closed.
     except BaseException:
+        # Also at Ctrl-C: the file has no name, and its space is free only once it is closed.
         kept.close()
         raise
     return msgspec.structs.replace(summary, count=len(kept)), kept

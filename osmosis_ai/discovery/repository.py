@@ -105,8 +105,8 @@ def parse_mcp_source(text: str, cwd: Path) -> McpSource:
         return McpSource("url", url=text)
     try:
         return _on_disk(text, cwd)
-    # A null byte in a path is a ValueError.
     except (OSError, ValueError) as error:
+        # A null byte in a path is a ValueError.
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"--mcp {_shown(text)} can't be read: {reason}") from None
 

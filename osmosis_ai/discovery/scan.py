@@ -204,8 +204,8 @@ def is_installed(module: str, bases: Iterable[Path]) -> bool:
             return False
     try:
         spec = importlib.util.find_spec(top)
-    # `find_spec` raises ValueError for a loaded module without a spec, such as `__main__`.
     except (ImportError, ValueError):
+        # `find_spec` raises ValueError for a loaded module without a spec, such as `__main__`.
         return False
     return spec is not None and spec.origin is not None
 

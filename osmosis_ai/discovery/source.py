@@ -104,11 +104,11 @@ def parse_file(path: Path) -> ast.Module:
             return ast.parse(source)
     except SyntaxError as error:
         raise UnreadableError(f"{type(error).__name__}: {error.msg}", error.lineno) from None
-    # Null bytes, which are a SyntaxError from Python 3.12 on.
     except ValueError as error:
+        # Null bytes, which are a SyntaxError from Python 3.12 on.
         raise UnreadableError(f"can't be parsed: {error}") from None
-    # CPython's parser raises MemoryError when its stack is full, however much memory is free.
     except (RecursionError, MemoryError):
+        # CPython's parser raises MemoryError when its stack is full, however much memory is free.
         raise UnreadableError("can't be parsed: nested too deeply") from None
 
 

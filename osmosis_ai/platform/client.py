@@ -260,8 +260,8 @@ class Client:
     def _refused(self, status: int, body: bytes) -> ClientError:
         try:
             found = msgspec.json.decode(body, type=dict[str, object])
-        # An error page of a proxy, for example.
         except (msgspec.DecodeError, UnicodeDecodeError):
+            # An error page of a proxy, for example.
             found = {}
         code = _CODES.get(status, "PLATFORM_ERROR")
         message = str(found.get("error") or found.get("message") or f"the platform answered with status {status}")

@@ -53,8 +53,8 @@ def local_token(home: Home, accounts: Accounts) -> str:
 def _user() -> str:
     try:
         name = getpass.getuser()
-    # A user without a name, as in some containers, is a KeyError before Python 3.13.
     except (OSError, KeyError):
+        # A user without a name, as in some containers, is a KeyError before Python 3.13.
         return DEFAULT_USER
     try:
         return name if name.isascii() and name.replace("-", "").replace("_", "").isalnum() else DEFAULT_USER

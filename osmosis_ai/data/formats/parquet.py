@@ -46,8 +46,8 @@ def read(source: Source) -> Iterator[Item]:
                     read = size * (index + 1) // max(1, metadata.num_rows)
                     yield Item(f"row {index} (the first is 0)", _plain_row(names, values), min(size, read))
                     index += 1
-    # Sizes in a damaged file can be anything, so PyArrow may fail while it allocates, seeks or decodes.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        # Sizes in a damaged file can be anything, so PyArrow may fail while it allocates, seeks or decodes.
         where = f"after row {index - 1} (the first is 0)" if index else ""
         reason = " ".join(str(error).split())[:300]
         raise UnreadableError(where, f"not a readable parquet file: {reason}") from None
