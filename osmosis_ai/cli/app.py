@@ -53,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
 )
-# `osmosis eval` is in one a command with options and a group of subcommands.
+# `osmosis eval` is both a command with options and a group of subcommands.
 eval_app = typer.Typer(cls=HelpGroup, invoke_without_command=True)
 
 

@@ -34,7 +34,7 @@ WAITS = {
 LOOPS = "osmosis_ai.runtime.worker.agents"
 """The modules that workers need for an agent loop."""
 WITHOUT_STATUS = {"--help", "-h", "--quiet", "-q", "--json", "--debug"}
-"""Options with which stderr is kept free for something else, or for nothing."""
+"""Options that go without a status line: help is there at once, and --debug fills stderr itself."""
 
 
 def show_status(arguments: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from osmosis_ai.masking import VARIABLE
 __all__ = ["evaluate_config"]
 
 MAX_SECRETS_BYTES = 1 << 20
-"""Bound of a dotenv file, which could be a device or a pipe without an end."""
+"""Bound of a dotenv file: one that is named by mistake may hold gigabytes."""
 
 
 def evaluate_config(config: str, typed: Given, secrets_file: str | None) -> int:

@@ -311,7 +311,7 @@ def _serve(home: Home, host: str, port: int, public_host: str | None, limits: Li
     from osmosis_ai.platform.server import serve_platform
     from osmosis_ai.rollout.server.serve import open_socket
 
-    # The lock comes first, before anything in the folder is touched.
+    # The lock comes first: a second server mustn't take the port, or open the database.
     with home.locked(), open_socket(host, port) as listener:
         place = Place(host, listener.getsockname()[1], public_host)
         serve_platform(home, listener, place, limits)

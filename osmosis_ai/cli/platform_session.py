@@ -103,7 +103,7 @@ class Session:
         """The workspace; raises ClientError."""
         from osmosis_ai.platform.workspace import find_workspace
 
-        # Cached: each look-up starts several git processes.
+        # Kept, because each look-up starts git twice.
         if self._workspace is None:
             self._workspace = find_workspace(self.cwd)
         return self._workspace

@@ -65,7 +65,7 @@ class Prompt:
                 except EOFError:
                     return None
         if self.on_terminal:
-            # On stderr, because stdout is redirected, and results go there.
+            # On stderr, because stdout may be redirected, and results go there.
             sys.stderr.write(prompt)
             sys.stderr.flush()
         return sys.stdin.readline() or None

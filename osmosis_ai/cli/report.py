@@ -29,7 +29,7 @@ MAX_CAUSES = 10
 """Causes of failures listed, the most frequent first."""
 TEST_ROWS = 20
 EVAL_ROWS = 10
-"""Rows listed by `test` and by `eval`; `osmosis runs show` lists them all."""
+"""Rows listed by `test` and by `eval`; `osmosis runs show` lists more."""
 ANSWER_CHARACTERS = 60
 
 

@@ -20,7 +20,7 @@ def prepare_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             # The lowest free descriptor, which is this one.
-            # It is inheritable like any standard stream, which Python's own descriptors aren't.
+            # Inheritable, as standard streams are and what Python opens isn't.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             mode = "w" if descriptor else "r"
@@ -32,7 +32,7 @@ def prepare_streams() -> None:
 
 def discard_stdout() -> None:
     """Send the rest of the output to the null device, so that flushing it at exit doesn't fail again."""
-    # The descriptor and not `sys.stdout`, because libraries may hold the old object.
+    # Not by replacing `sys.stdout`, whose old object would still flush its buffer at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -202,7 +202,6 @@ def _find(stores: Stores, run: str) -> tuple[Repository, RunInfo]:
             return repository, repository.runs.find_run(run)
         except StoreError as error:
             errors.append(error)
-    # The first repository is the one that the user is in.
     raise errors[0]
 
 

@@ -85,7 +85,7 @@ class Accounts:
         code, user_code, at = secrets.token_urlsafe(32), _user_code(), now()
         with self._database.write("beginning a login") as db:
             db.execute("DELETE FROM devices WHERE expires_at < ?", (at,))
-            # After expired ones are gone, so that they don't block new ones.
+            # Counted once the expired ones are gone, so that they can't block new ones.
             (waiting,) = db.execute("SELECT count(*) FROM devices").fetchone()
             if waiting >= MAX_LOGINS:
                 raise ApiError(429, "too many logins wait for approval; try again in a few minutes", "RATE_LIMITED")
@@ -192,7 +192,7 @@ class Accounts:
             # From another machine, a path would let a remote user read any repository here.
             path = None
         found = self._find(identity)
-        # Every request comes through here, and few change anything.
+        # Every request for a workspace comes through here, and few of them change anything.
         if found is not None and (remote in (None, found.remote)) and (path in (None, found.path)):
             return found
         with self._database.write("registering a workspace") as db:

@@ -44,7 +44,7 @@ SIGNED_SECONDS = 3600
 """Validity of a signed URL: the time to begin its transfer."""
 MAX_URLS = 500
 MAX_IMPORT_URLS = 100
-"""The most that released clients ask for at a time."""
+"""Files of one request for URLs, the most that released clients ask for: to download from, and to upload to."""
 MAX_IMPORT_BODY = 16 << 20
 """An import announces every file, up to `imports.MAX_FILES`, in one body."""
 EVENT_SECONDS = 15.0

@@ -238,13 +238,9 @@ class Database:
 
     def _connect(self, name: str, *, uri: bool) -> sqlite3.Connection:
         try:
+            # Without an isolation level, Python begins no transaction of its own. `_lock` lets any thread write.
             connection = sqlite3.connect(
-                # Without an isolation level, Python begins no transaction of its own. `_lock` lets any thread write.
-                name,
-                uri=uri,
-                timeout=BUSY_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,
+                name, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
         except sqlite3.Error as error:
             raise StoreError(f"{self._path}: {error}") from error

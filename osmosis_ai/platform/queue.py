@@ -169,7 +169,7 @@ class Queue:
                 return
             order = await anyio.to_thread.run_sync(self._order, row)
             ended = await self._process(run_id, job, order)
-            # The run's status is unchanged, so the next look for work starts it again.
+            # Unless `_lost` gives the run up, its status is unchanged, and the next look for work starts it again.
             if not ended:
                 await self._lost(run_id)
             await anyio.to_thread.run_sync(self._drop_code, run_id)
