@@ -271,6 +271,7 @@ def _judge_of(options: RecordsConfig, folder: Path, cwd: Path) -> tuple[Rubric |
             raise
         # Its error lists the rubrics of the file beside the data.
         return _entry(beside, options.rubric)
+    # A name may be that of several entries, but a result has one judge.
     if len(refs) > 1:
         raise UsageError(f"--rubric {options.rubric} names {len(refs)} rubrics; write FILE#ID to choose one")
     return _function(refs[0]) if refs[0].module else _entry(Path(refs[0].root, refs[0].file or ""), refs[0].attribute)

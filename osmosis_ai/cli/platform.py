@@ -139,6 +139,7 @@ def down(context: typer.Context, data: Data = None, json: Json = False, plain: P
         deadline = time.monotonic() + STOP_SECONDS
         while home.is_served():
             if time.monotonic() > deadline:
+                # Its jobs see EOF on their stdin, and end too.
                 os.kill(known.pid, signal.SIGKILL)
             time.sleep(0.05)
         session.operation("platform.down", "the platform is stopped")

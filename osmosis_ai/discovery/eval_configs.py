@@ -86,7 +86,7 @@ class _Current(_Table, frozen=True):
     evaluation: _Evaluation = _Evaluation()
     env: dict[str, str] = {}
     secrets: _Secrets = _Secrets()
-    # The hosted platform reads it; here it is accepted without effect.
+    # For platforms; an evaluation on this machine accepts it without effect.
     advanced: dict[str, Any] = {}
 
 
@@ -187,7 +187,7 @@ def _current(config: _Current, path: Path) -> EvalConfig:
         **agent,
         "model": experiment.model_path,
         "dataset": find_dataset_file(root, experiment.dataset),
-        # A limit of 0 or less means all rows, as in released SDKs.
+        # As in released SDKs, a limit of 0 or less counts as none.
         "limit": evaluation.limit if evaluation.limit is not None and evaluation.limit > 0 else None,
         "n": evaluation.n,
         "batch_size": evaluation.batch_size,

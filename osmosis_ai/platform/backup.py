@@ -57,5 +57,6 @@ def _add(archive: tarfile.TarFile, path: Path, name: Path, copy: Path) -> None:
         with closing(source), closing(sqlite3.connect(copy)) as sink:
             source.backup(sink)
         archive.add(copy, name.as_posix())
+    # The copies of the databases hold what is in their WAL, and a .part is an upload in progress.
     elif path.is_file() and not path.name.endswith(("-wal", "-shm", ".part")):
         archive.add(path, name.as_posix(), recursive=False)

@@ -27,7 +27,7 @@ __all__ = ["Client", "ClientError", "Credentials", "Server", "find_server", "quo
 URL_VARIABLE, TOKEN_VARIABLE = "OSMOSIS_PLATFORM_URL", "OSMOSIS_TOKEN"
 TOKEN_URL_VARIABLE, INSECURE_VARIABLE = "OSMOSIS_TOKEN_PLATFORM_URL", "OSMOSIS_ALLOW_INSECURE_PLATFORM_URL"
 SECONDS = 30.0
-"""Time limit for an answer, which the platform's slowest ones stay below."""
+"""Time limit for an answer, unless a request has its own."""
 START = "start one with `osmosis platform up`, or name one with --platform URL"
 
 _CODES = {
@@ -263,6 +263,7 @@ class Client:
         except (msgspec.DecodeError, UnicodeDecodeError):
             # An error page of a proxy, for example.
             found = {}
+        # Scripts read these codes; the platform's own code is in the details.
         code = _CODES.get(status, "PLATFORM_ERROR")
         message = str(found.get("error") or found.get("message") or f"the platform answered with status {status}")
         issues = found.get("issues")

@@ -136,6 +136,7 @@ class Imports:
         known = self._database.one(
             "SELECT * FROM imports WHERE workspace = ? AND local_run_id = ?", workspace.id, asked.local_run_id
         )
+        # A client that continues: files that are there needn't be sent again.
         if known is not None and known["content"] == content:
             return known
         if known is not None and known["run"] is not None and not asked.reimport:
@@ -228,6 +229,7 @@ class Imports:
             lines = [msgspec.json.decode(line, type=Line) for line in text.split(b"\n") if line.strip()]
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid(f"{INDEX}: {error}") from None
+        # An item that counts twice would change the results.
         if len({(line.row_index, line.run_index) for line in lines}) < len(lines):
             raise invalid(f"{INDEX} has an item twice")
         return lines

@@ -13,7 +13,7 @@ import anyio.to_thread
 __all__ = ["UploadError", "receive_file", "sync_folder"]
 
 CHUNK = 1 << 20
-"""Bytes per write: each one takes a thread, which is too costly for every part that the network delivers."""
+"""Bytes per write. Each write is handed to a thread, which costs too much for every part that arrives."""
 PART = ".part"
 
 
