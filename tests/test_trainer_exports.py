@@ -113,11 +113,12 @@ def test_arguments_as_objects() -> None:
         rollout(1, messages=called("[1]")),
         rollout(2, messages=called("{")),
         rollout(3, messages=called("")),
+        rollout(4, messages=called("[" * 100_000)),
     ]
     lines, written = export("trl-sft", items, "object")
     found = [line["messages"][2]["tool_calls"][0]["function"]["arguments"] for line in lines]
     assert found == [{"a": 1}, {}]
-    assert written.left_out == {NO_OBJECT: 2}
+    assert written.left_out == {NO_OBJECT: 3}
 
 
 def test_pairs_of_a_pass_and_a_fail_of_the_same_row() -> None:

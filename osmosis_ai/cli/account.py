@@ -41,14 +41,17 @@ def login(
 
         server = session.server
         from_stdin, source = "-", "token"
+        # So that the token needn't be an argument, which every user of the machine can see.
         if token == from_stdin:
             token = sys.stdin.readline().strip()
         elif token is None:
             token, source = _approved(session, Client(server, {})), "device"
         if not token:
             raise ClientError("the token is empty: write it to stdin, or leave out --token", "INTERACTIVE_REQUIRED")
+        # Masked before the first request, whose error could repeat it.
         session.session.use(session.cwd, keys=[token])
         found = Client(Server(server.url, token, "token"), {}).get("/api/cli/verify")
+        # Only now: a token that the platform refuses isn't stored.
         session.credentials.set(server.url, token)
         user = found["user"]
         data = {
@@ -78,6 +81,7 @@ def _approved(session: Session, client: Client) -> str:
         try:
             done = client.post("/api/cli/device/token", {"device_code": login["device_code"]}, anonymous=True)
         except ClientError as error:
+            # The device flow's own word for "ask again".
             if str(error) != "authorization_pending":
                 raise
             time.sleep(login["interval"])
@@ -108,6 +112,7 @@ def logout(
             # A token that is no longer valid needs no revoking.
             if error.code != "AUTH_REQUIRED":
                 session.warn(f"the token couldn't be revoked: {error}")
+        # Even if the platform can't be reached: the token must be gone from this machine.
         session.credentials.set(url, None)
         session.operation("auth.logout", f"logged out of {url}")
 
@@ -119,6 +124,7 @@ def whoami(context: typer.Context, json: Json = False, plain: Plain = False, pla
         server = session.server
         found = session.client.get("/api/cli/verify")
         user = found["user"]
+        # The members that scripts for the hosted platform read, even where two of them say the same.
         data = {
             "email": user["email"],
             "name": user["name"],

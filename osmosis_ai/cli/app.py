@@ -50,9 +50,11 @@ app = typer.Typer(
     name="osmosis",
     cls=HelpGroup,
     help="Run, score and debug rollouts of an MCP repository, locally.",
+    # Older versions of typer show local variables in tracebacks, and those may hold keys.
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
 )
+# `osmosis eval` is both a command with options and a group of subcommands.
 eval_app = typer.Typer(cls=HelpGroup, invoke_without_command=True)
 
 
@@ -221,6 +223,7 @@ _GROUPS = {
 for _name, _group in _GROUPS.items():
     app.add_typer(_group, name=_name)
 add_eval_commands(eval_app)
+# Earlier names of commands, which scripts still use.
 for _name, _today in COMMANDS.items():
     (eval_app if _name.startswith("eval ") else app).command(_name.rpartition(" ")[2], cls=HelpCommand)(
         {**_COMMANDS, **_SECOND_NAMED}[_today]
@@ -235,6 +238,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         typed = sys.argv[1:] if arguments is None else arguments
+        # Standalone, click would print errors in its own form and exit by itself.
         return int(_root_command(typed[0] if typed else "")(arguments, standalone_mode=False) or 0)
     except OsmosisError as error:
         _fail(str(error))
@@ -274,6 +278,7 @@ def _fail(message: str) -> None:
 def _hint(error: Any) -> str:
     """Return a hint for a dataset given in place of a command, or for an option of `eval` used with `test`."""
     message = error.format_message()
+    # The error has no field for the name, so take it from click's text.
     name = message.removeprefix("No such command '").removesuffix("'.")
     if name != message and Path(name).is_file():
         return f" Name a dataset with -d {name}."

@@ -71,6 +71,7 @@ class Output:
         self.quiet = quiet
         self.results = _console(sys.stdout)
         self.messages = _console(_Messages(sys.stderr))
+        # A CI runner obeys lines such as `::error::`, wherever they come from.
         self._escape = visible_in_ci if os.environ.get("CI") else visible
 
     def shown(self, text: str) -> Shown:
@@ -108,6 +109,7 @@ class Output:
 
     def ci_command(self, text: str) -> None:
         """Print a workflow command for CI; the caller has escaped its parts. Raise OutputError."""
+        # Not through `shown`, which in CI would escape the command too.
         self._write(visible(self.masker.text(text)))
 
     def result(self, *parts: Part) -> None:
@@ -132,6 +134,7 @@ class Output:
         try:
             yield
         except BrokenPipeError:
+            # Not an error: the reader, such as `head`, has seen enough. `command_session` handles it.
             raise
         except OSError as error:
             discard_stdout()

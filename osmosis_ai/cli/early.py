@@ -15,6 +15,7 @@ from osmosis_ai.compat import COMMANDS
 __all__ = ["preloads", "show_status", "start_early"]
 
 STARTING = ("test", "eval", "serve")
+"""Commands whose work is done by workers."""
 PLATFORM = ("submit", "list", "info", "stop", "retry", "logs", "download")
 """Subcommands of `osmosis eval` that work on a platform."""
 WITHOUT_WORKERS = {"--help", "-h", *PLATFORM, *(name.removeprefix("eval ") for name in COMMANDS)}
@@ -33,6 +34,7 @@ WAITS = {
 LOOPS = "osmosis_ai.runtime.worker.agents"
 """The modules that workers need for an agent loop."""
 WITHOUT_STATUS = {"--help", "-h", "--quiet", "-q", "--json", "--debug"}
+"""Options that go without a status line: help is there at once, and --debug fills stderr itself."""
 
 
 def show_status(arguments: Sequence[str]) -> None:
@@ -42,6 +44,7 @@ def show_status(arguments: Sequence[str]) -> None:
         return
     if not WITHOUT_STATUS & {*arguments}:
         STATUS.turn_on()
+    # Also if nothing is shown: --debug prints the times of all waits.
     STATUS.wait_for(WAITS[command])
 
 

@@ -271,6 +271,7 @@ def _judge_of(options: RecordsConfig, folder: Path, cwd: Path) -> tuple[Rubric |
             raise
         # Its error lists the rubrics of the file beside the data.
         return _entry(beside, options.rubric)
+    # A name may be that of several entries, but a result has one judge.
     if len(refs) > 1:
         raise UsageError(f"--rubric {options.rubric} names {len(refs)} rubrics; write FILE#ID to choose one")
     return _function(refs[0]) if refs[0].module else _entry(Path(refs[0].root, refs[0].file or ""), refs[0].attribute)
@@ -312,6 +313,7 @@ def _output_file(options: RubricOutput, rubric_id: str, cwd: Path) -> Path:
     given, store = options.output, None
     if given is None:
         _, store = stored_runs(cwd, SharedOptions(store=options.store))
+        # The id comes from a file, and mustn't lead out of the folder.
         folder = store / "eval-rubric" / re.sub(r"[^\w.-]|^\.+", "_", rubric_id)
         path = folder / f"rubric_eval_result_{int(time.time())}_{uuid4().hex[:8]}.json"
     else:
@@ -319,6 +321,7 @@ def _output_file(options: RubricOutput, rubric_id: str, cwd: Path) -> Path:
         if path.is_dir() or given.endswith(("/", os.sep)) or not path.suffix:
             path = path / f"rubric_eval_result_{int(time.time())}.json"
     try:
+        # Checked before the judge is called: an unwritable folder would cost its replies.
         if store is not None:
             private_folder(store)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -415,6 +418,7 @@ def _finish(plan: _Plan, judged: list[RecordResult], view: Output, as_json: bool
         view.json(data)
     else:
         print_results(view, results)
+    # Only after the results are printed, because they were paid for.
     if problem is not None:
         raise problem
     view.say(f"results written to {plan.output}")

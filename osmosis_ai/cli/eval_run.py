@@ -22,6 +22,7 @@ from osmosis_ai.masking import VARIABLE
 __all__ = ["evaluate_config"]
 
 MAX_SECRETS_BYTES = 1 << 20
+"""Bound of a dotenv file: one that is named by mistake may hold gigabytes."""
 
 
 def evaluate_config(config: str, typed: Given, secrets_file: str | None) -> int:
@@ -41,7 +42,9 @@ def evaluate_config(config: str, typed: Given, secrets_file: str | None) -> int:
     from osmosis_ai.runtime.run.eval_files import check_folder
 
     given, folder = _given(config, typed, secrets_file, cwd)
+    # Before the run, whose results an unusable folder would not take.
     files = None if folder is None else check_folder(folder, cwd)
+    # As in released SDKs, failed rollouts don't fail this command.
     return run_command(given, "eval", files=files, counts_failures=False)
 
 
@@ -49,6 +52,7 @@ def _given(config: str, typed: Given, secrets_file: str | None, cwd: Path) -> tu
     """Return the run's options and the folder for its files, and set the config's secrets."""
     found = read_eval_config(config, cwd)
     options = {**found.options, "output": found.output}
+    # They exclude each other, and a typed option overrides the config's.
     if "rows" in typed:
         options = {name: value for name, value in options.items() if name not in ("limit", "offset")}
     given = {**options, **typed}
@@ -73,6 +77,7 @@ def _given(config: str, typed: Given, secrets_file: str | None, cwd: Path) -> tu
 
 def _new_name(config: str) -> str:
     stem = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in Path(config).stem)
+    # The random part tells apart runs that begin in the same second.
     return f"{stem[:64]}-{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
 
 
@@ -100,6 +105,7 @@ def _secrets(config: EvalConfig, file: str | None, cwd: Path, *, ask: bool) -> t
     given = {} if file is None else _read_secrets(file, cwd)
     known = {**_known(config, cwd), **given}
     missing = [name for name in config.secrets if not known.get(name)]
+    # With `-`, stdin has been read as the file, so nothing can be asked on it.
     if ask and missing and file != "-" and sys.stdin.isatty():
         known |= {name: getpass.getpass(f"{name}: ") for name in missing}
         missing = [name for name in missing if not known[name]]

@@ -23,7 +23,9 @@ FAIL_ON = ("worse", "undecided", "any-flip")
 MARKER = "<!-- osmosis runs compare -->"
 """The first line of the comment, by which a workflow finds and replaces its last one."""
 STEP_CHARACTERS = 120
+"""Characters shown of a step, which stands in a table cell or an annotation."""
 _NO_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+"""Characters that XML 1.0 can't hold even if escaped; models and tools may write them."""
 
 Verdict: TypeAlias = Literal["better", "equal", "undecided", "worse"]
 
@@ -212,6 +214,7 @@ def score_cases(outcomes: Iterable[Outcome], functions: Iterable[str], threshold
         seconds = outcome.duration_ms / 1000
         for function in names:
             score = outcome.scores.get(function)
+            # A rollout that failed has no scores; each of its functions gets the reason.
             failure = outcome.failure if score is None else score.failure
             if failure is not None or score is None or score.value is None:
                 yield Case(name, function, "no score" if failure is None else failure_line(failure), seconds, True)

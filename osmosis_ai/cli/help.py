@@ -33,6 +33,7 @@ class Page(NamedTuple):
 
 
 FLAGS_WIDTH = 34
+"""Columns for the names of options; the text of a longer one begins on the next line."""
 
 _RUN_FAILED = "a rollout failed or could not be scored"
 _REFUSED = "the platform refused it, or doesn't answer"
@@ -692,6 +693,7 @@ def _write(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def _end(path: str, width: int) -> Iterator[str]:
+    # An earlier name has the page of the command that it stands for.
     page = PAGES[COMMANDS.get(path, path)]
     yield from ("", _styled("Examples:"))
     for purpose, line in page.examples:
@@ -729,6 +731,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
         width,
         initial_indent=indent,
         subsequent_indent=indent,
+        # Options such as --eval-fn stay whole, so that they can be copied.
         break_on_hyphens=False,
         break_long_words=False,
     )
@@ -758,6 +761,7 @@ def _usage(argument: Any) -> str:
 def _flags(option: Any) -> str:
     if option.secondary_opts:
         return f"--[no-]{option.opts[0].removeprefix('--')}"
+    # Short names come first: `-d, --dataset`.
     flags = ", ".join(sorted(option.opts, key=lambda flag: flag.startswith("--")))
     return flags if option.is_flag else f"{flags} {option.metavar}"
 
@@ -774,4 +778,5 @@ def _described(parameter: Any, declared: Any = None) -> str:
 def _styled(text: str, *, dim: bool | None = None) -> str:
     if os.environ.get("NO_COLOR"):
         return text
+    # click removes the styles where there is no terminal.
     return typer.style(text, bold=None if dim else True, dim=dim)

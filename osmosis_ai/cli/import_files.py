@@ -23,6 +23,7 @@ __all__ = ["import_files"]
 
 SHOWN_PROBLEMS = 20
 SYSTEM_PROMPT = "You are a helpful assistant."
+"""For rows of formats that know no system prompt, which a dataset requires."""
 
 
 def import_files(
@@ -157,6 +158,7 @@ def _rows(
                     without += not row.system_prompt
                 problems += _reported(session, source, bad)
             if not written:
+                # Raised inside the block, so that an earlier file stays.
                 raise UsageError(f"{found[0][0]}: no row could be imported; {file} was not written")
     except OSError as error:
         raise UsageError(f"-o {file} could not be written: {error.strerror or error}") from None

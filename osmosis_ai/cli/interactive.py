@@ -73,6 +73,7 @@ def interact(given: Given, row: int | None) -> int:
     with command_session(store_error=ExitCode.FAILED) as session:
         config, results = begin_command(session, given, "test", output)
         check_interactive(config, output)
+        # Only one rollout runs at a time, so more workers would only load the repository again.
         if config.workers.workers is None:
             config = msgspec.structs.replace(config, workers=msgspec.structs.replace(config.workers, workers=1))
         return _Session(session, config, results, row).run()
@@ -92,9 +93,11 @@ class _Session:
 
     def run(self) -> int:
         """Run the command and return the exit code."""
+        # A byte that isn't UTF-8 mustn't end the session.
         sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
         # With --workers 0 descriptor 1 points to stderr while the repository is loaded; results still go to stdout.
         stdout = self._output.results.file = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+        # The event loop runs in another thread: this one waits at the prompt, and gets the signals.
         before = signal.signal(signal.SIGINT, self._interrupt)
         hear = partial(introduce, self._output)
         opened = RunSession.open(self._config, self._session.cwd, listener=hear, interactive=True)
@@ -149,6 +152,7 @@ class _Session:
         if self._interrupted:
             if self._run is not None:
                 self._run.pool.kill()
+            # A normal exit would wait for the thread of the event loop.
             os._exit(interrupted_code())
         self._interrupted = True
         raise KeyboardInterrupt
@@ -179,6 +183,7 @@ class _Commands:
                 self._do(word, rest.strip())
                 line = self._prompt.read(self._state())
             except KeyboardInterrupt:
+                # Nobody is there to go on with another command.
                 if not self._prompt.on_terminal or ended_by_signal():
                     raise
                 line = self._stopped_by_hand()

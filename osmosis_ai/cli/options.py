@@ -80,6 +80,7 @@ def takes(*configs: type[Record], command: str | None = None) -> Callable[[Calla
     ]
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        # Resolved here: with the annotations future they are text, which means nothing in another module.
         hints = inspect.get_annotations(function, eval_str=True)
         own = [
             parameter.replace(annotation=hints.get(name, Any), kind=inspect.Parameter.KEYWORD_ONLY)
@@ -98,6 +99,7 @@ def takes(*configs: type[Record], command: str | None = None) -> Callable[[Calla
             }
             function(given=given, **arguments)
 
+        # typer reads a command's parameters from its signature and annotations.
         wrapper.__name__ = function.__name__
         wrapper.__doc__ = function.__doc__
         wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -115,6 +117,7 @@ def effective_config(kind: type[ConfigT], given: Given, cwd: Path, *, root: Path
     from osmosis_ai.runtime.run.prepare import find_root
 
     typed = {option.name: given[option.name] for option in declared_options(kind) if option.name in given}
+    # This `.env` may name the agent and so the repository, whose own `.env` comes second.
     environ = environment_of(os.environ, cwd)
     root = root or find_root(
         typed.get("mcp") or environ.get("OSMOSIS_MCP"), typed.get("module"), typed.get("rollout"), cwd
@@ -146,9 +149,11 @@ def _parameter(option: DeclaredOption) -> inspect.Parameter:
     kind: Any = option.base
     bounds: dict[str, Any] = {}
     if kind is bool:
+        # What the environment or pyproject.toml turns on must be possible to turn off.
         if declared.lasting:
             flags[0] = f"{flags[0]}/--no-{flags[0].removeprefix('--')}"
     elif get_origin(kind) in (list, dict):
+        # typer knows no dicts; `_parse_pairs` reads NAME=VALUE afterwards.
         kind = list[str]
     elif kind not in (int, float) or declared.read is not None:
         kind = str

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 START_SECONDS = 60.0
+"""How long `up` waits for the server to answer."""
 STOP_SECONDS = 30.0
+"""How long `down` waits before it kills the server, which first ends its jobs."""
 PORT = 8640
 
 app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Run a platform on this machine.")
@@ -129,6 +131,7 @@ def down(context: typer.Context, data: Data = None, json: Json = False, plain: P
     with platform_session(context, json=json, plain=plain, scoped=False) as session:
         home = _home(session, data)
         known = home.read_info()
+        # The lock decides: the last server's pid may belong to another process by now.
         if known is None or not home.is_served():
             session.operation("platform.down", f"no platform is running in {home.folder}", status="noop")
             return
@@ -136,6 +139,7 @@ def down(context: typer.Context, data: Data = None, json: Json = False, plain: P
         deadline = time.monotonic() + STOP_SECONDS
         while home.is_served():
             if time.monotonic() > deadline:
+                # Its jobs see EOF on their stdin, and end too.
                 os.kill(known.pid, signal.SIGKILL)
             time.sleep(0.05)
         session.operation("platform.down", "the platform is stopped")
@@ -308,6 +312,7 @@ def _serve(home: Home, host: str, port: int, public_host: str | None, limits: Li
     from osmosis_ai.platform.server import serve_platform
     from osmosis_ai.rollout.server.serve import open_socket
 
+    # The lock comes first: a second server mustn't take the port, or open the database.
     with home.locked(), open_socket(host, port) as listener:
         place = Place(host, listener.getsockname()[1], public_host)
         serve_platform(home, listener, place, limits)
@@ -318,18 +323,21 @@ def _start(home: Home, words: list[str]) -> None:
     from osmosis_ai.platform.client import ClientError
 
     with home.log.open("ab") as log:
+        # Only what this start writes may be quoted in an error.
         begins = log.tell()
         process = subprocess.Popen(  # noqa: S603 - this command itself
             [sys.executable, "-m", "osmosis_ai", "platform", "up", "--foreground", *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            # The server outlives this command's terminal.
             start_new_session=True,
             cwd=home.folder,
         )
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         known = home.read_info()
+        # The file may still be that of an earlier server.
         if known is not None and known.pid == process.pid and _answers(known.url):
             # The server outlives this command, and Popen's destructor would warn about a running child.
             process.returncode = 0
@@ -345,6 +353,7 @@ def _answers(url: str) -> bool:
     from urllib.request import ProxyHandler, build_opener
 
     try:
+        # A proxy of the environment can't reach this machine's loopback address.
         with build_opener(ProxyHandler({})).open(f"{url}/health", timeout=5):
             return True
     except OSError:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["dataset_app", "list_submitted", "model_app", "secret_app"]
 
 CHECK_SECONDS = 3600.0
+"""Time limit for the check of an upload, longer than the platform's own."""
 
 dataset_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Upload datasets to a platform, and inspect them.")
 secret_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Store secrets on a platform; values stay there.")
@@ -48,6 +49,7 @@ def upload(
         from osmosis_ai.platform.client import ClientError, quoted
 
         path = given_path(file, session.cwd)
+        # A file that can't be a dataset is refused before the platform hears of it.
         open_dataset(path, bare=True)
         client, size = session.client, path.stat().st_size
         about = {"file_name": path.stem, "file_size": size, "extension": path.suffix.lower().removeprefix(".")}
@@ -55,6 +57,7 @@ def upload(
             created = client.post("/api/cli/datasets", about)
         except ClientError as error:
             known = error.details.get("existing_dataset_id")
+            # The refusal names the dataset that --overwrite replaces.
             if error.code != "CONFLICT" or known is None:
                 raise
             if not overwrite:
@@ -160,6 +163,7 @@ def download(
         found = session.client.get(f"/api/cli/datasets/{quoted(name)}/download")
         target = given_path(output or ".", session.cwd)
         if target.is_dir():
+            # The last part only: a server of another party mustn't choose the folder.
             target /= Path(found["file_name"]).name
         if target.exists() and not overwrite:
             raise ClientError(f"{target} exists; add --overwrite to replace it", "CONFLICT")
@@ -230,6 +234,7 @@ def set_secret(
             )
         else:
             value = typer.prompt(f"Value of {name}", hide_input=True, err=True)
+        # Masked before the request, whose error could repeat it.
         session.session.use(session.workspace.root, keys=[value])
         body = {"name": name, "value": value, "scope": wire}
         stored = session.client.post("/api/cli/environment-secrets", body)

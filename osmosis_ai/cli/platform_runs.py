@@ -27,9 +27,13 @@ __all__ = ["add_eval_commands", "train_app"]
 _MANY = {"eval": "eval-runs", "training": "training-runs"}
 ENDED = ("finished", "failed", "stopped")
 ALL_TYPES = "metrics,trajectories,artifacts,logs,index"
+"""The values of `types` in the API; `all` is this command's own."""
 RECONNECTS = 60
+"""Attempts to follow a run again, a second apart, which outlast a restart of the server."""
 MAX_UNASKED_BYTES = 100 << 20
+"""Size from which a download asks first."""
 BATCH = 500
+"""Files per request for URLs, the most that platforms allow."""
 
 train_app = typer.Typer(cls=HelpGroup, no_args_is_help=True, help="Train a model, here or on a platform.")
 
@@ -261,6 +265,7 @@ def show_training(
         try:
             shown["metrics"] = session.client.get(_path("training", name, "metrics"))
         except ClientError as error:
+            # Other trainers than `osmosis train run` report no metrics.
             if error.code != "NOT_FOUND":
                 raise
             shown["metrics"] = None
@@ -371,6 +376,7 @@ def _submit(
     from osmosis_ai.platform.configs import read_config
 
     workspace, command = session.workspace, _command(kind)
+    # Before the client, because a config's errors should show without a platform too.
     config = read_config(text, kind, workspace.root)
     try:
         client = session.client
@@ -383,6 +389,7 @@ def _submit(
     question = f"Submit this to {client.server.url}?"
     if not session.confirm(f"{command}.submit", question, _summary(config, provided), yes=yes):
         return None
+    # Only once confirmed, because it writes a commit to the repository.
     commit = workspaces.snapshot(workspace) if snapshot else None
     body = config.submission(provided, commit)
     try:
@@ -423,6 +430,7 @@ def _provided_secrets(session: Session, names: Sequence[str], file: str | None) 
 
     stdin: Any = sys.stdin
     provided = provided_secrets(names, file, session.cwd, stdin)
+    # `use` makes a new masker, which must know the token again.
     session.session.use(session.workspace.root, keys=[*provided.values(), session.client.server.token or ""])
     return provided
 
@@ -434,6 +442,7 @@ def _with_hint(error: Any, kind: Kind, text: str) -> Exception:
     message = str(error)
     if error.code == "PLATFORM_ERROR" and kind == "eval":
         message = f"{message}; `osmosis eval run {text}` evaluates on this machine, without a platform"
+    # The platform's prefix, which released clients look for too.
     if missing := message.partition("Secret(s) not found: ")[2]:
         names = missing.split(", ")
         message = f"{message}; store {'it' if len(names) == 1 else 'each'} with `osmosis secret set {names[0]}`"
@@ -469,6 +478,8 @@ def _follow(session: Session, name: str) -> JsonObject:
                     session.output.say(f"{data['step']}: {data['message']}")
                 elif data.get("results"):
                     session.output.say(_progress(data["results"]))
+            # The stream also ends when the server stops, and then the run hasn't.
+            shown: JsonObject = client.get(_path("eval", name))
         except ClientError as error:
             # The server may be restarting; the run continues meanwhile, and `since` resumes the stream.
             failures += 1
@@ -476,7 +487,6 @@ def _follow(session: Session, name: str) -> JsonObject:
                 raise
             time.sleep(1)
             continue
-        shown = client.get(_path("eval", name))
         if shown["eval_run"]["status"] in ENDED:
             return shown
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["All", "Format", "Limit", "Plain", "PlatformUrl", "Session", "Yes", "platform_session"]
 
 SCHEMA_VERSION = 1
+"""Version of the envelopes, the one that scripts for the hosted platform read."""
 
 Plain = Annotated[bool, typer.Option("--plain", help="Print fields separated by tabs, without headings.")]
 PlatformUrl = Annotated[
@@ -102,6 +103,7 @@ class Session:
         """The workspace; raises ClientError."""
         from osmosis_ai.platform.workspace import find_workspace
 
+        # Kept, because each look-up starts git twice.
         if self._workspace is None:
             self._workspace = find_workspace(self.cwd)
         return self._workspace
@@ -230,6 +232,7 @@ class Session:
             raise ClientError(f"{question} Can't ask without a terminal: add --yes", "INTERACTIVE_REQUIRED", details)
         for label, value in context:
             self.output.say(f"{label + ':':<14} {value}")
+        # On stderr, because stdout may be redirected to a file.
         confirmed = bool(typer.confirm(question, default=True, err=True))
         if not confirmed:
             self.operation(operation, "cancelled: nothing was done", status="cancelled")
@@ -267,6 +270,7 @@ class Session:
 
 
 def _one_line(text: str) -> str:
+    # A tab or a line break in a value would shift the fields.
     return " ".join(text.split())
 
 
@@ -295,6 +299,7 @@ def platform_session(
         session.fail(error)
         raise typer.Exit(ExitCode.FAILED) from error
     except BrokenPipeError as error:
+        # The reader, such as `head`, has seen enough.
         discard_stdout()
         raise typer.Exit from error
     except KeyboardInterrupt as error:

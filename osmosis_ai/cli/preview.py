@@ -16,6 +16,7 @@ from osmosis_ai.text import counted
 __all__ = ["preview"]
 
 ENTRIES = 20
+"""Entries shown, unless --limit or --full says otherwise."""
 CHARACTERS = 1000
 """Characters shown of a text, unless --full is given."""
 
@@ -90,5 +91,6 @@ def _load(file: Path) -> tuple[int, str, Iterable[Any], list[str]]:
             f"{file}: unknown suffix {suffix!r}. A rubric file is .yaml or .yml, a dataset one of {suffixes()}."
         )
     dataset = open_dataset(file)
+    # Checked first, so that no row of an unusable file is printed.
     count = dataset.check().count
     return count, counted(count, "row"), dataset.rows(), []

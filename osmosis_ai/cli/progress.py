@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["DatasetCheckProgress", "LiveProgress", "RunProgress"]
 
 LINE_SECONDS = 5.0
+"""Time between two lines where there is no terminal, so that a CI log shows life and stays short."""
 SLOW_SECONDS = 10.0
+"""Age from which the oldest rollout is named, because something may hang."""
 BAR_WIDTH = 16
 
 
@@ -77,6 +79,7 @@ class LiveProgress:
     @property
     def rate(self) -> float:
         """Units done per second."""
+        # Rollouts recorded before a resume took none of this time.
         return (self.done - self._before) / max(monotonic() - self._started, 1e-6)
 
     async def keep_showing(self) -> None:
@@ -134,6 +137,7 @@ class RunProgress(LiveProgress):
         debugger: bool = False,
         where: Callable[[], str] = lambda: "",
     ) -> None:
+        # A live line would overwrite a debugger's prompt.
         silent = debugger and output.messages.is_terminal
         super().__init__(output, total, "rollouts", self.status, done=done, silent=silent)
         self._oldest = oldest

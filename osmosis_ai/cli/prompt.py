@@ -19,6 +19,7 @@ from osmosis_ai.folders import replaced_file
 __all__ = ["Prompt", "edited_text"]
 
 HISTORY_LINES = 1000
+"""Commands kept for the next session."""
 
 
 class Prompt:
@@ -49,6 +50,7 @@ class Prompt:
         if self._readline is not None:
             length = self._readline.get_current_history_length()
             kept = range(max(1, length - HISTORY_LINES + 1), length + 1)
+            # A tool may have been called by hand with a key.
             lines = [self._mask(self._readline.get_history_item(place) or "") for place in kept]
             # Without its folder or space on its disk, the earlier history stays.
             with suppress(OSError), replaced_file(self._history, private=True) as file:
@@ -63,6 +65,7 @@ class Prompt:
                 except EOFError:
                     return None
         if self.on_terminal:
+            # On stderr, because stdout may be redirected, and results go there.
             sys.stderr.write(prompt)
             sys.stderr.flush()
         return sys.stdin.readline() or None
@@ -111,5 +114,6 @@ def _readline() -> ModuleType | None:
     try:
         import readline
     except ImportError:
+        # Some builds of Python lack it.
         return None
     return readline

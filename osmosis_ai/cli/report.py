@@ -26,8 +26,10 @@ from osmosis_ai.text import cost, counted, duration, excerpt, indented, score_nu
 __all__ = ["figure_with_error", "lead_on", "print_report", "shown_interval"]
 
 MAX_CAUSES = 10
+"""Causes of failures listed, the most frequent first."""
 TEST_ROWS = 20
 EVAL_ROWS = 10
+"""Rows listed by `test` and by `eval`; `osmosis runs show` lists more."""
 ANSWER_CHARACTERS = 60
 
 
@@ -93,6 +95,7 @@ def _test_scores(report: Report) -> Table:
 
 def _eval_scores(report: Report) -> Table:
     ks = sorted({k for found in report.functions.values() for k in found.pass_at_k})
+    # pass^1 is the same as pass@1.
     passes = [*(f"pass@{k}" for k in ks), *(f"pass^{k}" for k in ks[1:])]
     errors = _errors(report)
     rows = max(found.rows for found in report.functions.values())
@@ -203,6 +206,7 @@ def _reason(report: Report, row: ListedRow) -> str:
     outcome = row.outcome
     if wrong := went_wrong(outcome.failure, outcome.scores):
         return wrong
+    # Outcomes hold no messages, so that a report needs little memory; read those of this one.
     this = RolloutFilter(row=outcome.row_index, run_index=outcome.run_index)
     for scored in Queries(Path(report.store)).scored(report.run_id, this, with_trajectory=True):
         if scored.stored.rollout.policy == POLICY:

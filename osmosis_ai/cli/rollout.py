@@ -175,6 +175,7 @@ async def _serve(source: WorkflowSource, port: int, session: CommandSession) -> 
             show(f"{source.name} listens on port {port}; artifacts go to {source.artifacts}; press Ctrl-C to stop")
             code = await running.wait()
         raise RepositoryError(f"{source.entrypoint}: the rollout server ended with code {code}")
+    # Only Ctrl-C, which cancels the scope, leads here.
     return ExitCode.INTERRUPTED
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["begin_command", "introduce", "run_command", "save_results"]
 
 GRACE_SECONDS = 10.0
+"""How long running rollouts may take to finish after the first Ctrl-C."""
 
 
 def run_command(given: Given, command: Command, *, files: Path | None = None, counts_failures: bool = True) -> int:
@@ -109,6 +110,7 @@ class _Run:
             # Print only after the workers are closed: until then, stdout of this process may be redirected to stderr.
             self._print(report)
             return self._exit_code(report, interrupted=run.interrupted)
+        # Only `_stop`, which cancels the scope, leads here.
         self._output.warn("interrupted before the first rollout")
         return ExitCode.INTERRUPTED
 
@@ -175,6 +177,7 @@ class _Run:
         results = None
         if self._results is not None or self._options.json:
             results = self._session.masker.encoded(report.to_json())
+            # Before anything is printed, because printing fails if the reader of stdout has gone.
             save_results(results, self._results)
         if results is not None and self._options.json:
             self._output.json(results)
@@ -234,9 +237,11 @@ class _Run:
         grace = f"running rollouts have {GRACE_SECONDS:.0f} s to finish"
         self._output.warn(f"stopping: {grace}; press Ctrl-C again to quit now")
         self._run.stop()
+        # `stop` alone would wait for running rollouts until their own time limits.
         asyncio.get_running_loop().call_later(GRACE_SECONDS, self._run.cancel)
 
     def _kill(self) -> None:
+        # The process exits next, without clean-up: leave no half a line behind.
         if self._progress is not None:
             self._progress.remove()
         if self._run is not None:

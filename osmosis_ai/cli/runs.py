@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 ALL = 2**31
+"""More runs than any store holds."""
 
 _DEFAULT_FORMAT = format_of(None).name
 _FILES_ONLY = ", ".join(each.name for each in EXPORT_FORMATS.values() if not each.text)
@@ -246,6 +247,7 @@ def compare(
         store = session.store
         found_a, found_b = store.find_run(a), store.find_run(b)
         comparison = compare_runs(store, found_a, found_b, pass_threshold)
+        # Only the forms for merge requests show where conversations part, which takes reading them.
         judged = gate(comparison, store, found_a, found_b, session.root, 0 if format is None else limit)
         if session.json:
             session.show(comparison)
@@ -454,6 +456,7 @@ def rescore(
         from osmosis_ai.runtime.run.prepare import check_cluster, choose_sandbox, scorer_spec
 
         info = session.store.find_run(run)
+        # Its writer could score the same rollouts at the same time.
         if info.alive:
             raise UsageError(f"run {info.id} is still being written; rescore it when it has ended")
         refs, left_out = _functions(session, info, eval_fn or [], keep_going=keep_going)
@@ -683,6 +686,7 @@ def _filter(run: RunInfo, *, failed: bool, tool_errors: bool, not_passed: bool, 
     bounds = [run.pass_threshold] if not_passed else []
     if below is not None:
         bounds.append(below)
+    # Both bounds must hold, so the lower one decides.
     return RolloutFilter(failed=failed, tool_errors=tool_errors, below=min(bounds, default=None))
 
 

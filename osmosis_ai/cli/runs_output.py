@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 PROMPT_CHARACTERS = 60
+"""Characters of a prompt by which a flipped row is recognized."""
 _STATUS_STYLES = {"interrupted": CAUTION, "killed": BAD}
 
 

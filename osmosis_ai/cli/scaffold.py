@@ -34,6 +34,7 @@ def write_new(folder: Path, files: Mapping[Path, str], command: str, *, overwrit
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
+            # `x` refuses a file that appeared since the check.
             with path.open("w" if overwrite else "x", encoding="utf-8", newline="\n") as file:
                 file.write(text)
     except OSError as error:

@@ -99,6 +99,7 @@ async def _serve(
     made: bool,
 ) -> int:
     runner = PoolRunner(spec, pool, reload=config.server.reload, said=output.say)
+    # Before the workers load, so that a port in use shows at once.
     with open_socket(config.server.host, config.server.port) as listener:
         return await _Serving(config, runner, output, listener, store).run(settings, client_settings(), key, made=made)
 
@@ -173,6 +174,7 @@ class _Serving:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_ShownFormatter(self._output))
         logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+        # Without uvicorn's own configuration, its lines go through this handler.
         server = make_server(app, level, log_config=None)
         # From now on a signal is the server's to handle: `_signals` must no longer cancel.
         self._starting.shield = True

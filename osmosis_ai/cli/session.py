@@ -97,6 +97,7 @@ def command_session(
         session.use(session.cwd)
         yield session
     except OutputError as error:
+        # The work was done and stored; only its output failed, so this isn't "could not start".
         session.output.fail(str(error))
         raise typer.Exit(ExitCode.FAILED) from error
     except OsmosisError as error:
@@ -107,6 +108,7 @@ def command_session(
         discard_stdout()
         raise typer.Exit from error
     except (OSError, RuntimeError) as error:
+        # Python raises RuntimeError if the system allows no more threads.
         shortage = shortage_of(error)
         if shortage is None:
             raise
@@ -161,6 +163,7 @@ def interrupts(stop: Callable[[], None], kill: Callable[[], None] = lambda: None
         nonlocal interrupted
         if interrupted:
             kill()
+            # Clean-up may be what hangs.
             os._exit(interrupted_code())
         interrupted = True
         loop.call_soon_threadsafe(stop)

@@ -15,7 +15,9 @@ from osmosis_ai.text import content_text, counted, duration, failure_text, json_
 __all__ = ["called", "ended", "messages", "paused", "scores", "tools"]
 
 CUT = 2000
+"""Characters shown of a text at a pause."""
 ONE_LINE = 160
+"""Characters shown of a message that an earlier step has shown."""
 
 
 def paused(stop: Paused, model: ModelSpec, tools: Sequence[Tool]) -> Iterator[str]:

@@ -20,6 +20,7 @@ def prepare_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             # The lowest free descriptor, which is this one.
+            # Inheritable, as standard streams are and what Python opens isn't.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
             mode = "w" if descriptor else "r"
@@ -31,11 +32,13 @@ def prepare_streams() -> None:
 
 def discard_stdout() -> None:
     """Send the rest of the output to the null device, so that flushing it at exit doesn't fail again."""
+    # Not by replacing `sys.stdout`, whose old object would still flush its buffer at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
+    # JSON escapes UTF-16 units: two of them for a character such as an emoji.
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[place]:02x}{units[place + 1]:02x}" for place in range(0, len(units), 2)), error.end

@@ -30,8 +30,10 @@ function name, but not their cells. Functions and names are cut, lists wrap afte
 _LEAST = {"function": 16, "name": 12, "list": 24, "text": 24}
 """Minimum width by kind of column; other kinds never shrink."""
 MIN_HEADING = 8
+"""Least width of a score's heading, if its figures need less."""
 
 _BREAKS = re.compile(r"\s*[\n\t]\s*")
+"""A line break or a tab in a cell would break the grid."""
 _SHARES = (0.5, 0.25, 0.75, 0.0)
 """Shares of a cut name given to its start, tried until all names differ: names may start alike, or end alike."""
 

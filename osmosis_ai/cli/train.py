@@ -174,6 +174,7 @@ class _Command:
 
         config = read_training_config(self._file, self._session.cwd, model=model, dataset=dataset)
         self._session.use(Path(config.root))
+        # Now, because a model that has been loading for minutes would be lost to a missing key.
         lacking = [name for name in config.secrets if not self._session.environ.get(name)]
         if lacking:
             raise UsageError(
@@ -294,6 +295,7 @@ def _duration(seconds: float) -> str:
 
 def _new_name(config: str) -> str:
     stem = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in Path(config).stem)
+    # The random part tells apart runs that begin in the same second.
     return f"{stem[:48]}-{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 

@@ -22,8 +22,10 @@ __all__ = ["print_agent", "print_annotations", "print_rollout", "print_validatio
 _STYLES = {"error": f"bold {BAD}", "warning": CAUTION, "note": FAINT}
 _ANNOTATIONS = {"error": "error", "warning": "warning", "note": "notice"}
 _TOGETHER = "OSM111"
+"""The code whose findings are shown as one for each file, because a repository may have one for every parameter."""
 _SHOWN_PLACES = 5
 _MARGIN = 26
+"""Columns taken by a finding's line, severity and code."""
 _LEAST_ROOM = 24
 _KINDS = {"tool": "tools", "reward": "reward functions", "rubric": "rubrics"}
 
@@ -99,6 +101,7 @@ def _collapsed(findings: Sequence[Finding]) -> list[Finding]:
         if one.code != _TOGETHER or len(same) == 1:
             shown.append(one)
         elif one is same[0]:
+            # The third word of this code's message is the parameter.
             places = [f"{each.message.split()[2]} of {each.subject}, line {each.line}" for each in same]
             message = f"{len(same)} parameters have no description: {examples(places, _SHOWN_PLACES)}"
             shown.append(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["BesideRun", "view"]
 
 CLOSE_SECONDS = 5.0
+"""How long a viewer beside a run may take to stop."""
 
 
 def view(
@@ -175,8 +176,12 @@ class BesideRun:
         line = process.stdout.readline()
         if line:
             self._session.output.say(f"the viewer is at {msgspec.json.decode(line)['url']}")
+            # A full pipe would stop the viewer.
+            while process.stderr.read(1 << 16):
+                pass
             return
         reason = process.stderr.read().decode("utf-8", "replace").strip()
+        # Any other code means that it was stopped before it was ready.
         if process.wait() == ExitCode.COULD_NOT_START:
             self._session.output.warn(f"the viewer could not start: {reason}")
 
@@ -257,11 +262,13 @@ def _serve(
 
     output = session.output
     own = next((str(each.folder) for each in stores if each.exists), None)
+    # In the store's private folder, because the file for the browser holds the token.
     with tempfile.TemporaryDirectory(prefix="view-", dir=own) as folder:
 
         def ready(token: str) -> None:
             STATUS.clear()
             address = address_of(listener)
+            # No browser on another machine can open a wildcard address.
             if host in ("0.0.0.0", "::"):  # noqa: S104 - a comparison
                 address = f"http://{socket.gethostname()}:{listener.getsockname()[1]}"
             url = f"{address}{path}?token={token}"

@@ -40,7 +40,9 @@ from osmosis_ai.tasks import task_group
 __all__ = ["watch_command"]
 
 EXCERPT_LINES = 2
+"""Lines of source shown before and after the one with the error."""
 KEYS = "rfdq"
+"""Keys that do something; `watch_screen.HELP` explains them."""
 
 
 def watch_command(read: Callable[[], Given], command: Command) -> int:
@@ -58,6 +60,8 @@ def watch_command(read: Callable[[], Given], command: Command) -> int:
                 session.environ = dict(os.environ)
                 session.use(session.cwd)
                 config, results = begin_command(session, given, command, output)
+                # Most saves repeat requests that were answered before. With a tokenizer a stored reply is of no use,
+                # because it has no tokens.
                 if config.model.cache is None and config.model.tokenizer is None:
                     config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, cache=True))
                 if watcher is None:
@@ -137,6 +141,7 @@ class _Watcher:
         """Watch until the user quits or a save requires a restart."""
         before = self._before
         folder = find_store(self._config.store, self._root, self._cwd)
+        # With room, because a key press and a signal can't wait until it is read.
         send, events = anyio.create_memory_object_stream[Save | str](1000)
         with open_store(str(self._root), str(folder), self._masker) as store, self._terminal, send, events:
             async with task_group() as group:
@@ -159,6 +164,7 @@ class _Watcher:
                         await self._follow(self._terminal.enter_context(self._display()), events)
                     finally:
                         self.session.close()
+                        # A cancelled watcher must still record how its run ended.
                         with anyio.CancelScope(shield=True):
                             await self.session.finish(interrupted=self.interrupted)
         if self._fatal is not None:
@@ -327,6 +333,7 @@ def _keys(send: MemoryObjectSendStream[Save | str]) -> Iterator[None]:
             if key in KEYS:
                 send.send_nowait(key)
 
+    # Not raw mode, in which Ctrl-C would be a key like any other.
     tty.setcbreak(descriptor)
     loop.add_reader(descriptor, pressed)
     try:

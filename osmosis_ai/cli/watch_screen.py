@@ -25,7 +25,9 @@ from osmosis_ai.text import duration, score_number
 __all__ = ["BrokenSave", "Display", "Screen"]
 
 ROWS_SHOWN = 5
+"""Rows listed of each kind, so that all kinds fit on a screen."""
 SLOW_SECONDS = 5.0
+"""Age from which the oldest rollout is named."""
 _Styled: TypeAlias = tuple[str, str]
 """A text and its style."""
 HELP = "r rerun all · f new samples for rows that fall short · d first flipped row's transcript · q quit"

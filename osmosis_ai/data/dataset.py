@@ -42,6 +42,7 @@ __all__ = ["Dataset", "DatasetSummary", "RowIds", "RowProblem", "open_dataset"]
 
 _MAX_COLUMNS = 1000
 _SHOWN_PROBLEMS = 10
+"""Problems that an error lists; the others are only counted."""
 
 
 class DatasetSummary(Record, frozen=True):
@@ -71,9 +72,11 @@ def open_dataset(path: Path, *, bare: bool = False) -> Dataset:
     except FileNotFoundError:
         raise DatasetError(f"{path}: no such file. A dataset is one of {known}.") from None
     except (OSError, ValueError) as error:
+        # A null byte in a path is a ValueError.
         raise DatasetError(f"{path}: can't be read: {_reason(error)}") from None
     if stat.S_ISDIR(status.st_mode):
         raise DatasetError(f"{path}: a folder, where a dataset file is expected ({known}).")
+    # Before it is opened, because opening a pipe blocks until someone writes to it.
     if not stat.S_ISREG(status.st_mode):
         raise DatasetError(f"{path}: not a regular file. A dataset is read more than once, so save it as a file first.")
     format_ = format_of(path)
@@ -110,6 +113,7 @@ class Dataset:
             ValueError: `offset` or `limit` is negative.
         """
         _check_range(offset, limit)
+        # A generator would raise for a wrong range only when its first row is asked for.
         return self._rows(offset, limit)
 
     def scan(self) -> Iterator[Row | RowProblem]:
@@ -164,6 +168,7 @@ class Dataset:
         with self._open() as source:
             for item in self._scan(source, offset, limit, progress, only):
                 if isinstance(item, RowProblem):
+                    # A final problem is always listed: it says that the rest of the file was not checked.
                     if len(problems) < _SHOWN_PROBLEMS or item.final:
                         problems.append(item)
                     else:
@@ -192,6 +197,7 @@ class Dataset:
                 digest = source.sha256()
             except OSError as error:
                 raise self._unreadable(error) from None
+        # The rows and the hash may come from a mixture of the two versions.
         if self._status() != before:
             raise DatasetError(f"{self.path}: the file changed while it was read. Run again.")
         if progress is not None:
@@ -374,6 +380,7 @@ class RowIds:
 
 
 def _canonical(value: object) -> bytes:
+    # With sorted keys, equal rows have the same id in whatever order a file has its columns.
     return msgspec.json.encode(value, order="deterministic")
 
 

@@ -6,6 +6,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -46,6 +47,7 @@ def keep_rows(
         summary = dataset.check(offset=offset, limit=limit, only=only, progress=progress, each=each)
         kept.finish(summary)
     except BaseException:
+        # Also at Ctrl-C: the file has no name, and its space is free only once it is closed.
         kept.close()
         raise
     return msgspec.structs.replace(summary, count=len(kept)), kept
@@ -57,9 +59,14 @@ class KeptRows:
     def __init__(self, dataset: Dataset, folder: Path) -> None:
         self._dataset = dataset
         self._folder = folder
+        # Row N lies between entries N and N + 1; 8 bytes per row, where a list of ints would take 40.
         self._starts = array("Q", [0])
         self._summary: DatasetSummary | None = None
         self._status: os.stat_result | None = None
+        # Before the first row is read, so that a save in the middle of reading is noticed. The reader reports a file
+        # that isn't there.
+        with suppress(OSError):
+            self._status = dataset.path.stat()
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `close`
         except OSError as error:
@@ -89,8 +96,8 @@ class KeptRows:
     def finish(self, summary: DatasetSummary) -> None:
         """Note what the rows come from, once all are added; raises DatasetError."""
         try:
+            # `os.pread` reads from the descriptor, so it doesn't see what is still in Python's buffer.
             self._file.flush()
-            self._status = self._dataset.path.stat()
         except OSError as error:
             raise self._error(error) from error
         self._summary = summary

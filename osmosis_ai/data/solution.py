@@ -38,6 +38,7 @@ _FORM = re.compile(r"result\[(\d+)\]((?:\.\w+|\[(?:-?\d+|\"[^\"]*\"|'[^']*')\])*
 _PART = re.compile(r"\.(\w+)|\[(-?\d+)\]|\[[\"']([^\"']*)[\"']\]")
 _WHOLE_NUMBER = re.compile(r"^(-?\d+)\.0$")
 _JSON_LIST = re.compile(r"\s*\[\s*[\[{\"]")
+"""The beginning of a list of steps. A worked solution in prose may begin with a bracket too, such as `[1]`."""
 
 
 Result: TypeAlias = Callable[[int], object]
@@ -137,6 +138,7 @@ def decode_result(text: str) -> JsonValue:
 
 def _number(text: str) -> float | int:
     value = float(text)
+    # JSON allows 1e400, which no float holds; the result then remains text.
     if math.isinf(value):
         raise ValueError(text)
     return int(value) if value.is_integer() and abs(value) <= _EXACT_FLOATS else value
@@ -181,6 +183,7 @@ def _look_up(match: re.Match[str], result: Result) -> object:
     found = decode_result(content) if isinstance(content, str) else content
     for part in reference.path:
         inside = dict(enumerate(found)) if isinstance(found, list) else found
+        # `inside` has a list's items under their numbers from 0 only.
         if isinstance(found, list) and isinstance(part, int) and part < 0:
             part += len(found)
         if not isinstance(inside, dict) or part not in inside:

@@ -85,6 +85,7 @@ def _in_file(module: str, attribute: str, cwd: Path, file: Path) -> AgentSource:
         return source
     bound = bound_names(tree)
     names = {**(bound or {}), **{node.name: node.lineno for node in importable_functions(tree)}}
+    # If the module binds names dynamically, only the worker that imports it can tell.
     if bound is None or attribute in names:
         return msgspec.structs.replace(source, line=names.get(attribute))
     raise UsageError(f"-m {module}:{attribute}: there is no {attribute} in {shown}{near(attribute, names)}")

@@ -23,9 +23,12 @@ __all__ = ["EvalConfig", "eval_config_of", "find_dataset_file", "find_experiment
 
 ENV_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+"""The hosted platform's rules; unlike a variable, a secret can't begin with an underscore."""
 RESERVED = "_OSMOSIS_"
+"""The prefix of the variables by which the runtime talks to a rollout server."""
 MCP, MAIN = "mcp", "main.py"
 TRAINING = {"training", "sampling", "checkpoints"}
+"""Tables that only training configs have."""
 KEYS = {
     "model": "model_path",
     "base_url": "base_url",
@@ -83,6 +86,7 @@ class _Current(_Table, frozen=True):
     evaluation: _Evaluation = _Evaluation()
     env: dict[str, str] = {}
     secrets: _Secrets = _Secrets()
+    # For platforms; an evaluation on this machine accepts it without effect.
     advanced: dict[str, Any] = {}
 
 
@@ -163,6 +167,7 @@ def _as(kind: type[_T], document: JsonObject, path: Path) -> _T:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
+        # msgspec speaks of objects and JSON paths, a config's author of tables and keys.
         said = str(error).replace("Object ", "the table ").replace("`$.", "`").replace("at `$`", "at the top")
         raise UsageError(f"{path}: {said}") from error
 
@@ -182,6 +187,7 @@ def _current(config: _Current, path: Path) -> EvalConfig:
         **agent,
         "model": experiment.model_path,
         "dataset": find_dataset_file(root, experiment.dataset),
+        # As in released SDKs, a limit of 0 or less counts as none.
         "limit": evaluation.limit if evaluation.limit is not None and evaluation.limit > 0 else None,
         "n": evaluation.n,
         "batch_size": evaluation.batch_size,
@@ -257,6 +263,7 @@ def find_experiment(path: Path, rollout: str, entrypoint: str) -> tuple[Path, Js
             if not script.is_relative_to(folder.resolve()):
                 raise UsageError(f"{path}: the entrypoint {entrypoint!r} is outside rollouts/{rollout}")
             return root, {"rollout": str(script)}
+    # Only after all of `rollouts/`, so that a rollout in a folder called `mcp` comes first.
     for root in above:
         if rollout == MCP and (root / MCP / MAIN).is_file():
             return root, {"mcp": str(root / MCP)}

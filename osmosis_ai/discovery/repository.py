@@ -17,6 +17,7 @@ __all__ = ["McpSource", "Repository", "find_repository", "parse_mcp_source", "re
 
 _PARTS = ("mcp/main.py", "reward_fn", "reward_rubric")
 _LEFTOVERS = (".osmosis/runs.db", "test_data.jsonl")
+"""Weaker signs of a root than its parts, tried only if no folder upwards has a part."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,14 @@ def parse_mcp_source(text: str, cwd: Path) -> McpSource:
     try:
         return _on_disk(text, cwd)
     except (OSError, ValueError) as error:
+        # A null byte in a path is a ValueError.
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"--mcp {_shown(text)} can't be read: {reason}") from None
 
 
 def _on_disk(text: str, cwd: Path) -> McpSource:
     path, name = _absolute(cwd, text), None
+    # An existing path comes first, even if its own name contains a colon.
     if not path.exists():
         before, _, after = text.rpartition(":")
         # A single letter before the colon is a Windows drive.

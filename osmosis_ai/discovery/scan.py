@@ -181,6 +181,7 @@ def _malformed(spec: str, module: str, attribute: str) -> str:
 
 def find_module(module: str, base: Path) -> ModuleSpec | None:
     """Look up a module in a folder by Python's own rules, without importing its parents."""
+    # The finders cache folder listings, which would hide a file that was saved since.
     PathFinder.invalidate_caches()
     places = [str(base)]
     spec = None
@@ -198,11 +199,13 @@ def is_installed(module: str, bases: Iterable[Path]) -> bool:
     top = module.partition(".")[0]
     for base in bases:
         own = find_module(top, base)
+        # A folder without __init__.py has no origin: Python prefers an installed package to it.
         if own is not None and own.origin is not None:
             return False
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
+        # `find_spec` raises ValueError for a loaded module without a spec, such as `__main__`.
         return False
     return spec is not None and spec.origin is not None
 
@@ -220,6 +223,7 @@ def _in_file(spec: str, module: str, attribute: str, base: Path, file: Path) -> 
     functions = {node.name: node for node in importable_functions(tree)}
     if attribute in functions:
         node = functions[attribute]
+        # An eval function needs no decorator.
         kind = decorated_as(node, aliases_of(tree)) or "reward"
         return FunctionRef(name, module, attribute, str(base), kind=kind, file=shown, line=node.lineno)
     bound = bound_names(tree)
@@ -309,6 +313,7 @@ def bound_names(tree: ast.Module) -> dict[str, int] | None:
             for name in node.names:
                 names[name.asname or name.name.partition(".")[0]] = node.lineno
         elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            # `name: int` binds nothing.
             if isinstance(node, ast.AnnAssign) and node.value is None:
                 continue
             parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, (ast.expr, ast.withitem))]
@@ -324,6 +329,7 @@ def _binds_names_dynamically(tree: ast.Module) -> bool:
             return True
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("globals", "exec"):
             return True
+        # Functions bind globals when they are called, and patterns store their names as plain strings.
         if isinstance(node, (ast.Global, ast.Match)):
             return True
     return any(node.name == "__getattr__" for node in importable_functions(tree))

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 MAX_FILE_BYTES = 5_000_000
+"""A syntax tree takes many times its source's size in memory."""
 
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -72,6 +73,7 @@ def python_files(folder: Path, root: Path, problems: list[Problem]) -> Iterator[
             seen.add(real)
             if not is_folder:
                 yield path
+            # A virtual environment, whatever its folder is called.
             elif not (path / "pyvenv.cfg").exists():
                 entries = sorted(path.iterdir(), reverse=True)
                 waiting += [entry for entry in entries if entry.name[0] != "." and entry.name not in _SKIPPED_FOLDERS]
@@ -103,8 +105,10 @@ def parse_file(path: Path) -> ast.Module:
     except SyntaxError as error:
         raise UnreadableError(f"{type(error).__name__}: {error.msg}", error.lineno) from None
     except ValueError as error:
+        # Null bytes, which are a SyntaxError from Python 3.12 on.
         raise UnreadableError(f"can't be parsed: {error}") from None
     except (RecursionError, MemoryError):
+        # CPython's parser raises MemoryError when its stack is full, however much memory is free.
         raise UnreadableError("can't be parsed: nested too deeply") from None
 
 
@@ -147,6 +151,7 @@ def _never_on_import(test: ast.expr) -> bool:
     """Return True if a condition is `__name__ == "__main__"` or `TYPE_CHECKING`."""
     if isinstance(test, ast.Compare):
         sides = [test.left, *test.comparators]
+        # The body of `if __name__ != "__main__"` does run on import.
         return any(isinstance(side, ast.Name) and side.id == "__name__" for side in sides) and isinstance(
             test.ops[0], ast.Eq
         )

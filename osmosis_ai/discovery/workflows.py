@@ -29,6 +29,7 @@ __all__ = [
 ENTRYPOINT = "main.py"
 PARENT = "rollouts"
 DECLARATIONS = ("pyproject.toml", "uv.lock", ".python-version")
+"""The files that declare a rollout's environment. Without the first, it has none of its own."""
 
 
 class WorkflowSource(Record, frozen=True):
@@ -136,6 +137,7 @@ def workflow_sources(source: WorkflowSource, root: Path) -> dict[str, str]:
 
 
 def _is_sdk(requirement: str) -> bool:
+    # Neither `osmosis-ai-extra` nor another distribution that begins alike.
     return re.match(r"osmosis[-_.]ai(?![\w.-])", requirement, re.IGNORECASE) is not None
 
 

@@ -61,7 +61,7 @@ def _call(call: JsonObject, arguments: Arguments) -> JsonObject:
 def _object(text: str) -> JsonObject:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise LeftOut(NO_OBJECT)

@@ -31,6 +31,7 @@ __all__ = [
     "RunFile",
     "calls_in",
     "converted",
+    "finite",
     "ground_truth",
     "json_lines",
     "json_object",
@@ -246,9 +247,18 @@ def ground_truth(value: object) -> str | None:
 
 def numbers(values: Mapping[str, object]) -> dict[str, float]:
     """Return the values that are finite numbers."""
-    return {
-        name: float(value) for name, value in values.items() if isinstance(value, (int, float)) and math.isfinite(value)
-    }
+    found = ((name, finite(value)) for name, value in values.items())
+    return {name: value for name, value in found if value is not None}
+
+
+def finite(value: object) -> float | None:
+    """Return a finite number or a truth value as a float; None for anything else."""
+    try:
+        found = float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        # JSON's integers have any number of digits.
+        return None
+    return found if math.isfinite(found) else None
 
 
 def milliseconds(seconds: float | None) -> float:

@@ -25,6 +25,7 @@ from osmosis_ai.importers.base import (
     Problem,
     RunFile,
     converted,
+    finite,
     ground_truth,
     json_object,
     milliseconds,
@@ -259,8 +260,12 @@ def _place(name: str, order: dict[str, int]) -> tuple[int, int]:
 def _content(archive: zipfile.ZipFile, file: BinaryIO, member: zipfile.ZipInfo) -> bytes:
     """Return an archive member's bytes; raise BadSampleError if it is too large."""
     if member.compress_type != ZSTANDARD:
-        with archive.open(member) as opened:
-            data = opened.read(MAX_ROW_BYTES + 1)
+        try:
+            with archive.open(member) as opened:
+                data = opened.read(MAX_ROW_BYTES + 1)
+        except RuntimeError as error:
+            # It is encrypted, or its compression is unknown (NotImplementedError).
+            raise BadSampleError(f"can't be read: {error}") from None
     elif member.compress_size > MAX_ROW_BYTES:
         raise BadSampleError(too_large())
     else:
@@ -462,8 +467,8 @@ def _scores(name: str, given: _Score) -> Iterator[Score]:
 def _score(name: str, value: object, explanation: str | None) -> Score:
     if isinstance(value, str):
         value = VALUES.get(value, value)
-    if isinstance(value, (bool, int, float)):
-        return Score(name, float(value), explanation=explanation)
+    if (found := finite(value)) is not None:
+        return Score(name, found, explanation=explanation)
     message = f"inspect_ai recorded {json_text(value)[:100]}, which isn't a number"
     return Score(name, failure=Failure("reward", message, kind="wrong_type"), explanation=explanation)
 

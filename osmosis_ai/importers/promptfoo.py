@@ -253,7 +253,7 @@ def _messages(template: str, variables: Mapping[str, object]) -> tuple[str, str]
     """Return the system prompt and the user prompt of a template, which may be a JSON list of messages."""
     try:
         messages = json.loads(template)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", _filled(template, variables)
     if not isinstance(messages, list) or not all(isinstance(each, dict) and "role" in each for each in messages):
         return "", _filled(template, variables)

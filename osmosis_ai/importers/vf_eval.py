@@ -227,7 +227,7 @@ def _object(info: str | JsonObject | None) -> JsonObject:
     if isinstance(info, str):
         try:
             info = json.loads(info)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {"info": info}
     return info if isinstance(info, dict) else {}
 

@@ -23,7 +23,9 @@ IDENTITY = re.compile(r"[a-z0-9._-]{1,100}/[a-z0-9._-]{1,100}")
 USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PREFIX = "osm_"
 LOGIN_SECONDS = 900
+"""Validity of a login's code."""
 MAX_LOGINS = 100
+"""Pending logins, which anyone can begin without a token."""
 CODE_LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 """No vowels, so that a code never spells a word."""
 
@@ -68,6 +70,7 @@ class Accounts:
         with self._database.write("creating a token") as db:
             db.execute(
                 "INSERT INTO users VALUES (?, ?, ?, ?) ON CONFLICT (name) DO NOTHING",
+                # Clients require an email address.
                 (str(uuid.uuid4()), user, f"{user}@localhost", at),
             )
             (owner,) = db.execute("SELECT id FROM users WHERE name = ?", (user,)).fetchone()
@@ -82,6 +85,7 @@ class Accounts:
         code, user_code, at = secrets.token_urlsafe(32), _user_code(), now()
         with self._database.write("beginning a login") as db:
             db.execute("DELETE FROM devices WHERE expires_at < ?", (at,))
+            # Counted once the expired ones are gone, so that they can't block new ones.
             (waiting,) = db.execute("SELECT count(*) FROM devices").fetchone()
             if waiting >= MAX_LOGINS:
                 raise ApiError(429, "too many logins wait for approval; try again in a few minutes", "RATE_LIMITED")
@@ -107,11 +111,13 @@ class Accounts:
     def finish_login(self, code: str) -> tuple[str, Holder]:
         """Return the token of an approved device, once only; raise ApiError until it is approved."""
         row = self._database.one("SELECT * FROM devices WHERE code = ?", _hash(code))
+        # These messages are the device flow's own words, which clients compare.
         if row is None or row["expires_at"] <= now():
             raise ApiError(400, "expired_token", "EXPIRED_TOKEN")
         if row["user"] is None:
             raise ApiError(400, "authorization_pending", "AUTHORIZATION_PENDING")
         with self._database.write("finishing a login") as db:
+            # Of two concurrent requests, only one deletes the row and gets a token.
             if not db.execute("DELETE FROM devices WHERE code = ?", (_hash(code),)).rowcount:
                 raise ApiError(400, "expired_token", "EXPIRED_TOKEN")
         _, token = self.create_token(row["user"], f"login of {row['name']}")
@@ -186,6 +192,7 @@ class Accounts:
             # From another machine, a path would let a remote user read any repository here.
             path = None
         found = self._find(identity)
+        # Every request for a workspace comes through here, and few of them change anything.
         if found is not None and (remote in (None, found.remote)) and (path in (None, found.path)):
             return found
         with self._database.write("registering a workspace") as db:

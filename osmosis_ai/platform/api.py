@@ -41,10 +41,14 @@ from osmosis_ai.row_numbers import RowNumbers
 __all__ = ["Api", "Operation"]
 
 SIGNED_SECONDS = 3600
+"""Validity of a signed URL: the time to begin its transfer."""
 MAX_URLS = 500
 MAX_IMPORT_URLS = 100
+"""Files of one request for URLs, the most that released clients ask for: to download from, and to upload to."""
 MAX_IMPORT_BODY = 16 << 20
+"""An import announces every file, up to `imports.MAX_FILES`, in one body."""
 EVENT_SECONDS = 15.0
+"""An idle event stream sends a comment this often, because clients and proxies give up on a silent connection."""
 RESOLVE_SECONDS = 25.0
 """Less than the 30 s that clients wait for an answer."""
 
@@ -246,6 +250,7 @@ class Api:
         workspace = None
         if requests.IDENTITY in call.request.headers:
             found = call.workspace
+            # There are no roles: every user may work in every workspace.
             workspace = {"id": found.id, "name": found.identity, "role": "admin"}
         return {
             "token_id": holder.token_id,
@@ -434,6 +439,7 @@ class Api:
         asked = call.read(Submission)
         document, _, _ = self._runs.check("training", call.holder, call.workspace, asked)
         commit = self._frozen_commit(call.workspace, document)
+        # Only after the checks, so that a config can be tried before there is a trainer.
         if not self._has_trainer:
             raise ApiError(
                 409,
@@ -530,6 +536,7 @@ class Api:
         files = []
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
+            # A run's code writes artifacts, and a link could lead to the platform's key.
             if path.is_file() and not path.is_symlink() and _is_wanted(name, types, wanted):
                 files.append({"path": name, "size": path.stat().st_size})
         return {"files": files, "totals": {"files": len(files), "size": sum(file["size"] for file in files)}}
@@ -568,11 +575,13 @@ class Api:
         return f"{origin}{path}?{urlencode({'expires': expires, 'signature': signature})}"
 
     def _check_signature(self, request: Request) -> None:
+        # The server has decoded the path, and the signature is of the encoded one.
         path = quote(request.scope["path"])
         expires = request.query_params.get("expires", "")
         expected = self._cipher.sign(f"{request.method} {path} {expires}")
         if not requests.same(expected, request.query_params.get("signature", "")):
             raise ApiError(403, "this URL isn't signed by the platform", "SIGNATURE_INVALID")
+        # The signature has shown that this is the platform's own number.
         if int(expires) < time.time():
             raise ApiError(403, "this URL has expired", "SIGNATURE_EXPIRED")
 
@@ -604,6 +613,7 @@ class Api:
             run_id = request.path_params["id"]
             folder = self._files(self._runs.by_id(run_id))
             path = _inside(folder, request.path_params["path"])
+            # As a download: a browser mustn't run a rollout's HTML as a page of the platform.
             return FileResponse(path, filename=path.name, media_type="application/octet-stream")
         except Exception as error:  # noqa: BLE001 - every request has an answer
             return error_response(error)
@@ -619,6 +629,7 @@ class Api:
             return found
         run_id = msgspec.json.decode(found.body)["id"]
         since = request.headers.get("last-event-id") or request.query_params.get("since", "0")
+        # SQLite's integers have at most 19 digits.
         cursor = int(since) if since.isascii() and since.isdecimal() and len(since) <= 16 else 0
         return StreamingResponse(self._stream(run_id, cursor), media_type="text/event-stream")
 
@@ -627,6 +638,7 @@ class Api:
         yield "retry: 1000\n\n"
         before = b""
         while not self._stopping():
+            # Before the run is read, so that a change in between isn't missed.
             change = self._changes(run_id)
             row = await anyio.to_thread.run_sync(self._runs.by_id, run_id)
             while entries := await anyio.to_thread.run_sync(self._logs.after, run_id, cursor):

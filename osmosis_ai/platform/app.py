@@ -69,10 +69,12 @@ def build_app(
     pages = PagesAccess(home, accounts, cipher, stopping)
     vault, datasets = Vault(database, cipher), Datasets(database, home)
     runs, changes = Runs(database, datasets, vault, logs), _Changes()
+    # Filled by `lifespan`, because a queue needs the running event loop.
     queues: list[Queue] = []
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        # Before the first request, because it deletes what looks like an abandoned upload.
         clean(database, home)
         queues.append(Queue(database, home, runs, datasets, logs, limits, changes.tell))
         async with anyio.create_task_group() as group:
@@ -116,6 +118,7 @@ def build_app(
     app = Starlette(routes=api.routes(), exception_handlers={404: missing, 405: missing}, lifespan=lifespan)
 
     async def choose(scope: Scope, receive: Receive, send: Send) -> None:
+        # The API takes tokens only, which no browser adds by itself; pages have cookies, so they need the guard.
         is_page = scope["type"] == "http" and scope["path"] != "/health" and not scope["path"].startswith("/api/")
         await (guard if is_page else app)(scope, receive, send)
 

@@ -16,7 +16,9 @@ from osmosis_ai.platform.home import Home
 __all__ = ["write_backup"]
 
 LEFT_OUT = {"lock", "server.json", "server.log", "jobs.log"}
+"""Files of a running server, which mean nothing in a copy."""
 DATABASES = {"platform.db", "runs.db"}
+"""Copied by SQLite: a plain copy could catch a transaction halfway, and lacks what is only in the WAL."""
 
 
 def write_backup(home: Home, target: Path) -> int:
@@ -32,6 +34,7 @@ def write_backup(home: Home, target: Path) -> int:
     if target.resolve().is_relative_to(home.folder.resolve()):
         raise UsageError(f"{target} is in the platform's folder: write the backup elsewhere")
     try:
+        # In the platform's own folder, which only its owner can read.
         with tempfile.TemporaryDirectory(dir=home.folder, prefix=".backup-") as folder:
             copy = Path(folder, "copy.db")
             with replaced_file(target, private=True) as file, tarfile.open(fileobj=file, mode="w") as archive:
@@ -54,5 +57,6 @@ def _add(archive: tarfile.TarFile, path: Path, name: Path, copy: Path) -> None:
         with closing(source), closing(sqlite3.connect(copy)) as sink:
             source.backup(sink)
         archive.add(copy, name.as_posix())
+    # The copies of the databases hold what is in their WAL, and a .part is an upload in progress.
     elif path.is_file() and not path.name.endswith(("-wal", "-shm", ".part")):
         archive.add(path, name.as_posix(), recursive=False)

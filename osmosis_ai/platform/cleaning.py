@@ -11,6 +11,7 @@ from osmosis_ai.platform.paging import now
 __all__ = ["clean", "drop_code", "drop_unused_file"]
 
 GIVEN_UP_SECONDS = 7 * 86400
+"""Age from which an unfinished upload counts as abandoned; until then, a client may continue it."""
 
 
 def clean(database: Database, home: Home) -> None:

@@ -27,6 +27,7 @@ __all__ = ["Client", "ClientError", "Credentials", "Server", "find_server", "quo
 URL_VARIABLE, TOKEN_VARIABLE = "OSMOSIS_PLATFORM_URL", "OSMOSIS_TOKEN"
 TOKEN_URL_VARIABLE, INSECURE_VARIABLE = "OSMOSIS_TOKEN_PLATFORM_URL", "OSMOSIS_ALLOW_INSECURE_PLATFORM_URL"
 SECONDS = 30.0
+"""Time limit for an answer, unless a request has its own."""
 START = "start one with `osmosis platform up`, or name one with --platform URL"
 
 _CODES = {
@@ -101,6 +102,7 @@ def find_server(given: str | None, environ: Mapping[str, str], home: Home, crede
         raise ClientError(f"no platform is running on this machine: {START}", "PLATFORM_ERROR")
     if token := environ.get(TOKEN_VARIABLE):
         meant = environ.get(TOKEN_URL_VARIABLE)
+        # Keeps a token for one platform from being sent to another that --platform or a variable names.
         if named and meant is not None and meant.rstrip("/") != url:
             raise ClientError(
                 f"{TOKEN_VARIABLE} is for {show_url(meant)}, as {TOKEN_URL_VARIABLE} says, and not for {url}",
@@ -227,6 +229,7 @@ class Client:
             except (OSError, http.client.HTTPException) as error:
                 raise self._unreachable(error) from error
         try:
+            # A success without content has no body.
             return msgspec.json.decode(text or b"{}", type=dict)
         except msgspec.DecodeError:
             raise ClientError(f"{self.server.url} doesn't answer like a platform", "PLATFORM_ERROR") from None
@@ -258,7 +261,9 @@ class Client:
         try:
             found = msgspec.json.decode(body, type=dict[str, object])
         except (msgspec.DecodeError, UnicodeDecodeError):
+            # An error page of a proxy, for example.
             found = {}
+        # Scripts read these codes; the platform's own code is in the details.
         code = _CODES.get(status, "PLATFORM_ERROR")
         message = str(found.get("error") or found.get("message") or f"the platform answered with status {status}")
         issues = found.get("issues")

@@ -67,6 +67,7 @@ def read_config(text: str, kind: Kind, root: Path) -> RunConfigFile:
         there = sorted(one.relative_to(root).as_posix() for one in folder.glob("*.toml"))
         known = f"; the workspace has {', '.join(there[:10])}" if there else ""
         raise ClientError(f"{text}: there is no such file in {root}{known}")
+    # A link in the folder may lead out of it.
     path = path.resolve()
     if not path.is_relative_to(folder):
         raise ClientError(f"{text}: the configs of `osmosis {_command(kind)} submit` are in {FOLDERS[kind]}/")

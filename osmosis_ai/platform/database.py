@@ -16,6 +16,7 @@ from osmosis_ai.store.schema import configure, database_errors, migrate
 __all__ = ["Database"]
 
 BUSY_SECONDS = 60.0
+"""How long to wait for another process, such as `osmosis platform token`, that is writing."""
 
 _VERSION_1 = (
     """
@@ -198,6 +199,7 @@ class Database:
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
+                # SQLite rolls back by itself after some errors, such as a full disk.
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
@@ -236,6 +238,7 @@ class Database:
 
     def _connect(self, name: str, *, uri: bool) -> sqlite3.Connection:
         try:
+            # Without an isolation level, Python begins no transaction of its own. `_lock` lets any thread write.
             connection = sqlite3.connect(
                 name, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )

@@ -22,8 +22,10 @@ __all__ = ["Checked", "check_file"]
 PREVIEW_ROWS = 20
 PREVIEW_TEXT = 2000
 MAX_COLUMNS = 200
+"""Bounds on what the database stores for a dataset: rows, characters of a value, and columns."""
 MEMORY = 3 << 30
 SECONDS = 1500
+"""Limits of the process: bytes of address space, and seconds of CPU time."""
 
 
 class Checked(Record, frozen=True):
@@ -42,6 +44,7 @@ def check_file(path: Path, name: str) -> Checked:
             [sys.executable, "-m", "osmosis_ai.platform.dataset_check", str(path)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
+            # CPU time doesn't pass while the process waits for the disk.
             timeout=SECONDS * 2,
         )
     except subprocess.TimeoutExpired:
@@ -52,6 +55,7 @@ def check_file(path: Path, name: str) -> Checked:
     checked = msgspec.json.decode(done.stdout, type=Checked)
     if checked.error is None:
         return checked
+    # The user knows the file by its name, not by its path on the server.
     return Checked(error=checked.error.replace(str(path), name))
 
 

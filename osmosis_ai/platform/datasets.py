@@ -26,6 +26,7 @@ from osmosis_ai.records import JsonObject
 __all__ = ["Datasets"]
 
 MAX_BYTES = 5 << 30
+"""The hosted platform's limit, which released clients check too."""
 DATASET_NAME = re.compile(r"[^\x00-\x1f\x7f/\\]{1,200}")
 FILE_FORMATS = {one.suffix.removeprefix(".") for one in FORMATS}
 
@@ -61,6 +62,7 @@ class Datasets:
         if taken is not None and taken["id"] != replaces:
             raise conflict(f"a dataset {name} already exists", {"existing_dataset_id": taken["id"]})
         dataset_id, at = str(uuid.uuid4()), now()
+        # If the dataset to replace was deleted meanwhile, there is nothing left to replace.
         with self._database.write("creating a dataset") as db:
             db.execute(
                 "INSERT INTO datasets (id, workspace, name, format, size, status, replaces, creator, created_at, "
@@ -92,6 +94,7 @@ class Datasets:
         upload = self._upload(row)
         if row["sha256"] is None or not upload.is_file():
             raise conflict("nothing was uploaded to this dataset's URL yet")
+        # From here on, `drop_unused_file` counts this dataset as a user of its file.
         self._set(row["id"], "processing")
         checked = check_file(upload, f"{row['name']}.{row['format']}")
         if checked.error is not None:

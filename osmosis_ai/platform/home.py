@@ -81,6 +81,7 @@ class Home:
         """Create the folder; raise UsageError."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # `mkdir` leaves the mode of an existing folder alone.
             self.folder.chmod(0o700)
             self.datasets.mkdir(exist_ok=True)
         except OSError as error:
@@ -104,6 +105,7 @@ class Home:
         """Return True if a server uses the folder now."""
         try:
             with (self.folder / "lock").open("r", encoding="utf-8") as lock:
+                # The lock ends with its process; the pid in server.json may be another process's by now.
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False

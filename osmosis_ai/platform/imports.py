@@ -31,11 +31,13 @@ __all__ = ["ImportedEval", "Imports"]
 
 MAX_FILES = 50_000
 MAX_BYTES = 2 << 30
+"""Bounds of one import: its files, and their bytes."""
 INDEX, PROGRESS = "index.jsonl", "progress.json"
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 LOCAL_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 TRIALS = "rollout_trials"
+"""The folder in which released clients upload a folder for each rollout."""
 
 
 class File(Record, frozen=True):
@@ -134,6 +136,7 @@ class Imports:
         known = self._database.one(
             "SELECT * FROM imports WHERE workspace = ? AND local_run_id = ?", workspace.id, asked.local_run_id
         )
+        # A client that continues: files that are there needn't be sent again.
         if known is not None and known["content"] == content:
             return known
         if known is not None and known["run"] is not None and not asked.reimport:
@@ -226,6 +229,7 @@ class Imports:
             lines = [msgspec.json.decode(line, type=Line) for line in text.split(b"\n") if line.strip()]
         except (msgspec.DecodeError, RecursionError) as error:
             raise invalid(f"{INDEX}: {error}") from None
+        # An item that counts twice would change the results.
         if len({(line.row_index, line.run_index) for line in lines}) < len(lines):
             raise invalid(f"{INDEX} has an item twice")
         return lines
@@ -296,6 +300,7 @@ class Imports:
             "creator": row["creator"],
             "model": experiment.model_path,
             "rollout": experiment.rollout.name,
+            # It may never have been uploaded here; its name and hash say what it was.
             "dataset": "",
             "dataset_name": experiment.dataset.name,
             "dataset_sha256": experiment.dataset.sha256,
@@ -326,6 +331,7 @@ class Imports:
             place = target / _place(file.path, trials)
             try:
                 place.parent.mkdir(parents=True, exist_ok=True)
+                # A link costs no space, and the uploads stay in place until the run is recorded.
                 place.hardlink_to(self._file(row, number))
             except (FileExistsError, NotADirectoryError):
                 raise invalid(f"{file.path} would overwrite another file", "files") from None
@@ -384,6 +390,7 @@ def _place(path: str, trials: Mapping[str, Line]) -> str:
 
 def _seconds(text: str, field: str) -> float:
     try:
+        # Python 3.10 can't read a Z.
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
         raise invalid(f"{text[:40]!r} isn't a time", f"run.{field}") from None

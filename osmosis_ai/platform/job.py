@@ -29,6 +29,7 @@ from osmosis_ai.config import RunConfig
 from osmosis_ai.discovery.eval_configs import eval_config_of
 from osmosis_ai.errors import OsmosisError, StartError
 from osmosis_ai.masking import VARIABLE, Masker
+from osmosis_ai.output_lines import output_lines
 from osmosis_ai.platform.orders import (
     Ended,
     JobMessage,
@@ -59,8 +60,11 @@ __all__ = ["Job", "main", "sampled_rows"]
 SAMPLE = 10
 """Without a limit, a run samples one row in this many."""
 GRACE_SECONDS = 10.0
+"""How long running rollouts, or the trainer, may take to end when the user stops a run."""
 RESULT_SECONDS = 0.5
+"""Least time between two reports of results."""
 MAX_OUTPUT_LINE = 1 << 20
+"""Longest line of a trainer's output, in bytes."""
 
 
 class Job:
@@ -81,6 +85,7 @@ class Job:
     def stop(self) -> None:
         """Stop the run for the user: in-flight rollouts get a grace period, then are cancelled."""
         self._stopping = True
+        # Before the first rollout there is nothing to wait for.
         if self._session is None:
             self._scope.cancel()
             return
@@ -154,12 +159,14 @@ class Job:
     def _config(self, code: Path) -> RunConfig:
         self._step = "select"
         order = self._order
+        # There is no such file: the path says in which workspace to look for the rollout.
         found = eval_config_of(order.document, code / "configs" / "eval" / f"{order.name}.toml")
         options = {**found.options, **order.workers, "dataset": order.dataset, "store": order.store, "name": order.name}
         rows = order.row_numbers
         if "limit" in options:
             self._log("select", f"the first {options['limit']} of {counted(order.dataset_rows, 'row')}")
         else:
+            # A run that continues keeps the rows of its first process.
             rows = rows or sampled_rows(order.dataset_rows, order.seed)
             options["rows"] = rows
             self._log(
@@ -176,6 +183,7 @@ class Job:
 
     def _environ(self) -> dict[str, str]:
         order = self._order
+        # Names such as MY_LOGIN don't look like those of keys, so name each one to the masker.
         masked = ",".join(order.secrets)
         return {**order.variables, **order.document.get("env", {}), **order.secrets, VARIABLE: masked}
 
@@ -251,6 +259,7 @@ class TrainingJob(Job):
             self._scope.cancel()
             return
         self._log("stop", f"stopping: the trainer has {GRACE_SECONDS:.0f} s to exit")
+        # The keeper takes EOF for the order to end the trainer.
         self._trainer.stdin.close()
 
     async def _run(self) -> None:
@@ -276,8 +285,8 @@ class TrainingJob(Job):
         )
         assert self._trainer.stdout is not None
         self._tell(Started(None))
-        async for line in self._trainer.stdout:
-            self._log("train", line.decode("utf-8", "replace").rstrip())
+        async for line in output_lines(self._trainer.stdout):
+            self._log("train", line)
         status = await self._trainer.wait()
         if status and not self._stopping:
             raise StartError(f"the trainer ended with status {status}")

@@ -18,8 +18,10 @@ __all__ = ["LocalRunFiles", "read_local_run", "upload_local_run"]
 FILES = ("index.jsonl", "progress.json", "metrics.json", "summary.jsonl", "logs.txt")
 FOLDERS = ("trajectories", "artifacts")
 BATCH = 100
+"""Files per request for URLs, the platform's limit."""
 PARALLEL = 8
 FINALIZE_SECONDS = 300
+"""Time limit for the platform to read every result and arrange the files."""
 IMPORTS = "/api/cli/eval-runs/imports"
 
 
@@ -87,6 +89,7 @@ def upload_local_run(client: Client, run: LocalRunFiles, *, replace: bool) -> Js
     with ThreadPoolExecutor(PARALLEL) as pool:
         for start in range(0, len(missing), BATCH):
             batch = client.post(f"{session}/uploads", {"paths": missing[start : start + BATCH]})
+            # Iterating raises the first error of an upload.
             list(pool.map(send, batch["files"]))
     return client.post(f"{session}/finalize", {}, seconds=FINALIZE_SECONDS)
 

@@ -39,12 +39,14 @@ class Logs:
         if direction not in ("older", "newer"):
             raise invalid("direction must be older or newer", "direction")
         older = direction == "older"
+        # Without a cursor, older entries begin at the end: no entry has a number that high.
         cursor = number(query, "cursor", 2**53 if older else 0)
         comparison, order = ("<", "DESC") if older else (">", "ASC")
         rows = self._database.all(
             f"SELECT * FROM logs WHERE subject = ? AND pk {comparison} ? ORDER BY pk {order} LIMIT ?",  # noqa: S608
             subject,
             cursor,
+            # One more than asked for shows that there are more.
             limit + 1,
         )
         rows, more = rows[:limit], len(rows) > limit

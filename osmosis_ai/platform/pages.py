@@ -26,10 +26,13 @@ from osmosis_ai.viewer.stores import Repository, Stores
 __all__ = ["PagesAccess", "page_name", "page_path"]
 
 TICKET_SECONDS = 600
+"""A ticket is in a URL, and so in a browser's history: it soon becomes useless."""
 SESSION_SECONDS = 14 * 86400
+"""Validity of a cookie, which ends earlier if its token is revoked."""
 MAX_WORKSPACES = 20
 """Bounds the cookie, which browsers limit to 4 KiB."""
 KEPT_APPS = 32
+"""Applications kept, one for each combination of opened workspaces."""
 
 
 class Ticket(Record, frozen=True, tag="ticket"):
@@ -50,6 +53,7 @@ class BrowserSession(Record, frozen=True, tag="session"):
 
 def page_name(identity: str) -> str:
     """Return a workspace's name in the pages' URLs, where a slash would end it."""
+    # No identity contains a tilde, so names stay unique.
     return identity.replace("/", "~")
 
 
@@ -106,6 +110,7 @@ class PagesAccess:
     def _session(self, cookies: Iterable[str]) -> BrowserSession | None:
         for cookie in cookies:
             session = self._opened(cookie)
+            # A ticket, which the same key seals, doesn't count as a cookie.
             if isinstance(session, BrowserSession):
                 return session
         return None
@@ -113,6 +118,7 @@ class PagesAccess:
     def _app(self, workspaces: Sequence[Workspace]) -> ASGIApp:
         names = tuple(sorted(each.id for each in workspaces))
         app = self._apps.pop(names, None) or build_app(Stores.of(map(self._repository, workspaces)), self._stopping)
+        # At the end again, so that the first one is the least recently used.
         self._apps[names] = app
         while len(self._apps) > KEPT_APPS:
             self._apps.popitem(last=False)

@@ -12,6 +12,7 @@ from osmosis_ai.text import iso_time
 __all__ = ["MAX_PAGE", "Window", "iso", "now", "number", "page", "window"]
 
 MAX_PAGE = 50
+"""The API's limit, which released clients rely on."""
 
 Window = tuple[int, int]
 """The limit and offset of a page."""

@@ -30,9 +30,13 @@ from osmosis_ai.records import JsonObject
 __all__ = ["Limits", "Queue", "choose", "job_variables"]
 
 LOSSES = 3
+"""Number of processes that a run may lose without progress before it fails."""
 MAX_LINE = 64 << 20
+"""Longest message of a job in bytes; a log entry may hold a traceback or a list of rows."""
 CLOSE_SECONDS = 10.0
+"""How long a job may take to end its processes before it is killed."""
 PAUSE_SECONDS = 5.0
+"""Pause before another attempt when the database can't be written."""
 _logger = logging.getLogger("osmosis.platform")
 
 KEPT_VARIABLES = frozenset(
@@ -70,6 +74,7 @@ class _Job:
         """Tell the job that the user stops the run."""
         self.stopping = True
         if self.process is not None and self.process.stdin is not None:
+            # The process may have ended by itself, which closes its pipe.
             with suppress(ConnectionError, RuntimeError):
                 self.process.stdin.write(b"stop\n")
 
@@ -139,8 +144,10 @@ class Queue:
                 await self._take(run_id, Ended("stopped"))
         waiting = await anyio.to_thread.run_sync(self._runs.to_do, self._limits.trainer is not None)
         for row in choose(waiting, self._jobs, self._limits):
+            # Before its task starts, so that the next look for work doesn't choose the run again.
             job = self._jobs[row["id"]] = _Job(row)
             group.start_soon(self._serve, row["id"], job)
+        # While the queue is full, no job could use it.
         if len(self._jobs) < self._limits.runs and self._spare is None:
             self._spare = await self._start()
 
@@ -162,6 +169,7 @@ class Queue:
                 return
             order = await anyio.to_thread.run_sync(self._order, row)
             ended = await self._process(run_id, job, order)
+            # Unless `_lost` gives the run up, its status is unchanged, and the next look for work starts it again.
             if not ended:
                 await self._lost(run_id)
             await anyio.to_thread.run_sync(self._drop_code, run_id)

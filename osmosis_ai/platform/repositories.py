@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import subprocess
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,7 +25,9 @@ MAX_FILES = 200_000
 MAX_PACK_BYTES = 4 << 30
 FETCH_SECONDS = 600
 GIT_SECONDS = 120
+"""Bounds on untrusted code: bytes and number of its files, bytes of a file that git writes, and git's time."""
 SUBMODULE, LINK = "160000", "120000"
+"""Modes of git's tree entries."""
 
 _UNTRUSTED = {
     # Git must neither prompt nor run anything from the repository: no hooks, no filters, no `ext::` transports.
@@ -77,8 +80,10 @@ def check_out(
     # An index of its own, because runs share the repository and may check out at the same time.
     index = folder.with_name(f"{folder.name}.index")
     try:
+        # Without the operator's own config, whose filters the repository's attributes could start.
         plain = {"GIT_INDEX_FILE": str(index), "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         git.run("read-tree", commit, more=plain)
+        # Not `checkout`, which runs hooks and moves HEAD, which other runs share.
         git.run(f"--work-tree={folder}", "checkout-index", "--all", "--force", more=plain, seconds=FETCH_SECONDS)
     finally:
         index.unlink(missing_ok=True)
@@ -100,6 +105,7 @@ def resolve(
     # Concurrent fetches would overwrite each other's refs/osmosis/branch before it is read.
     with _locked(repository.with_suffix(".lock")):
         if not (repository / "HEAD").is_file():
+            # Without a template, which may hold hooks.
             git.run("init", "--quiet", "--bare", "--template=", str(repository))
         commit, source = _fetch(git, revision, sources, seconds)
         # A ref keeps git's garbage collection from deleting the commit.
@@ -124,24 +130,29 @@ class _Git:
         """Run a git command for at most `seconds` and return its output; raise RepositoryError."""
         try:
             with _limited_files():
-                done = subprocess.run(  # noqa: S603 - git, with arguments that can't be options
+                process = subprocess.Popen(  # noqa: S603 - git, with arguments that can't be options
                     self._command(*arguments),
                     env={**self._environ, **(more or {})},
                     stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=seconds,
-                    check=False,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
                 )
-        except subprocess.TimeoutExpired:
-            raise RepositoryError(f"git {arguments[0]} took more than {seconds:.0f} s") from None
         except FileNotFoundError:
             raise RepositoryError("git isn't installed") from None
-        if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        with process:
+            try:
+                stdout, stderr = process.communicate(timeout=seconds)
+            except BaseException as error:
+                process.kill()
+                if isinstance(error, subprocess.TimeoutExpired):
+                    raise RepositoryError(f"git {arguments[0]} took more than {seconds:.0f} s") from None
+                raise
+        if process.returncode:
+            said = stderr.decode("utf-8", "replace").strip().splitlines()
             # Git prints hints and progress around the line that gives the reason.
             reason = next((line for line in said if line.startswith(("fatal:", "error:"))), (said or ["no reason"])[-1])
             raise RepositoryError(reason.partition(": ")[2] or reason)
-        return done.stdout.decode("utf-8", "surrogateescape")
+        return stdout.decode("utf-8", "surrogateescape")
 
     def lines(self, *arguments: str) -> Generator[str, None, None]:
         """Run a git command and yield its NUL-terminated lines. Closing the generator ends the command."""
@@ -255,13 +266,19 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+_LIMITING = threading.Lock()
+
+
 @contextmanager
 def _limited_files() -> Iterator[None]:
-    """Limit the size of files that processes started in the block can write."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    soft = MAX_PACK_BYTES if before[1] == resource.RLIM_INFINITY else min(MAX_PACK_BYTES, before[1])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    """Limit the size of files that a process started in the block can write."""
+    # The limit is this whole process's for that moment: of two overlapping blocks, the second would take the first's
+    # for what was there before, and leave it.
+    with _LIMITING:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        soft = MAX_PACK_BYTES if before[1] == resource.RLIM_INFINITY else min(MAX_PACK_BYTES, before[1])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)

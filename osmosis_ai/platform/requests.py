@@ -23,6 +23,7 @@ __all__ = ["MAX_BODY", "Call", "answer", "answer_stranger", "error_response", "j
 
 MAX_BODY = 1 << 20
 MAX_STRANGER_BODY = 4096
+"""Bytes of a body, and of one that comes without a token."""
 IDENTITY, REMOTE, PATH = "X-Osmosis-Git", "X-Osmosis-Remote", "X-Osmosis-Path"
 
 T = TypeVar("T")
@@ -88,9 +89,11 @@ async def answer(
     """Authorize a request, then call its handler in a thread, because database queries block."""
     try:
         holder = await anyio.to_thread.run_sync(accounts.holder, request.headers.get("authorization"))
+        # Only once the token is known, so that a stranger can't make the server read a large body.
         body = await read_body(request, max_body)
         found = await anyio.to_thread.run_sync(handler, Call(holder, accounts, request, body))
         return found if isinstance(found, Response) else json_response(found, status)
+    # Nobody reads this answer; it keeps an ordinary event out of the log of errors.
     except ClientDisconnect:
         return Response(status_code=400)
     except Exception as error:  # noqa: BLE001 - every request has an answer
@@ -111,10 +114,11 @@ async def answer_stranger(request: Request, kind: type[T], handler: Callable[[T]
 async def read_body(request: Request, limit: int) -> bytes:
     """Read a body of at most `limit` bytes; raise ApiError if it is larger."""
     body = bytearray()
+    # In parts, because a Content-Length may be missing.
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit:
-            raise ApiError(413, f"the body is larger than {limit >> 20} MiB", "TOO_LARGE")
+            raise ApiError(413, f"the body is larger than {limit:,} bytes", "TOO_LARGE")
     return bytes(body)
 
 
@@ -125,6 +129,7 @@ def same(expected: str, given: str) -> bool:
 
 def json_response(content: JsonObject, status: int = 200) -> Response:
     """Make a response."""
+    # Released clients read the first; the second keeps answers, some with tokens, out of caches.
     headers = {"X-Osmosis-Version-Status": "current", "Cache-Control": "no-store"}
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
@@ -135,6 +140,7 @@ def error_response(error: Exception) -> Response:
         body: dict[str, Any] = {"error": str(error), "code": error.code, **error.more}
         return json_response(body, error.status)
     if isinstance(error, StoreError):
+        # SQLite's words: "database or disk is full".
         full = "full" in str(error)
         return json_response({"error": str(error), "code": "STORAGE_FULL" if full else "STORAGE"}, 507 if full else 503)
     if isinstance(error, OsmosisError):

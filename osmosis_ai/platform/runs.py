@@ -27,7 +27,9 @@ __all__ = ["TERMINAL", "Kind", "Provided", "Runs", "Submission", "detail", "metr
 
 Kind = Literal["eval", "training"]
 TERMINAL = ("finished", "failed", "stopped", "crashed", "killed", "unknown")
+"""The API's words for an end, of which this platform uses the first three."""
 MAX_KEY = 200
+"""Characters of an idempotency key."""
 SEED_BITS = 31
 
 
@@ -258,7 +260,9 @@ class Runs:
         if row["imported"]:
             raise conflict(f"{row['name']} ran elsewhere; run it again there, then use `osmosis eval upload --replace`")
         results = _results(row)
+        # Not only failed ones: rollouts that a stopped run never reached count as well.
         left = 0 if results is None else results["total_samples"] - results["graded"]
+        # A run that failed or was stopped may have no results yet, and is always worth a retry.
         if row["status"] == "finished" and not left:
             raise conflict(f"every rollout of {row['name']} is graded; there is nothing to retry")
         with self._database.write("retrying a run") as db:

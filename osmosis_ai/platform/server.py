@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 
-from osmosis_ai.errors import UsageError
 from osmosis_ai.platform.accounts import Accounts
 from osmosis_ai.platform.app import Place, build_app
 from osmosis_ai.platform.database import Database
@@ -25,10 +24,12 @@ def serve_platform(home: Home, listener: socket.socket, place: Place, limits: Li
     """Serve until SIGINT or SIGTERM. The caller holds the folder's lock."""
     database = Database(home.database)
     local_token(home, Accounts(database, local_paths=False))
+    # `server` exists by the time of the first call.
     app = build_app(home, database, limits, place, lambda: server.should_exit)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     server = make_server(app, "warning", log_config=None, server_header=False)
     url = address_of(listener)
+    # Commands on this machine can't connect to a wildcard address everywhere.
     if place.host in ("0.0.0.0", "::"):  # noqa: S104 - a comparison
         url = f"http://127.0.0.1:{place.port}"
     home.write_info(ServerInfo(url, os.getpid()))
@@ -52,8 +53,6 @@ def _user() -> str:
     try:
         name = getpass.getuser()
     except (OSError, KeyError):
+        # A user without a name, as in some containers, is a KeyError before Python 3.13.
         return DEFAULT_USER
-    try:
-        return name if name.isascii() and name.replace("-", "").replace("_", "").isalnum() else DEFAULT_USER
-    except UsageError:
-        return DEFAULT_USER
+    return name if name.isascii() and name.replace("-", "").replace("_", "").isalnum() else DEFAULT_USER

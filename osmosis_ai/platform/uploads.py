@@ -13,6 +13,7 @@ import anyio.to_thread
 __all__ = ["UploadError", "receive_file", "sync_folder"]
 
 CHUNK = 1 << 20
+"""Bytes per write. Each write is handed to a thread, which costs too much for every part that arrives."""
 PART = ".part"
 
 
@@ -33,6 +34,7 @@ async def receive_file(target: Path, stream: AsyncIterator[bytes], size: int, sh
         UploadError: The size or the hash differs.
         OSError: The file can't be written.
     """
+    # A name of its own, because a client that retries may still be sending the first time.
     part = target.with_name(f"{target.name}.{uuid.uuid4().hex}{PART}")
     try:
         digest, written = await _write(part, stream, size)

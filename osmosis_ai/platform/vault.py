@@ -25,6 +25,7 @@ __all__ = ["Cipher", "Scope", "Vault"]
 
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,254}")
 MAX_VALUE = 64 * 1024
+"""Characters of a secret; Linux bounds an environment variable to 128 KiB."""
 
 Scope = Literal["workspace", "user"]
 
@@ -35,6 +36,7 @@ class Cipher:
     def __init__(self, home: Home) -> None:
         from cryptography.fernet import Fernet
 
+        # The caller holds the folder's lock, so no other server creates a key at the same time.
         if not home.key.exists():
             home.write_private(home.key, base64.urlsafe_b64encode(os.urandom(32)).decode("ascii"))
         self._key = home.key.read_bytes().strip()
@@ -178,6 +180,7 @@ def _item(row: Row) -> JsonObject:
 def _owner(holder: Holder, scope: str) -> str:
     if scope not in ("workspace", "user"):
         raise invalid(f"scope is {scope[:40]!r}; it must be workspace or user", "scope")
+    # Empty rather than NULL, which a UNIQUE constraint would allow several times.
     return holder.user_id if scope == "user" else ""
 
 

@@ -17,9 +17,12 @@ from osmosis_ai.records import JsonObject
 __all__ = ["REQUIRED", "LocalWorkspace", "find_workspace", "git_notes", "snapshot", "top_of"]
 
 REQUIRED = ("rollouts", "configs/training", "configs/eval", "data")
+"""The folders of a workspace, the same as on the hosted platform."""
 _SCP = re.compile(r"(?:[\w.-]+@)?([\w.-]+):(?!/)(\S+)")
+"""Git's short form of an SSH address: `git@host:path`."""
 _UNSAFE = re.compile(r"[^a-z0-9._-]+")
 SECONDS = 60
+"""Time limit for a git command; a snapshot may hash many files."""
 
 
 class LocalWorkspace(NamedTuple):
@@ -66,6 +69,7 @@ def find_workspace(cwd: Path) -> LocalWorkspace:
     remote = _git(root, "config", "--get", "remote.origin.url")
     identity = None if not remote else _identity(remote)
     if identity is None:
+        # The digest keeps folders of the same name apart.
         digest = hashlib.blake2b(os.fsencode(root), digest_size=4).hexdigest()
         identity = f"local/{_UNSAFE.sub('-', root.name.lower()).strip('-.') or 'workspace'}-{digest}"
     return LocalWorkspace(root, identity, _public(remote))
@@ -92,13 +96,16 @@ def snapshot(workspace: LocalWorkspace) -> str:
     """Commit the working tree as it is, outside any branch, and return the commit; raise ClientError."""
     root = workspace.root
     with tempfile.TemporaryDirectory() as folder:
+        # An index of its own, so that the user's staged changes stay as they are.
         own = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
         tree = commit = None
         # As in any commit, ignored files are left out.
         if _git(root, "add", "--all", more=own) is not None:
             tree = _git(root, "write-tree", more=own)
         if tree:
+            # `commit-tree` fails without a name and an address, which the user may not have set.
             author = {f"GIT_{who}_{what}": "osmosis" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+            # A new repository has no commit yet.
             parents = ["-p", "HEAD"] if _git(root, "rev-parse", "--verify", "HEAD") else []
             commit = _git(root, "commit-tree", tree, *parents, "-m", "snapshot", more=author)
     if not commit or _git(root, "update-ref", f"refs/osmosis/snapshots/{commit}", commit) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -228,10 +229,10 @@ class ItemRuns:
     def _dataset(self, rows: Any) -> Path | None:
         if rows is None or isinstance(rows, (str, Path)):
             return None if rows is None else self.harness.root / rows
-        folder = self.harness.store.parent / "osmosis-rows"
+        folder = self.harness.store / "rows"
         folder.mkdir(parents=True, exist_ok=True)
         content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
-        path = folder / f"{abs(hash(content)):x}.jsonl"
+        path = folder / f"{hashlib.blake2b(content, digest_size=8).hexdigest()}.jsonl"
         path.write_bytes(content)
         return path
 
@@ -258,14 +259,18 @@ def _recorded(path: Path, shown: str, mode: str, advice: str, unused: list[str])
     """Open recordings, and add those left unused to `unused`; the mode `all` keeps only those that were used."""
     # Beside the old file, which stays in place until the test has ended.
     fresh = path.with_name(f".{path.name}") if mode == "all" else path
+    if mode == "all":
+        from osmosis_ai.models.cassette import judge_file
+
+        # Those of a test that was killed.
+        for left in (fresh, judge_file(fresh)):
+            left.unlink(missing_ok=True)
     with open_recordings(fresh, shown, replay=mode == "none", advice=advice) as recordings:
         yield recordings
         recordings.tidy()
         if mode != "all":
             unused += recordings.unused([recordings.policy, recordings.judges])
     if mode == "all":
-        from osmosis_ai.models.cassette import judge_file
-
         for new, old in ((fresh, path), (judge_file(fresh), judge_file(path))):
             old.unlink(missing_ok=True)
             if new.exists():

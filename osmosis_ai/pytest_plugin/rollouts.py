@@ -203,7 +203,7 @@ def _calls(messages: Sequence[Message], errors: dict[tuple[int, str], Any]) -> C
 def _arguments(text: Any) -> Any:
     try:
         return msgspec.json.decode(text) if isinstance(text, str) else text
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text
 
 

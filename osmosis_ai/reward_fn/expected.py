@@ -147,7 +147,7 @@ def _calls(messages: list[Message]) -> Iterator[ExpectedCall]:
             text = (call.get("function") or {}).get("arguments")
             try:
                 arguments = json.loads(text) if isinstance(text, str) and text.strip() else text or {}
-            except ValueError:
+            except (ValueError, RecursionError):
                 arguments = text
             # A failed call's result begins with the word, as the model sees it.
             failed = results.get(call.get("id"), "").lower().startswith("error")

@@ -18,6 +18,7 @@ import msgspec
 
 from osmosis_ai.errors import RepositoryError, UsageError
 from osmosis_ai.masking import Masker, without_secrets
+from osmosis_ai.output_lines import output_lines
 from osmosis_ai.runtime.worker.workflows import keeper
 from osmosis_ai.runtime.worker.workflows.environments import prepare_environment
 from osmosis_ai.training.config import TRAINERS, TrainingConfig
@@ -31,7 +32,7 @@ GRACE_SECONDS = 10.0
 LAST_LINES = 12
 """Lines of its output that a failed trainer's error shows."""
 MAX_LINE = 1024 * 1024
-"""Bytes of an output line to buffer; a longer one is replaced by a notice."""
+"""Bytes of an output line to buffer; see `output_lines`."""
 _PACKAGE = Path(__file__).parents[1]
 _PLACES = (_PACKAGE / "trainers", _PACKAGE.parent / "trainers")
 """Folders that hold trainer distributions: in an installed package, and in a checkout."""
@@ -100,16 +101,8 @@ class Running:
     async def lines(self) -> AsyncIterator[str]:
         """Yield each line the trainer prints, until it ends."""
         assert self._process.stdout is not None
-        while True:
-            try:
-                line = await self._process.stdout.readline()
-            # asyncio raises it for a line beyond the limit, and drops what it has read of the line.
-            except ValueError:
-                yield f"[a line of more than {MAX_LINE >> 20} MiB]"
-                continue
-            if not line:
-                return
-            yield line.decode("utf-8", "replace").rstrip()
+        async for line in output_lines(self._process.stdout):
+            yield line
 
     def stop(self) -> None:
         """End the trainer: SIGTERM now, SIGKILL after a grace period. Returns at once."""

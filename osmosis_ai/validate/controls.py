@@ -30,10 +30,12 @@ __all__ = [
 ]
 
 SLOW_MS = 100.0
+"""Milliseconds above which the median call counts as slow."""
 TOLERATED_SHARE = 0.2
 """Share of the rows in which a wrong answer may happen to mean the same as the right one."""
 
 _CLOSE = 1e-9
+"""Scores this close are equal: the same score may be computed in different ways."""
 _NAMES: dict[Kind, str] = {
     "right": "the right answer",
     "another row's": "another row's answer",
@@ -169,6 +171,7 @@ class _Judgement:
         for trial in (*self._trials, *self._trajectories):
             for score in (trial.score, trial.again):
                 if score is not None and score.failure is not None:
+                    # One finding per place in the code, however many answers fail there.
                     key = (score.failure.kind, score.failure.file, score.failure.line)
                     first, count = seen.get(key, (trial._replace(score=score), 0))
                     seen[key] = (first, count + 1)
@@ -182,6 +185,7 @@ class _Judgement:
                 self._add("OSM317", f"{name} {failure.message}, {where}", "Limit its work: input length, loops.")
             elif failure.kind in ("died", "blocked", "exit"):
                 self._add("OSM318", f"{name} ended its process {where}: {failure.message}")
+            # The decorator raises for a wrong type before the runtime sees it, and says so in these words.
             elif failure.kind in ("wrong_type", "not_finite") or "must return a float" in failure.message:
                 said = failure.message.rpartition(": ")[2] if "must return" in failure.message else failure.message
                 said = said.removeprefix(f"{name} ")
@@ -276,6 +280,7 @@ class _Judgement:
         value = self._scored[0][1]
         if abs(value) > _CLOSE:
             message = f"every answer scored {value:g}: right, wrong and empty ones"
+            # Varied calls were tried as well, so they can't explain the constant either.
             if self._trajectories:
                 message += ", after any tool calls"
             self._add("OSM310", message, "A model can't learn from a constant score.")
@@ -295,6 +300,7 @@ class _Judgement:
         if value is None or value <= _CLOSE:
             return
         top = max(value for _, value in self._scored)
+        # With penalties, halfway between the floor and the top may be close to 0, which is no reward.
         if value >= self.floor + 0.5 * (top - self.floor) - _CLOSE and value >= 0.5 * top - _CLOSE:
             message = f"an empty answer scores {value:g}, so a model is rewarded without answering"
             self._add("OSM305", message, "Return 0.0 when there is no answer.")
@@ -354,11 +360,13 @@ class _Judgement:
             self._add("OSM320", message, "Make sure the function understands every ground truth of the dataset.")
 
     def _like_right(self, probe: Probe, value: float) -> bool:
+        # A row whose own right answer isn't accepted says nothing about wrong ones.
         best = self._row_best.get(probe.row.index)
         return best is not None and best >= self._half and value >= best - _CLOSE * max(1.0, abs(best))
 
     def _accepts(self, form: str) -> bool:
         values = [value for (_, name), value in self._right.items() if name == form]
+        # Half of the rows suffice: `_check_rows` reports ground truths that the function doesn't understand.
         return self._span > _CLOSE and 2 * sum(value >= self._half - _CLOSE for value in values) >= len(values)
 
     def _form_report(self, form: str) -> FormReport:
@@ -395,6 +403,7 @@ def judge_together(
     """Check that at least one function, or a rubric, can tell right answers from wrong ones."""
     if not functions or rubrics or any(function.reads_ground_truth for function in functions):
         return
+    # A function that was never called may read the ground truth in a helper.
     if all(report.calls for report in reports):
         names = ", ".join(function.ref.attribute for function in functions)
         message = f"the rows have a ground truth, but no reward function reads it ({names})"

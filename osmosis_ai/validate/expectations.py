@@ -81,8 +81,10 @@ def _problems_with_call(place: str, call: ExpectedCall, tools: KnownTools) -> It
 def _can_match(pattern: Any, schema: Any) -> bool:
     """Return False if no value of a parameter's type is like the pattern."""
     kind = schema.get("type") if isinstance(schema, dict) else None
+    # A list of types, or none, rules nothing out.
     if pattern == "*" or not isinstance(kind, str) or kind not in _JSON_TYPES:
         return True
+    # In Python, True is an int, which would match a number.
     if isinstance(pattern, bool):
         return kind == "boolean"
     # An integer may be written as 2.0.

@@ -186,4 +186,4 @@ CODES: dict[str, Code] = {
     "OSM707": _error("a grader fails, or gives no finite reward"),
     "OSM708": _warning("a right answer doesn't earn the full reward"),
 }
-"""Every kind of finding, by its code."""
+"""Every kind of finding, by its code. Repositories name codes in settings and comments, so a code keeps its meaning."""

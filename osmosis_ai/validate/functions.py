@@ -33,6 +33,7 @@ _FOLDERS = {kind: folder for folder, kind in FOLDERS.items()}
 _DECORATORS = {"reward": "@osmosis_reward", "rubric": "@osmosis_rubric"}
 _LOOKALIKE = re.compile(r"(^|_)(reward|rubric|score|grade)s?(_|$)|^compute_(reward|score)", re.IGNORECASE)
 _FORM_WORDS = re.compile(
+    # Stems of words by which a function says that it rewards form. They are compared with case-folded text.
     r"\b(?:format|brevity|brief|concis|length|short|long|style|tone|languag|penal|tool|step|struct|syntax|tag|think|json"
     r"|latex|markdown|polite|repetit|verbos|turn|effort|readab)"
 )
@@ -117,6 +118,7 @@ def _check_signature(component: Component, node: FunctionNode, tree: ast.Module,
     from osmosis_ai.reward_rubric.decorator import osmosis_rubric
     from osmosis_ai.runtime.worker.scorer import Scorer
 
+    # The decorator and the scorer check the stub as they would the function, so both say the same as a run.
     stub = _stub(node, tree)
     if stub is None:
         return
@@ -133,6 +135,7 @@ def _stub(node: FunctionNode, tree: ast.Module) -> Any:
 
     Return None if an annotation uses a name that only running the module could resolve.
     """
+    # A copy, because the caller's tree must keep its annotations.
     arguments = ast.parse(ast.unparse(_bare(node))).body[0]
     assert isinstance(arguments, (ast.FunctionDef, ast.AsyncFunctionDef))
     known = _known_names(tree)
@@ -146,13 +149,15 @@ def _stub(node: FunctionNode, tree: ast.Module) -> Any:
         if _unknown(arguments.returns, known):
             return None
         arguments.returns = _inert(arguments.returns)
+    # Only a default's presence counts; its expression could run code.
     every.defaults = [ast.Constant(None) for _ in every.defaults]
     every.kw_defaults = [None if default is None else ast.Constant(None) for default in every.kw_defaults]
     arguments.decorator_list = []
     arguments.body = [ast.Pass()]
     module = ast.fix_missing_locations(ast.Module([arguments], []))
     names: dict[str, Any] = {}
-    # Safe to run: only names are left of the user's code.
+    # Safe to run: only names are left of the user's code. `dont_inherit` keeps this module's own future import from
+    # turning annotations into text.
     exec(compile(module, "<signature>", "exec", dont_inherit=True), names)  # noqa: S102
     return names[node.name]
 
@@ -227,6 +232,7 @@ def reads_ground_truth(component: Component, root: Path) -> bool:
     node = _node_of(component, root)
     if node is None:
         return True
+    # The body alone: the classic signature names the ground truth in any case.
     names = (getattr(part, "id", getattr(part, "value", None)) for inner in node.body for part in ast.walk(inner))
     return "ground_truth" in names
 

@@ -74,6 +74,7 @@ def _comments(file: Path, shown: str) -> dict[int, set[str]]:
     except UnreadableError:
         return {}
     written: dict[int, set[str]] = {}
+    # Tokens rather than lines, because a string may contain the same text.
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         match = _COMMENT.search(token.string) if token.type == tokenize.COMMENT else None
         if match is not None:

@@ -39,6 +39,7 @@ def check_imports(root: Path) -> Iterator[Finding]:
     except TomlError as error:
         yield finding("OSM005", error.message, Place("pyproject.toml", error.line))
         return
+    # Only the build knows dynamic dependencies.
     if declared is None:
         return
     said: set[tuple[str, str]] = set()
@@ -75,6 +76,7 @@ def _imports(path: Path) -> Iterator[tuple[str, int]]:
                 yield name.name.partition(".")[0], node.lineno
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield node.module.partition(".")[0], node.lineno
+        # Neither the body nor a handler, which often imports a substitute, needs its package.
         elif isinstance(node, ast.Try) and node.handlers:
             waiting += [*node.orelse, *node.finalbody]
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):

@@ -48,6 +48,7 @@ def check_rubric_files(root: Path, environ: Mapping[str, str]) -> Iterator[Findi
             if (kind := kind_of_value("api_key", info.get("api_key") or "")) is not None:
                 yield secret_finding(kind, Place(shown, rubric.line, "api_key"))
             variable = info.get("api_key_env") or key_variable(str(info.get("provider")))
+            # A judge at an address of one's own may need no key.
             if not info.get("api_key") and not info.get("api_base") and not environ.get(variable):
                 if variable not in said:
                     yield _unset(variable, shown, rubric.line)

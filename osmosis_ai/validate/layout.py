@@ -36,6 +36,7 @@ def _check_link(path: Path, shown: str, root: Path) -> Iterator[Finding]:
         if path.is_symlink() and not path.resolve(strict=True).is_relative_to(root.resolve()):
             yield finding("OSM002", "a link to a place outside the repository", Place(shown))
     except (OSError, RuntimeError):
+        # Before Python 3.13, a loop of links is a RuntimeError.
         yield finding("OSM002", "a link to something that doesn't exist", Place(shown))
 
 

@@ -27,6 +27,8 @@ MAX_ROWS = 50
 MAX_ANSWER = 20_000
 EDGE_ROWS = 2
 MAX_NAMED_FORMS = 6
+"""Bounds on the rows tried, an answer's characters, the rows that get odd answers (which hardly depend on the row), and
+the answer forms taken from system prompts."""
 
 Kind: TypeAlias = Literal[
     "right", "another row's", "all rows' at once", "negated", "+1 character", "empty", "prompt", "odd", "trajectory"
@@ -42,6 +44,7 @@ class Form(NamedTuple):
 
     def write(self, answer: str) -> str:
         """Return an answer in this form."""
+        # Not `str.format`: templates contain other braces, as in JSON and \boxed{}.
         return self.template.replace("{answer}", answer)
 
 
@@ -80,6 +83,7 @@ def parse_answer_form(template: str) -> Form:
     """Parse an `--answer-form` value; raises ValueError without `{answer}`."""
     if "{answer}" not in template:
         raise ValueError(f"--answer-form {template!r} has no {{answer}}, which stands for the answer")
+    # A shell passes a line break as a backslash and an n.
     written = template.replace("\\n", "\n")
     return Form(_shortened(template), written)
 
@@ -89,6 +93,7 @@ def answer_forms(prompts: Sequence[str], given: Sequence[Form] = ()) -> list[For
     forms = {form.template: form for form in (*given, *USUAL)}
     named = 0
     for prompt in dict.fromkeys(prompts):
+        # Patterns such as `_TAG` search ahead from every place where they may begin, so the text is bounded.
         for form in _named_forms(prompt[:20_000]):
             if named < MAX_NAMED_FORMS and form.template not in forms:
                 forms[form.template] = form
@@ -100,6 +105,7 @@ def _named_forms(prompt: str) -> Iterator[Form]:
     tags = list(dict.fromkeys(match[1] for match in _TAG.finditer(prompt)))
     if tags:
         holder = next((tag for tag in reversed(tags) if tag.lower() in _ANSWER_TAGS), tags[-1])
+        # A reward for the form may want the other tags too.
         parts = [f"<{tag}>{'{answer}' if tag == holder else 'I work it out.'}</{tag}>" for tag in tags]
         yield _form("\n".join(parts))
         yield _form(f"<{holder}>{{answer}}</{holder}>")
@@ -109,6 +115,7 @@ def _named_forms(prompt: str) -> Iterator[Form]:
         if len(places) == 1 and len(text) > len(places[0]) and "</" not in text:
             yield _form(_PLACEHOLDER.sub("{answer}", text))
     for match in _JSON_KEY.finditer(prompt):
+        # Once as text and once as a number.
         yield _form(f'{{"{match[1]}": "{{answer}}"}}')
         yield _form(f'{{"{match[1]}": {{answer}}}}')
     for match in _LABEL.finditer(prompt):
@@ -172,6 +179,7 @@ def _far_apart(one: str, other: str) -> bool:
     a, b = as_number(one), as_number(other)
     if a is not None and b is not None:
         return abs(a - b) > 0.1 * max(1.0, abs(a), abs(b)) and a != -b
+    # `SequenceMatcher` takes quadratic time, so only the beginnings are compared.
     return SequenceMatcher(None, one[:500].casefold(), other[:500].casefold()).ratio() < 0.6
 
 
@@ -225,6 +233,7 @@ _ODD = {
     "infinity": "inf",
     "negative infinity": "-inf",
     "a number too large for a float": "1e400",
+    # Python's `int` refuses more than 4,300 digits.
     "a number of 5,000 digits": "9" * 5000,
     "full-width digits": "１２３",
     "a division by zero": "1/0",
@@ -240,6 +249,7 @@ _ODD = {
 def _odd_answers(row: Row, forms: Sequence[Form]) -> Iterator[Probe]:
     truth = row.ground_truth or ""
     for what, answer in _ODD.items():
+        # For this row, the odd answer happens to be right.
         if same_answer(answer, truth) or _mentions(answer, truth):
             continue
         for form in forms:

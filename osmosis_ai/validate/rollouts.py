@@ -30,7 +30,9 @@ from osmosis_ai.validate.validation import Validation
 __all__ = ["validate_rollout"]
 
 MODEL = "offline/oracle"
+"""The stand-in that replies with the row's solution or ground truth, without a network or a key."""
 MAX_ROWS = 1000
+"""Rows searched for one with a right answer."""
 MADE_UP = {"system_prompt": "Answer with one word.", "user_prompt": "Say yes.", "ground_truth": "yes"}
 GRADING = {"no_ground_truth": "OSM706", "timeout": "OSM704", "no_report": "OSM704"}
 """The codes of failed gradings, by the kind of failure."""
@@ -75,6 +77,7 @@ def _check(source: WorkflowSource, root: Path, dataset: Path | None, seconds: fl
         workers=1,
         timeout=seconds,
         reward_timeout=seconds,
+        # A check leaves no run in the repository's own store.
         store=str(folder),
         keep_going=True,
     )
@@ -84,6 +87,7 @@ def _check(source: WorkflowSource, root: Path, dataset: Path | None, seconds: fl
         message, _, output = str(error).partition("\n")
         yield finding("OSM702", f"{message}\n{output}".rstrip(), _raised_at(output, source, root) or script)
         return
+    # The run has one row and one attempt.
     (scored,) = Queries(Path(report.store)).scored(report.run_id, with_trajectory=True)
     yield from _judge(scored, source, script, right=row is not None)
 

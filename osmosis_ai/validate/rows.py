@@ -23,17 +23,22 @@ from osmosis_ai.validate.findings import Finding, Place, codes, finding
 __all__ = ["CHECKS", "check_dataset", "first_rows", "keys_read", "line_of_row"]
 
 SHOWN_PROBLEMS = 20
+"""Unusable rows, or problems with `expect`, that get a finding each."""
 MAX_REMEMBERED = 1_000_000
 MAX_COLUMNS = 1000
+"""Bounds on the memory of one pass: rows whose digests are kept, and columns whose types are."""
 MAX_SCANNED_ROWS = 10_000
+"""Rows searched for those that the controls or the solutions can use."""
 OUTLIER_FACTOR = 10
 OUTLIER_TOKENS = 2000
+"""A prompt is an outlier beyond this many times the median, but not below this many tokens."""
 TOO_LONG_TOKENS = 2_000_000
 """Reported however long the other rows are: hardly any model has such a context."""
 
 CHARACTERS_PER_TOKEN = 4
 """The usual rule of thumb for English."""
 
+# `format` fills in the ground truth, so the pattern's own braces are doubled.
 _LEAK = r"(?:####|\\boxed\{{|\b(?:answer|solution|result|ground.?truth)\b\W{{0,5}}(?:is|are|=|:)?)\W{{0,5}}{}(?!\w)"
 
 
@@ -164,6 +169,7 @@ class _Rows:
         if len(truth) > 10_000:
             return
         for prompt in (row.user_prompt, row.system_prompt):
+            # A plain search rules most prompts out before a pattern of their own is compiled for them.
             at = prompt.find(truth)
             if at < 0:
                 continue
@@ -185,6 +191,7 @@ class _Rows:
         truth = "ground_truth"
         if self._blank.count:
             yield self._about("OSM405", self._blank, "ground_truth is empty", truth)
+        # A dataset without any ground truth is a choice; one that has some has probably lost the others.
         if 0 < self._without.count < self._rows:
             yield self._about("OSM405", self._without, "there is no ground_truth", truth)
         if self._given_away.count:
@@ -259,6 +266,7 @@ def line_of_row(path: Path, index: int) -> int | None:
 
 
 def _digest(*parts: str) -> int:
+    # The separator keeps text that moves from one part to the next from giving the same digest.
     content = "\0".join(parts).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
 

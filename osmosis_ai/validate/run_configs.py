@@ -24,6 +24,7 @@ SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 RESERVED = "_OSMOSIS_"
 COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
 BRANCH = re.compile(r"[^\s-]\S*")
+"""Git would take a leading dash for an option."""
 
 
 class Field(NamedTuple):
@@ -254,6 +255,7 @@ class _Config:
 
     def _check_secrets(self, variables: set[str]) -> None:
         if "secrets" not in self._document:
+            # The hosted platform refuses an eval config without the table; a training config may leave it out.
             if self._kind == "eval":
                 hint = 'Write [secrets] with required = ["OPENAI_API_KEY"], or required = [] if it needs none.'
                 self._add("OSM508", "an eval config must have [secrets]", hint=hint)
@@ -274,6 +276,7 @@ class _Config:
             return
         seen: set[str] = set()
         for name in required:
+            # A value in place of a name. The other messages quote the name, so they would show it.
             if (kind := kind_of_secret(name)) is not None:
                 self._add_secret(kind, "secrets", "required")
                 continue

@@ -43,6 +43,7 @@ CALL_SECONDS = 10.0
 """Time limit for a reward function's call."""
 
 MAX_MODULES_ALONE = 8
+"""Modules tried one by one if they don't load together; each may take the whole time limit for loading."""
 _LOADING_HINT = "Look for work at import time: a server started, a download, a loop."
 
 
@@ -111,6 +112,7 @@ class Running:
         try:
             await self._with_functions(refs, tools)
         except StartError as error:
+            # A module that crashes or hangs takes the worker along, so its error doesn't say which one it was.
             good = await self._load_alone(refs, error)
             if good:
                 await self._with_functions(good, tools)
@@ -139,9 +141,11 @@ class Running:
         )
         async with self._pool(spec) as pool:
             played = await play_solutions(rows, pool, self._masker)
+        # Only the tools' results are compared, so the functions needn't load.
         alone = msgspec.structs.replace(spec, functions=[])
         self._findings += await find_leaks(played, lambda: self._pool(alone), self._subject)
         best = {report.function: max(form.right or 0.0 for form in report.forms) for report in self.controls}
+        # A function that scored no right answer above 0 has no known maximum; its controls report that.
         full = {name: value for name, value in best.items() if value > 0}
         self._findings += judge_solutions(played, full, self._subject)
 

@@ -53,6 +53,7 @@ def check_secrets(folder: Path, root: Path) -> Iterator[Finding]:
                 said.add(number)
                 yield secret_finding(kind, Place(shown(path, root), number))
         for name, value, number in lines:
+            # A known prefix on the same line already says more than "a key, in NAME".
             if number not in said and (kind := kind_of_value(name, value)) is not None:
                 said.add(number)
                 yield secret_finding(kind, Place(shown(path, root), number))

@@ -33,7 +33,9 @@ __all__ = [
 ]
 
 MAX_SOLUTIONS = 50
+"""Solutions played, the first ones of the dataset."""
 ROLLOUT_SECONDS = 15.0
+"""Time limit for one solution, which waits for tools only."""
 PLAY_SECONDS = 60.0
 """Time limit for all solutions; those left over are skipped."""
 
@@ -41,7 +43,9 @@ EVERY = 20
 """Every 20th solution, and the last one, is played once more in a process of its own."""
 
 SHOWN = 5
+"""Rows with the same kind of problem that get a finding each."""
 TOLERANCE = 1e-6
+"""How far a score may lie below the full reward: a sum of weights such as 0.1 isn't exact."""
 
 
 class Played(NamedTuple):
@@ -82,11 +86,14 @@ async def find_leaks(
     are random, and share nothing.
     """
     for position, one in enumerate(played):
+        # The first one did run in a fresh process; without tool calls there is nothing to compare.
         if position == 0 or ((position + 1) % EVERY and position + 1 < len(played)) or not one.rollout.tool_calls:
             continue
         alone = await _results_alone(one.row, open_alone)
         difference = next(
-            (pair for pair in zip(_results(one.rollout), alone, strict=False) if pair[0] != pair[1]), None
+            # Conversations that differ may have different numbers of calls.
+            (pair for pair in zip(_results(one.rollout), alone, strict=False) if pair[0] != pair[1]),
+            None,
         )
         if difference is None or alone != await _results_alone(one.row, open_alone):
             continue

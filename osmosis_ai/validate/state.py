@@ -103,6 +103,7 @@ def _modules(mcp_dir: Path, root: Path) -> Iterator[_Module]:
 
 def _is_mutable(value: ast.expr) -> bool:
     if isinstance(value, ast.Call):
+        # Other calls may return anything; clients and connections are meant to be shared.
         return dotted_name(value.func, {}).rpartition(".")[2] in _CONSTRUCTORS
     return isinstance(value, _DISPLAYS)
 

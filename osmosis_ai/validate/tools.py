@@ -23,16 +23,21 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 MAX_DESCRIPTION = 1024  # OpenAI refuses longer ones
 MAX_TOOLS = 128  # OpenAI's bound
 ALIKE = 0.95
+"""Similarity from which two descriptions with the same words count as the same."""
 MAX_COMPARED = 200
+"""Every pair is compared, so time grows with the square of this number of tools."""
 MAX_NODES = 20_000
+"""Subschemas looked at; a schema comes from the repository's code and may have any size."""
 
 _TOP_LEVEL = ("anyOf", "oneOf", "allOf", "enum", "not")
+"""Keywords that providers refuse at the top of a tool's parameters."""
 _UNSUPPORTED = (
     *("if", "then", "else", "not", "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas"),
     *("unevaluatedProperties", "unevaluatedItems", "contains", "$dynamicRef"),
 )
 _FILLERS = {"a", "an", "the", "this", "that", "tool", "function", "please", "simply", "just", "its", "and", "of"}
 _FILLERS |= {"for", "by", "with", "given", "using", "you", "can"}
+"""Words that don't tell two descriptions apart."""
 _TYPED = ("type", "anyOf", "oneOf", "allOf", "$ref", "enum", "const")
 
 
@@ -80,6 +85,7 @@ def _check_declaration(
         yield _undescribed(at)
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     for number, argument in enumerate(arguments):
+        # The server passes these itself.
         if argument.annotation is None and not (number == 0 and argument.arg in ("self", "cls", "ctx", "context")):
             yield _untyped(argument.arg, at._replace(line=argument.lineno))
 
@@ -293,6 +299,7 @@ def _resolve(schema: JsonObject, ref: str) -> JsonValue:
         return None
     found: JsonValue = schema
     for part in ref.removeprefix("#").split("/")[1:]:
+        # JSON Pointer's escapes; the order matters, because ~01 stands for ~1.
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
             found = found[int(key)]
@@ -332,6 +339,7 @@ def _check(subject: Subject) -> Iterator[Finding]:
     """Check the loaded server's tools, or the source if it isn't loaded; duplicates show only in the source."""
     sources, loaded = subject.components["tool"], subject.loaded
     for found in check_tool_source(subject.root, sources):
+        # A server keeps only the last of two tools with the same name.
         if loaded is None or found.code == "OSM106":
             yield found
     if loaded is not None:

@@ -14,8 +14,10 @@ __all__ = ["MAX_TRAJECTORY_ROWS", "Call", "Trajectory", "trajectories"]
 
 MAX_TRAJECTORY_ROWS = 3
 MAX_TOOLS = 8
+"""Bounds on the rows and tools whose calls are varied: each row gets a conversation for each tool, and nine more."""
 _ERROR = "Error: the tool failed"
 _UNKNOWN_TOOL: Tool = {"type": "function", "function": {"name": "lookup", "parameters": {}}}
+"""Called if the repository's tools aren't known, as after a failed load."""
 
 
 class Call(NamedTuple):

@@ -41,6 +41,7 @@ GIVE_UP_AFTER = 2
 """Number of timeouts or lost processes after which a function isn't called again."""
 
 MAX_PROMPT = 50_000
+"""Characters of a row that is tried: its text is sent to the worker with each of its probes."""
 
 
 async def run_controls(
@@ -128,6 +129,7 @@ class Trials:
 
     async def _try(self, tried: Sequence[Probe], names: list[str]) -> None:
         said = [(probe.row, conversation(probe, self._tool)) for probe in tried]
+        # Twice, because determinism is checked with every answer.
         scores = await score_conversations(self._pool, self._masker, said, names, times=2)
         for number, probe in enumerate(tried):
             again = {score.function: score for score in scores[2 * number + 1]}

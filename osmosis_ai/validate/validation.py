@@ -81,6 +81,7 @@ class _Validation:
             return await self._run(None if self._options.static else self._running(Path(folder, "validate.log")))
 
     async def _run(self, running: Running | None) -> Validation:
+        # The order matters: these fill `components`, and loading fills `loaded`, both of which other checks read.
         for check in FIRST:
             self._findings += run_check(check, self._subject)
         if running is not None:

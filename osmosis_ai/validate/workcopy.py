@@ -13,11 +13,14 @@ from osmosis_ai.validate.findings import Finding, Place, codes, examples, findin
 __all__ = ["CHECKS", "check_working_copy"]
 
 GIT_SECONDS = 20.0
+"""Time limit for one git command, which may wait for a slow disk or a lock."""
 LARGE_BYTES = 50_000_000  # GitHub warns
 TOO_LARGE_BYTES = 100_000_000  # GitHub refuses
 MAX_FILES = 100_000
+"""Files looked at where there is no git to list them; a folder given by mistake may hold a whole disk."""
 _NEEDED = ("mcp", "reward_fn", "reward_rubric", "configs", "rollouts", "test_data.jsonl", "pyproject.toml")
 _TEMPLATES = (".example", ".sample", ".template", ".dist")
+"""Suffixes of .env files that are meant to be committed, because they hold no values."""
 
 
 class GitError(Exception):
@@ -134,11 +137,13 @@ def _without_filters(root: Path) -> list[str]:
     own = {
         name.rpartition(".")[0]
         for scope, name in zip(parts[::2], parts[1::2], strict=False)
+        # The user's own filters, such as Git LFS's, are theirs to trust.
         if scope in ("local", "worktree")
     }
     return [
         option
         for driver in sorted(own)
+        # A `required` filter that is empty would make git fail instead of leaving the file as it is.
         for value in ("clean=", "smudge=", "process=", "required=false")
         for option in ("-c", f"{driver}.{value}")
     ]

@@ -146,6 +146,7 @@ def test_errors_limits_and_odd_scores_of_a_sample(tmp_path: Path) -> None:
         limited["scores"] = {
             "parts": {"value": {"a": "P", "b": True}},
             "said": {"value": "green"},
+            "huge": {"value": 10**400},
             "unscored": {"value": float("nan")},
         }
         limited["messages"][3]["error"] = {"type": "timeout", "message": "too slow"}
@@ -160,6 +161,7 @@ def test_errors_limits_and_odd_scores_of_a_sample(tmp_path: Path) -> None:
         "parts.a": 0.5,
         "parts.b": 1.0,
         "said": None,
+        "huge": None,
     }
     assert limited["tool_calls"][0]["error"] == "timeout"
 

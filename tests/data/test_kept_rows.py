@@ -57,6 +57,20 @@ def test_rows_are_those_of_the_pass_that_hashed_them(dataset: Dataset, tmp_path:
     kept.close()
 
 
+def test_a_save_right_after_the_rows_were_read_is_noticed(dataset: Dataset, tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def save(read: int, size: int) -> None:
+        told.append(read)
+        # The file's end is told twice, by the reader and at last.
+        if told.count(size) == 2:
+            write(dataset.path, "wrong")
+
+    _, kept = keep_rows(dataset, tmp_path, progress=save)
+    assert kept.outdated()
+    kept.close()
+
+
 def test_a_dataset_is_outdated_if_its_content_is_another(dataset: Dataset, tmp_path: Path) -> None:
     _, kept = keep_rows(dataset, tmp_path)
     assert not kept.outdated()

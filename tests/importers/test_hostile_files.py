@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from fuzz import CASES, generator, mutated
 from osmosis_ai.errors import UsageError
 from osmosis_ai.importers import IMPORT_FORMATS
-from osmosis_ai.importers.base import Problem
+from osmosis_ai.importers.base import Problem, RunFile
 from osmosis_ai.runtime.run.imported import import_run
 from osmosis_ai.store.queries import RolloutFilter
 from osmosis_ai.store.run_store import RunStore
@@ -63,6 +64,30 @@ async def test_a_mutated_log_is_imported_or_refused_and_what_is_imported_can_be_
                 assert list(transcript(scored))
             if new:
                 await store.delete_run(run.id)
+
+
+def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "log.eval"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("header.json", "{}")
+    content = bytearray(file.read_bytes())
+    # The flag in the member's header, and in the directory's entry of it.
+    for signature, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(signature) + at] |= 1
+    file.write_bytes(content)
+    read = IMPORT_FORMATS["inspect"].read_run
+    assert read is not None
+    (problem,) = read(file, RunFile(tool="inspect_ai"))
+    assert isinstance(problem, Problem)
+    assert "encrypted" in problem.reason
+
+
+def test_a_prompt_too_deep_for_json_is_a_prompt(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"prompts": ["[" * 100_000], "tests": [{}]}), encoding="utf-8")
+    read = IMPORT_FORMATS["promptfoo"].read_rows
+    assert read is not None
+    (row,) = read(tmp_path / "config.json")
+    assert not isinstance(row, Problem)
 
 
 @pytest.mark.parametrize("name", ["promptfoo", "eval-protocol"])

@@ -241,6 +241,12 @@ def test_no_schema_makes_it_fail(schema: Any) -> None:
     json.dumps(smallest_arguments(schema))
 
 
+def test_a_pattern_that_backtracks_is_given_up() -> None:
+    """Forty characters would take minutes."""
+    schema = {"required": ["p"], "properties": {"p": {"type": "string", "pattern": r"^(([a-z])+.)+[A-Z]([a-z])+$"}}}
+    assert isinstance(smallest_arguments(schema)["p"], str)
+
+
 def test_help_and_documentation_name_every_offline_model() -> None:
     options = {option.name: option.option for option in declared_options(RunConfig)}
     assert ", ".join(offline_names()) in options["model"].help

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,15 @@ def checked_out(source: Path, tmp_path: Path) -> Checkout:
     return check_out(
         Revision(None, None), [str(source)], tmp_path / "clones" / "w.git", tmp_path / "code", dict(os.environ)
     )
+
+
+def test_repositories_taken_at_the_same_time_leave_no_limit_behind(tmp_path: Path) -> None:
+    """Git may write files of a limited size, which is a limit of this process at the moment it starts git."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    folders = [make_workspace(tmp_path / f"workspace{number}") for number in range(4)]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda folder: checked_out(folder, tmp_path / f"of-{folder.name}"), folders))
+    assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
 
 
 def test_submodules_are_left_out_and_named(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ checkpoint = pathlib.Path(order["output"], "checkpoint")
 time_of_it = "again" if checkpoint.exists() else "first"
 # Before it says so, because the job is killed when it has.
 checkpoint.touch()
+# A progress bar writes for hours without the end of a line.
+print("\\r" * (2 << 20), flush=True)
 print("newer" if "newer" in main.read_text() else "frozen", time_of_it, flush=True)
 while order["training"]["lr"] == 2.0:
     time.sleep(0.05)

@@ -56,6 +56,12 @@ def test_calls(expect: Any, calls: list[Any], explanation: str) -> None:
     assert found == ([] if expect is None else [explanation or "the tool calls are as expected"])
 
 
+def test_arguments_too_deep_for_json_are_arguments_like_any_other_text() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "price", "arguments": "[" * 100_000}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert tools_as_expected(messages, None, {"expect": {"must": ["price"]}}) == 1.0
+
+
 @pytest.mark.parametrize(
     ("expect", "problem"),
     [

@@ -34,6 +34,7 @@ class _CsvLines:
 
     def __next__(self) -> str:
         number, line = next(self._lines)
+        # Final, unlike in JSON lines: inside a record, nothing shows where the next one begins.
         if line is None or self.size + len(line) > MAX_ROW_BYTES:
             raise UnreadableError(f"line {number}", f"{too_large()} (is a quote not closed?)")
         self.size += len(line)
@@ -48,6 +49,7 @@ def read(source: Source) -> Iterator[Item]:
     # The default limit of 128 KiB is shorter than a long prompt. The limit is global, so it is only ever raised.
     csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
     lines = _CsvLines(source.file)
+    # Without `strict`, a quote that is never closed takes the rest of the file into one cell without an error.
     records = csv.reader(lines, strict=True)
     header: list[str] | None = None
     while True:
@@ -59,6 +61,7 @@ def read(source: Source) -> Iterator[Item]:
         if cells is None:
             break
         where = f"line {first}"
+        # The reader yields an empty record for a blank line.
         if not cells:
             continue
         if header is None:
@@ -72,6 +75,7 @@ def read(source: Source) -> Iterator[Item]:
         else:
             values: JsonObject = dict(zip(header, cells, strict=True))
             for name in truths:
+                # CSV has no null: an empty cell is its only way to have no ground truth.
                 values[name] = values[name] or None
             yield Item(where, values, source.consumed)
     if header is None:
@@ -86,6 +90,7 @@ def _check_separator(header: list[str], where: str) -> None:
 
 
 def _csv_message(error: csv.Error) -> str:
+    # The `csv` module's text, which names neither the quote nor its place.
     if str(error) == "unexpected end of data":
         return "not valid CSV: a quote opened in this row is never closed"
     return f"not valid CSV: {error}"

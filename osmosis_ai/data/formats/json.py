@@ -117,6 +117,7 @@ class JsonWindow:
         while True:
             plain = _PLAIN.match(self._data, self._at + length)
             assert plain is not None
+            # At depth 0, the next byte opens the element itself, and a string must not be skipped as part of it.
             length = plain.end() - self._at if depth else length
             if self._at + length == len(self._data):
                 if not self._grow(where):
@@ -141,6 +142,7 @@ class JsonWindow:
         while True:
             quote = self._data.find(b'"', self._at + at)
             if quote < 0:
+                # Continue where the search ended: starting again would take quadratic time for a long string.
                 at = len(self._data) - self._at
                 if not self._grow(where):
                     raise UnreadableError(where, "the file ends inside a string of this row")

@@ -19,6 +19,7 @@ __all__ = ["read"]
 INSTALL = "pip install 'osmosis-ai[parquet]'"
 _BATCH_ROWS = 256
 _BATCH_BYTES = 4 * 1024 * 1024
+"""Bounds of a batch, whichever is smaller. PyArrow's own batches of 65,536 rows could hold gigabytes of prompts."""
 
 
 def read(source: Source) -> Iterator[Item]:
@@ -46,6 +47,7 @@ def read(source: Source) -> Iterator[Item]:
                     yield Item(f"row {index} (the first is 0)", _plain_row(names, values), min(size, read))
                     index += 1
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        # Sizes in a damaged file can be anything, so PyArrow may fail while it allocates, seeks or decodes.
         where = f"after row {index - 1} (the first is 0)" if index else ""
         reason = " ".join(str(error).split())[:300]
         raise UnreadableError(where, f"not a readable parquet file: {reason}") from None
@@ -92,6 +94,7 @@ def _plain(value: object) -> JsonValue:
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
+        # `str` may use an exponent: 1E+2.
         return format(value, "f")
     if isinstance(value, (datetime.timedelta, uuid.UUID)):
         return str(value)

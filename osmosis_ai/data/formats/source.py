@@ -36,8 +36,11 @@ __all__ = [
 ]
 
 MAX_ROW_BYTES = 64 * 1024 * 1024
+"""Largest row. Without a bound, a file without line ends would be read into memory as one row."""
 CHUNK = 256 * 1024
+"""Bytes per read, and between two calls of a progress callback."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Spreadsheets write it before UTF-8, where it would become part of the first column's name."""
 
 
 class Item(NamedTuple):
@@ -73,6 +76,7 @@ class _HashedFile(io.FileIO):
         self.consumed = 0
 
     def readinto(self, buffer: Any) -> int:
+        # `BufferedReader` reads through this method, except in `read()` without a size, which no reader may call.
         count = super().readinto(buffer) or 0
         self.hash.update(memoryview(buffer)[:count])
         self.consumed += count
@@ -100,6 +104,7 @@ class Source:
 
     def sha256(self) -> str:
         """Read the rest of the file and return the hash of all its bytes."""
+        # For Parquet that is the whole file, because PyArrow opens it a second time.
         while self.file.read(CHUNK):
             pass
         return self._raw.hash.hexdigest()
@@ -111,6 +116,7 @@ def text_lines(file: BinaryIO) -> Iterator[bytes | None]:
     line = line.removeprefix(BYTE_ORDER_MARK)
     while line:
         if len(line) > MAX_ROW_BYTES:
+            # In pieces, so that the line is never in memory as a whole.
             while line and not line.endswith(b"\n"):
                 line = file.readline(CHUNK)
             yield None

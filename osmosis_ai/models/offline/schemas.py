@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
 from osmosis_ai.records import JsonObject, JsonValue
@@ -22,6 +23,8 @@ _MAX_VALUES = 500
 _LARGEST_TEXT = 10_000
 _LARGEST_LIST = 100
 """A schema that demands more gets this much, and the tool refuses the call."""
+_PATTERN_SECONDS = 0.05
+"""How long one pattern is tried on samples: a remote server's may take minutes for forty characters."""
 _FORMATS = {
     "date": "2000-01-01",
     "date-time": "2000-01-01T00:00:00Z",
@@ -207,11 +210,15 @@ def _text(schema: JsonObject, number: int) -> str:
     if isinstance(pattern, str):
         sizes = range(max(least, 1), min(max(least, 1) + 40, most + 1))
         samples = (form, *_SAMPLES, *(each * size for size in sizes for each in "aA01"))
+        started = perf_counter()
         with suppress(re.error):
             for sample in samples:
                 # JSON Schema doesn't anchor patterns.
                 if least <= len(sample) <= most and re.search(pattern, sample):
                     return sample
+                # A pattern that backtracks takes twice as long with each character or two.
+                if perf_counter() - started > _PATTERN_SECONDS:
+                    break
     text = form.ljust(least, "a")
     return (text + str(number) if number else text)[:most]
 

@@ -287,7 +287,7 @@ def _arguments(text: Any) -> Any:
         return text
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     return found if isinstance(found, dict) else text
 

@@ -25,6 +25,7 @@ from osmosis_ai.rollout.server.requests import (
     authorize,
     check_sender,
     json_response,
+    named_hosts,
     parse,
     read_body,
     refused,
@@ -135,7 +136,7 @@ def build_app(
     rollouts = Rollouts(runner, settings, client, folder, trainer_key)
     # A header can't carry the spaces or the line break around a key.
     key = None if api_key is None else api_key.strip().encode()
-    allowed = frozenset(name.strip().lower() for name in settings.allowed_hosts.split(",") if name.strip())
+    allowed = named_hosts(settings.allowed_hosts)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

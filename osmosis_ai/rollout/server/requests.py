@@ -17,12 +17,13 @@ from starlette.responses import Response
 from osmosis_ai.urls import is_loopback
 
 __all__ = [
+    "ALLOWED_HOSTS_VARIABLE",
     "MAX_BODY_BYTES",
     "RefusedError",
     "authorize",
-    "check_origin",
     "check_sender",
     "json_response",
+    "named_hosts",
     "parse",
     "read_body",
     "refused",
@@ -55,10 +56,15 @@ def check_sender(http: Request, allowed: Container[str], key: bytes | None) -> N
     if (allowed or (key is None and is_loopback(server))) and not (name in allowed or is_loopback(name)):
         message = f"this server isn't called {name[:100]!r}; if it is, add that to {ALLOWED_HOSTS_VARIABLE}"
         raise RefusedError(421, message)
-    check_origin(http)
+    _check_origin(http)
 
 
-def check_origin(http: Request) -> None:
+def named_hosts(text: str) -> frozenset[str]:
+    """Return the host names in a list with commas."""
+    return frozenset(name.strip().lower() for name in text.split(",") if name.strip())
+
+
+def _check_origin(http: Request) -> None:
     """Refuse a request that only a web page sends: from another origin, or with a type that pages may send anywhere."""
     host = http.headers.get("host", "")
     if (origin := http.headers.get("origin")) is not None and origin.partition("://")[2] != host:

@@ -25,10 +25,12 @@ from osmosis_ai.rollout.server.callbacks import CallbackClient
 from osmosis_ai.rollout.server.registry import Registry, ServedRollout
 from osmosis_ai.rollout.server.reports import Reports, execute
 from osmosis_ai.rollout.server.requests import (
+    ALLOWED_HOSTS_VARIABLE,
     RefusedError,
     authorize,
-    check_origin,
+    check_sender,
     json_response,
+    named_hosts,
     parse,
     read_body,
     refused,
@@ -107,7 +109,9 @@ def create_rollout_server(
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     registry = Registry(lease=polling_lease_timeout_sec, retention=result_retention_sec)
     served = _Server(backend, registry, result_wait_timeout_sec, polling_lease_timeout_sec)
-    key = None if api_key is None else api_key.encode()
+    # A header can't carry the spaces or the line break around a key.
+    key = None if api_key is None else api_key.strip().encode()
+    allowed = named_hosts(os.environ.get(ALLOWED_HOSTS_VARIABLE, ""))
 
     @asynccontextmanager
     async def whole_life(app: Starlette) -> AsyncIterator[None]:
@@ -120,7 +124,7 @@ def create_rollout_server(
     def route(path: str, answer: Callable[[Request], Any], method: str) -> Route:
         async def checked(http: Request) -> Response:
             # Both come before the handler, which reads the body.
-            check_origin(http)
+            check_sender(http, allowed, key)
             authorize(http, key)
             response: Response = await answer(http)
             return response

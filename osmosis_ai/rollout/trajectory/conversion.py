@@ -222,7 +222,7 @@ def _call(call_id: object, name: object, arguments: object, index: int) -> JsonO
     if isinstance(arguments, str) and arguments:
         try:
             parsed = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             parsed = None
         # The format takes an object only.
         arguments = parsed if isinstance(parsed, dict) else {"_raw": arguments}

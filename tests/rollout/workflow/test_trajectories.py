@@ -126,6 +126,18 @@ def test_messages_of_every_api_become_the_same_steps(messages: list[dict[str, An
             ],
         ),
         (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}],
+            [
+                {
+                    "source": "agent",
+                    "message": "",
+                    "tool_calls": [
+                        {"tool_call_id": "call_0", "function_name": "f", "arguments": {"_raw": "[" * 100_000}}
+                    ],
+                }
+            ],
+        ),
+        (
             [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}, {}, "odd"]}],
             [
                 {

@@ -202,8 +202,18 @@ def test_web_pages_cant_start_rollouts(server: httpx.Client, controller: Control
     assert server.post("/rollout", content="{}", headers={"Content-Type": "text/plain"}).status_code == 415
 
 
+def test_a_page_cant_point_its_own_name_at_the_server(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS rebinding: the browser takes the server for the page's own. With a key, a page can't know it."""
+    for key, names, code in ((None, "", 421), (None, "rollouts.example", 200), ("server-key", "", 200)):
+        monkeypatch.setenv("OSMOSIS_ROLLOUT_SERVER_ALLOWED_HOSTS", names)
+        with serving(local(), api_key=key) as client:
+            headers = {"Host": "Rollouts.Example:80", "Authorization": "Bearer server-key"}
+            assert client.get("/health", headers=headers).status_code == code
+
+
 def test_a_key_is_asked_for_everywhere(controller: Controller) -> None:
-    with serving(local(), api_key="server-key") as client:
+    # A header can't carry the line break that a file's key ends with.
+    with serving(local(), api_key="server-key\n") as client:
         for method, path in [("GET", "/health"), ("POST", "/rollout"), ("POST", "/rollout/cancel"), ("POST", "/drain")]:
             assert client.request(method, path).status_code == 401
         client.headers["Authorization"] = "Bearer server-key"
