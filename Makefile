@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 LOWEST ?= .venv-lowest
 TRAIN ?= .venv-train
+RAY ?= .venv-ray
 PROCESSES ?= 4
 # Tests of installed commands, servers, trainers and whole runs of pytest: a sixth of the tests, and half of the time.
 WHOLE = tests/e2e tests/workflow_runs tests/platform tests/pytest_plugin tests/training tests/importers \
@@ -69,11 +70,9 @@ test-browser: $(VENV)/.browser  ## the viewer in Chromium, installed with apt-ge
 		echo "Chromium isn't there, and apt-get can't install it" >&2
 	$(BIN)/python -m pytest -m browser -rs tests/viewer
 
-test-ray: $(VENV)/.dev  ## runs on a Ray cluster of this machine; skipped, with the reason, where Ray has no wheel
-	@$(BIN)/python -m uv pip install $(QUIET) --compile-bytecode --python $(BIN)/python --editable '.[dev,ray]' || \
-		echo "Ray can't be installed here" >&2
-	$(BIN)/python -m compileall -q osmosis_ai
-	$(BIN)/python -m pytest -m ray -rs tests/runtime/pool/test_ray.py
+test-ray: $(RAY)/.dev  ## runs on a Ray cluster of this machine; skipped, with the reason, where Ray has no wheel
+	$(RAY)/bin/python -m compileall -q osmosis_ai
+	$(RAY)/bin/python -m pytest -m ray -rs tests/runtime/pool/test_ray.py
 
 # Its reports and fixtures differ between the two; recordings and the browser don't know of pytest.
 test-pytest8: $(VENV)/.dev  ## the pytest plugin on pytest 8, which the package index has, laid over the one that is installed
@@ -118,6 +117,13 @@ $(LOWEST)/.dev: pyproject.toml $(VENV)/.dev
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(LOWEST)/bin/python --resolution lowest-direct --editable '.[dev]'
 	touch $@
 
+$(RAY)/.dev: pyproject.toml $(VENV)/.dev
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(RAY)
+	$(BIN)/uv pip install $(QUIET) --compile-bytecode --python $(RAY)/bin/python --editable '.[dev,ray]' || { \
+		echo "Ray can't be installed here" >&2; \
+		$(BIN)/uv pip install $(QUIET) --python $(RAY)/bin/python --editable '.[dev]'; }
+	touch $@
+
 # With pip, whose settings may name an index that has torch's CPU build. It is a tenth as large as the one with CUDA.
 $(TRAIN)/.dev: trainers/trl/pyproject.toml $(VENV)/.dev
 	@echo "installing torch and TRL into $(TRAIN), once: about 1.5 GB" >&2
@@ -128,4 +134,4 @@ $(TRAIN)/.dev: trainers/trl/pyproject.toml $(VENV)/.dev
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(TRAIN) build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(TRAIN) $(RAY) build .mypy_cache .ruff_cache .hypothesis

@@ -94,7 +94,7 @@ def test_tokens_are_revoked_and_expire_at_once(platform: Platform) -> None:
         (b'{"experiment_config":' + b'{"a":' * 100_000, 400, "too deeply"),
         (b'{"experiment_config": 1}', 400, "experiment_config"),
         (b'{"experiment_config": {}, "extra": 1}', 400, "extra"),
-        (b" " * (2 << 20), 413, "larger than 1 MiB"),
+        (b" " * (2 << 20), 413, "larger than 1,048,576 bytes"),
     ],
     ids=["cut", "list", "bytes", "deep", "table", "key", "large"],
 )
