@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from time import sleep
+from typing import NamedTuple
 
 import psutil
 from measuring import OSMOSIS, adopt_orphans, clean_environment
@@ -53,14 +54,21 @@ def command(url: str, rollouts: int, *options: str) -> list[str]:
     return [*asked, "--limit", str(rollouts), *options]
 
 
-def cpu_each(command: list[str], root: Path, model: Adding, rollouts: int) -> float:
-    """Run a command and return the CPU seconds per rollout of all processes below it, without its start and its end.
+class Cpu(NamedTuple):
+    """CPU seconds per rollout: of the command's own process, and of all."""
+
+    head: float
+    every: float
+
+
+def cpu_each(command: list[str], root: Path, model: Adding, rollouts: int) -> Cpu:
+    """Run a command and measure all processes below it, without their start and their end.
 
     Processes are sampled while they run: Ray doesn't wait for those that it ends, so no parent gets their CPU time.
     """
     model.begun = 0
     seen: dict[tuple[int, float], float] = {}
-    samples: list[tuple[int, float]] = []
+    samples: list[tuple[int, float, float]] = []
     process = subprocess.Popen(
         command, cwd=root, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -71,12 +79,14 @@ def cpu_each(command: list[str], root: Path, model: Adding, rollouts: int) -> fl
                 times = child.cpu_times()
                 seen[child.pid, child.create_time()] = times.user + times.system
         if rollouts * WARM <= begun < rollouts:
-            samples.append((begun, sum(seen.values())))
+            head = sum(each for (pid, _), each in seen.items() if pid == process.pid)
+            samples.append((begun, head, sum(seen.values())))
         sleep(SAMPLE_SECONDS)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    (first, before), (last, after) = samples[0], samples[-1]
-    return (after - before) / (last - first)
+    first, last = samples[0], samples[-1]
+    head, every = ((last[part] - first[part]) / (last[0] - first[0]) for part in (1, 2))
+    return Cpu(head, every)
 
 
 def cost(folder: Path, rollouts: int, runs: int) -> None:
@@ -87,15 +97,17 @@ def cost(folder: Path, rollouts: int, runs: int) -> None:
             "local": ("--workers", "1", "--batch-size", "50"),
             "cluster": ("--cluster", "local", "--nodes", "1", "--workers-per-node", "1", "--batch-size", "50"),
         }
-        found: dict[str, list[float]] = {side: [] for side in sides}
+        found: dict[str, list[Cpu]] = {side: [] for side in sides}
         for _ in range(runs):
             for side, options in sides.items():
                 asked = command(endpoint.url, rollouts, *options)
-                found[side].append(cpu_each(asked, root, model, rollouts) * 1000)
+                found[side].append(cpu_each(asked, root, model, rollouts))
     for side, each in found.items():
-        print(f"{side:8} {median(each):.2f} ms of CPU per rollout")
+        every, head = (median(one.every for one in each), median(one.head for one in each))
+        print(f"{side:8} {every * 1000:.2f} ms of CPU per rollout, {head * 1000:.2f} ms of them in the command itself")
     # Of neighbouring runs, because a machine's speed changes within minutes.
-    ratios = sorted(cluster / local for cluster, local in zip(found["cluster"], found["local"], strict=True))
+    pairs = zip(found["cluster"], found["local"], strict=True)
+    ratios = sorted(cluster.every / local.every for cluster, local in pairs)
     print(f"cluster / local: {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}); load {os.getloadavg()[0]:.1f}")
 
 
