@@ -248,7 +248,7 @@ class _RayCluster:
 
     def _ended(self, node: _RayNode) -> None:
         self._in_use.discard(node.id)
-        # The exponent is bounded, because a float isn't.
+        # A bounded exponent, because a run may lose more actors than a float has powers of two.
         pause = LOOK_SECONDS * 2 ** min(self._actors[node.id] - 1, 10)
         self._not_before[node.id] = monotonic() + min(pause, AGAIN_SECONDS)
         self._ends.append(_begin(node.end))

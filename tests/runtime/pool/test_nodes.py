@@ -66,6 +66,11 @@ class Stage:
         self.cluster.join(self.nodes[name])
         return self.nodes[name]
 
+    def join_old(self, name: str) -> None:
+        """Have a node of another version join."""
+        old = msgspec.structs.replace(this_version(), osmosis="0.3")
+        self.cluster.join(LoopbackNode(name, self._group, hosting(FakePool()), old))
+
     def lost(self) -> list[str]:
         return [news for news in self.pool.news() if "was lost" in news]
 
@@ -328,6 +333,17 @@ async def test_what_is_in_flight_names_its_node(tmp_path: Path) -> None:
         assert oldest is not None
         assert (oldest.row_index, oldest.node) == (1, "node-0")
         group.cancel_scope.cancel()
+
+
+async def test_a_node_that_is_refused_again_and_again_is_reported_once(tmp_path: Path) -> None:
+    async with stage(tmp_path, None) as here:
+        for name in ("old", "old", "older", "old"):
+            here.join_old(name)
+        # Nodes are taken in the order in which they join.
+        here.node("last")
+        await until(lambda: here.pool.where == "2 nodes")
+        refused = [news.partition(" has another")[0] for news in here.pool.news() if "isn't used" in news]
+        assert refused == ["node old isn't used: node old", "node older isn't used: node older"]
 
 
 async def test_another_version_is_refused_with_what_differs(tmp_path: Path) -> None:
