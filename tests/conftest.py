@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from stage import Stage
 
 # In CI, output is escaped for the runner that reads it; tests of that set the variable themselves.
 os.environ.pop("CI", None)
+
+# Under nohup, commands would ignore it, and tests send it to them.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The same examples in every run, however slow the machine: what fails once fails again.
 settings.register_profile("osmosis", derandomize=True, deadline=None)
