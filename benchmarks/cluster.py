@@ -67,7 +67,8 @@ def cpu_each(command: list[str], root: Path, model: Adding, rollouts: int) -> Cp
     Processes are sampled while they run: Ray doesn't wait for those that it ends, so no parent gets their CPU time.
     """
     model.begun = 0
-    seen: dict[tuple[int, float], float] = {}
+    # Not by time of creation, too: as seconds since the epoch it moves with the clock, and a process would count twice.
+    seen: dict[int, float] = {}
     samples: list[tuple[int, float, float]] = []
     process = subprocess.Popen(
         command, cwd=root, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -77,10 +78,9 @@ def cpu_each(command: list[str], root: Path, model: Adding, rollouts: int) -> Cp
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 times = child.cpu_times()
-                seen[child.pid, child.create_time()] = times.user + times.system
+                seen[child.pid] = times.user + times.system
         if rollouts * WARM <= begun < rollouts:
-            head = sum(each for (pid, _), each in seen.items() if pid == process.pid)
-            samples.append((begun, head, sum(seen.values())))
+            samples.append((begun, seen.get(process.pid, 0.0), sum(seen.values())))
         sleep(SAMPLE_SECONDS)
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
