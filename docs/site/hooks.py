@@ -43,6 +43,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 IMAGE = re.compile(r"(?<=\]\()(?:docs/)?(images/[^)]+)(?=\))")
 FENCE = re.compile(r"^```(\w+)[ \t]+([^\n]*)$", re.MULTILINE)
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+IN_HTML = re.compile(r'\b(src|href)="docs/')
 SPAN = re.compile(r"`[^`\n]+`")
 SCRIPTS = re.compile(rb"https://(?:unpkg\.com|cdn\.jsdelivr\.net)/[\w@./-]+")
 """Scripts that the theme would fetch for diagrams, which we have none of, and for search in a site without a server."""
@@ -81,6 +82,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def outside_of_code(text: str) -> str:
         # Inside a table's code, GitHub needs `\|` where mkdocs needs `|`.
         text = SPAN.sub(lambda span: span[0].replace("\\|", "|"), text)
+        if source.parent == PurePosixPath():
+            # The README's pictures are in HTML, which gives them a width.
+            text = IN_HTML.sub(r'\1="', text)
         return IMAGE.sub(r"\1", LINK.sub(link, text))
 
     parts, end = [], 0

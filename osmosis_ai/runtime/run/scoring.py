@@ -31,6 +31,7 @@ BATCH_SECONDS = 0.1
 """Target duration of a batch; slower functions get one rollout at a time."""
 
 MAX_BATCH = 256
+SHORTEST_SECONDS = 1e-6
 GATHER_SECONDS = 0.03
 """How long a batch waits for more rollouts, if the functions are fast enough for several."""
 
@@ -123,17 +124,14 @@ class Scoring:
 
     async def _slot(self, stored: Iterator[Unscored]) -> None:
         while batch := await self._next_batch(stored):
-            started = monotonic()
             # One group as a rule; only resumed rollouts may lack different functions.
             for functions, alike in groupby(batch, key=lambda unscored: unscored.functions):
                 await self._score(functions, list(alike))
-            # Any slot's last batch predicts the duration of the next ones.
-            self._seconds_each = (monotonic() - started) / len(batch)
 
     async def _next_batch(self, stored: Iterator[Unscored]) -> list[Unscored]:
         # One slot at a time; otherwise all slots would wait with one rollout each.
         async with self._gathering:
-            size = min(MAX_BATCH, max(1, int(BATCH_SECONDS / self._seconds_each)))
+            size = min(MAX_BATCH, max(1, int(BATCH_SECONDS / max(self._seconds_each, SHORTEST_SECONDS))))
             # New rollouts first; stored ones fill up the batch.
             batch = self._added(size)
             batch += islice(stored, size - len(batch))
@@ -183,11 +181,16 @@ class Scoring:
             yield from zip(part, self._reader.read([unscored.key for unscored in part]), strict=True)
 
     async def _score_inputs(self, functions: list[str], rollouts: list[Unscored], inputs: list[StoredInput]) -> None:
+        started = monotonic()
         try:
             scores = await self._pool.score(ScoreJob(uuid4().hex, inputs, functions))
         except HaltError as error:
             self._halt(error)
             return
+        # Any slot's last batch predicts the duration of the next ones. What the functions took themselves, because a
+        # cluster's node is asked and answers in batches of its own; unless one of them took its worker along.
+        took = [score.duration_ms / 1000 for each in scores for score in each]
+        self._seconds_each = (sum(took) if all(took) else monotonic() - started) / len(inputs)
         self.spent_usd += sum(map(judges_usd, scores))
         await self._save(rollouts, scores)
 

@@ -111,6 +111,37 @@ def test_stored_rollouts_and_added_ones_are_scored_once(repo: Path) -> None:
     asyncio.run(test())
 
 
+class Far:
+    """A pool that answers late, as the node of a cluster does."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.loaded = pool.loaded
+        self.sizes: list[int] = []
+        self._pool = pool
+
+    async def score(self, job: ScoreJob) -> list[list[Score]]:
+        self.sizes.append(len(job.inputs))
+        await anyio.sleep(0.1)
+        return await self._pool.score(job)
+
+
+def test_fast_functions_get_large_batches_though_the_pool_answers_late(repo: Path) -> None:
+    async def test() -> None:
+        with RunStore.open(repo) as store:
+            run = await store.create_run("eval", identity={}, config={})
+            for index in range(100):
+                await save(store, run, index)
+            async with workers(repo, "length") as pool:
+                far, listener = Far(pool), Listener()
+                await rescore(run, far, store, listener, refs(repo, "length"), repo)  # type: ignore[arg-type]
+        assert listener.values == {index: [float(index)] for index in range(100)}
+        # One of each slot before the first answer, and then all others.
+        assert far.sizes[:4] == [1, 1, 1, 1]
+        assert len(far.sizes) < 10
+
+    asyncio.run(test())
+
+
 def test_a_function_that_ends_its_worker_costs_its_own_score_of_that_rollout(repo: Path) -> None:
     async def test() -> None:
         with RunStore.open(repo) as store:
