@@ -115,7 +115,7 @@ class HttpClient:
     async def post(
         self, url: URL | str, body: bytes, *, key: str | None = None, seconds: float | None = None
     ) -> Answer:
-        """Send a body from `json_encoding.encode_json`; raise HttpError if no answer arrives, within `seconds` if given
+        """Send a body from `wire_json.encode_json`; raise HttpError if no answer arrives, within `seconds` if given
         instead of the client's time limit.
         """
         # aiohttp writes bytes in one go, and warns if they are large.

@@ -13,6 +13,7 @@ from urllib.parse import quote, quote_plus, unquote
 import msgspec
 
 from osmosis_ai import records
+from osmosis_ai.wire_json import decode_json
 
 __all__ = ["MASK", "MIN_LENGTH", "VARIABLE", "Masker", "mask", "without_secrets"]
 
@@ -145,8 +146,8 @@ def _strings_in(value: str) -> Iterator[str]:
     if not value.lstrip().startswith("{"):
         return
     try:
-        decoded = json.loads(value)
-    except (ValueError, RecursionError):
+        decoded = decode_json(value)
+    except ValueError:
         return
     for name, one in decoded.items():
         if isinstance(one, str) and _SECRET_NAME.search(name):

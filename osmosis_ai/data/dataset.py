@@ -128,6 +128,14 @@ class Dataset:
                     raise DatasetError(f"{self.path}{item.shown()}")
                 yield item
 
+    def status(self) -> tuple[int, int]:
+        """Return the file's size in bytes and its modification time in nanoseconds; raises DatasetError."""
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise self._unreadable(error) from None
+        return status.st_size, status.st_mtime_ns
+
     def sha256(self) -> str:
         """Return the hash of the file's bytes. Raises DatasetError."""
         try:
@@ -160,7 +168,7 @@ class Dataset:
             ValueError: `offset` or `limit` is negative.
         """
         _check_range(offset, limit)
-        before = self._status()
+        before = self.status()
         problems: list[RowProblem] = []
         unlisted = count = with_ground_truth = with_solution = 0
         solutions = hashlib.sha256()
@@ -198,7 +206,7 @@ class Dataset:
             except OSError as error:
                 raise self._unreadable(error) from None
         # The rows and the hash may come from a mixture of the two versions.
-        if self._status() != before:
+        if self.status() != before:
             raise DatasetError(f"{self.path}: the file changed while it was read. Run again.")
         if progress is not None:
             progress(before[0], before[0])
@@ -222,7 +230,7 @@ class Dataset:
         end = None if limit is None else offset + limit
         if only is not None:
             end = only.end
-        size = self._status()[0]
+        size = self.status()[0]
         occurrences: Counter[bytes] = Counter()
         due = 0
         try:
@@ -265,14 +273,6 @@ class Dataset:
 
     def _unreadable(self, error: OSError) -> DatasetError:
         return DatasetError(f"{self.path}: can't be read: {_reason(error)}")
-
-    def _status(self) -> tuple[int, int]:
-        """Return the file's size in bytes and its modification time in nanoseconds."""
-        try:
-            status = self.path.stat()
-        except OSError as error:
-            raise self._unreadable(error) from None
-        return status.st_size, status.st_mtime_ns
 
     def _report(self, problems: list[RowProblem], unlisted: int) -> str:
         if len(problems) == 1:

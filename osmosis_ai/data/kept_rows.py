@@ -6,7 +6,6 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -62,11 +61,8 @@ class KeptRows:
         # Row N lies between entries N and N + 1; 8 bytes per row, where a list of ints would take 40.
         self._starts = array("Q", [0])
         self._summary: DatasetSummary | None = None
-        self._status: os.stat_result | None = None
-        # Before the first row is read, so that a save in the middle of reading is noticed. The reader reports a file
-        # that isn't there.
-        with suppress(OSError):
-            self._status = dataset.path.stat()
+        # Before the first row is read, so that a save in the middle of reading is noticed.
+        self._status = dataset.status()
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `close`
         except OSError as error:
@@ -105,13 +101,9 @@ class KeptRows:
     def outdated(self) -> bool:
         """Return True if the dataset's file has other content by now, or is gone. Reads it if it was saved since."""
         assert self._summary is not None
-        assert self._status is not None
         try:
-            status = self._dataset.path.stat()
-            if (status.st_size, status.st_mtime_ns) == (self._status.st_size, self._status.st_mtime_ns):
-                return False
-            return self._dataset.sha256() != self._summary.sha256
-        except (OSError, DatasetError):
+            return self._dataset.status() != self._status and self._dataset.sha256() != self._summary.sha256
+        except DatasetError:
             return True
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from osmosis_ai.records import JsonValue, SolutionCall, SolutionStep
+from osmosis_ai.wire_json import decode_json
 
 __all__ = ["decode_result", "fill", "fill_text", "read_solution"]
 
@@ -130,8 +131,8 @@ def _parse(match: re.Match[str]) -> _Reference:
 def decode_result(text: str) -> JsonValue:
     """Return a tool's result as a value: decoded if it is JSON, else the text. 42.0 becomes 42."""
     try:
-        value: JsonValue = json.loads(text, parse_float=_number, parse_constant=_no_number)
-    except (ValueError, RecursionError):
+        value: JsonValue = decode_json(text, parse_float=_number, parse_constant=_no_number)
+    except ValueError:
         return text
     return value
 

@@ -6,7 +6,6 @@ no fixed form (arguments, unless asked for as objects, and the row's other colum
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import IO, TYPE_CHECKING, TypeAlias
@@ -14,6 +13,7 @@ from typing import IO, TYPE_CHECKING, TypeAlias
 from osmosis_ai.exports.base import Arguments, ExportFormat, ExportOptions, LeftOut, Written, write_lines
 from osmosis_ai.records import JsonObject, Message
 from osmosis_ai.text import json_text
+from osmosis_ai.wire_json import decode_json
 
 if TYPE_CHECKING:
     from osmosis_ai.exports.rollouts import ExportedRollout
@@ -60,8 +60,8 @@ def _call(call: JsonObject, arguments: Arguments) -> JsonObject:
 
 def _object(text: str) -> JsonObject:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = decode_json(text)
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         raise LeftOut(NO_OBJECT)

@@ -22,6 +22,7 @@ from osmosis_ai.data.formats.source import too_deep as nested_too_deep
 from osmosis_ai.folders import UnreadableError, read_bounded
 from osmosis_ai.importers.base import BadSampleError, ImportedRow, ImportFormat, Problem, opening, plain
 from osmosis_ai.records import JsonObject
+from osmosis_ai.wire_json import decode_json
 
 __all__ = ["FORMAT"]
 
@@ -252,8 +253,8 @@ def _row(
 def _messages(template: str, variables: Mapping[str, object]) -> tuple[str, str]:
     """Return the system prompt and the user prompt of a template, which may be a JSON list of messages."""
     try:
-        messages = json.loads(template)
-    except (ValueError, RecursionError):
+        messages = decode_json(template)
+    except ValueError:
         return "", _filled(template, variables)
     if not isinstance(messages, list) or not all(isinstance(each, dict) and "role" in each for each in messages):
         return "", _filled(template, variables)

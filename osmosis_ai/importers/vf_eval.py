@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -43,6 +42,7 @@ from osmosis_ai.records import (
 )
 from osmosis_ai.text import json_text
 from osmosis_ai.urls import show_url
+from osmosis_ai.wire_json import decode_json
 
 __all__ = ["FORMAT"]
 
@@ -226,8 +226,8 @@ def _object(info: str | JsonObject | None) -> JsonObject:
     """Return a row's info as an object; datasets hold it as an object or as JSON text."""
     if isinstance(info, str):
         try:
-            info = json.loads(info)
-        except (ValueError, RecursionError):
+            info = decode_json(info)
+        except ValueError:
             return {"info": info}
     return info if isinstance(info, dict) else {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import json
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +20,7 @@ from osmosis_ai.mcp_tools.table import LIBRARIES, Backend, Route, SchemaProblem,
 from osmosis_ai.records import Failure, JsonObject, Record
 from osmosis_ai.tracebacks import describe, locate, short_traceback
 from osmosis_ai.urls import redact_urls
+from osmosis_ai.wire_json import decode_json
 
 __all__ = ["CallOutcome", "Limit", "ToolSession", "note_raised"]
 
@@ -237,8 +237,8 @@ def _parse(arguments: str | JsonObject) -> JsonObject:
     if not arguments.strip():
         return {}
     try:
-        values = json.loads(arguments, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as exc:
+        values = decode_json(arguments, parse_constant=_no_constant)
+    except ValueError as exc:
         raise ToolError(f"the arguments are not valid JSON: {exc}", kind="bad_json") from exc
     if not isinstance(values, dict):
         kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}

@@ -8,11 +8,11 @@ from yarl import URL
 from osmosis_ai.errors import ModelError
 from osmosis_ai.failures import FailureKind
 from osmosis_ai.http import MAX_REPLY_BYTES, Answer, HttpClient, HttpError, HttpProblem, retry_after
-from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.models.base import Listen, error_kind, parse_reply
 from osmosis_ai.models.host import RemoteEngine
 from osmosis_ai.models.streaming import StreamedReply, data_of
 from osmosis_ai.records import Completion, JsonObject, JsonValue, Message, ModelSpec, Tool
+from osmosis_ai.wire_json import encode_json
 
 __all__ = ["ENGINE", "EndpointClient", "OpenAICompatibleModel"]
 

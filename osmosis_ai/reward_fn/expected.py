@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from osmosis_ai.conversation import call_name
 from osmosis_ai.records import FunctionRef, Message
 from osmosis_ai.reward_fn.explaining import explain
+from osmosis_ai.wire_json import decode_json
 
 __all__ = [
     "COLUMN",
@@ -146,8 +147,8 @@ def _calls(messages: list[Message]) -> Iterator[ExpectedCall]:
         for call in message.get("tool_calls") or ():
             text = (call.get("function") or {}).get("arguments")
             try:
-                arguments = json.loads(text) if isinstance(text, str) and text.strip() else text or {}
-            except (ValueError, RecursionError):
+                arguments = decode_json(text) if isinstance(text, str) and text.strip() else text or {}
+            except ValueError:
                 arguments = text
             # A failed call's result begins with the word, as the model sees it.
             failed = results.get(call.get("id"), "").lower().startswith("error")
@@ -174,8 +175,8 @@ def _matches(pattern: Any, value: Any) -> bool:
 def _decoded(value: Any) -> Any:
     """Decode the text of a CSV or Parquet file, if it is JSON."""
     try:
-        return json.loads(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
-    except (ValueError, RecursionError):
+        return decode_json(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
+    except ValueError:
         return value
 
 

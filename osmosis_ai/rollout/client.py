@@ -14,13 +14,13 @@ from osmosis_ai.errors import (
     OsmosisValidationError,
 )
 from osmosis_ai.http import Answer, HttpClient, HttpError
-from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.masking import mask
 from osmosis_ai.records import JsonValue, Message
 from osmosis_ai.retry import RetryPolicy, with_retries
 from osmosis_ai.rollout.core.base import CompletionsResult, refuse_bytes
 from osmosis_ai.rollout.core.schemas import CompletionsRequest, RolloutRequest, RolloutResponse
 from osmosis_ai.rollout.settings import ClientSettings, client_settings
+from osmosis_ai.wire_json import encode_json
 
 __all__ = ["TrainerClient", "TrainerPool", "encode", "encode_messages"]
 

@@ -9,6 +9,7 @@ import anyio
 
 from osmosis_ai.errors import ToolArgumentError
 from osmosis_ai.records import JsonObject
+from osmosis_ai.wire_json import decode_json
 
 __all__ = [
     "create_tool_error_result",
@@ -61,8 +62,8 @@ def parse_tool_arguments(arguments: str | JsonObject | None) -> JsonObject:
     if arguments is None or not arguments.strip():
         return {}
     try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError) as error:
+        parsed = decode_json(arguments)
+    except ValueError as error:
         raise ToolArgumentError(f"the arguments are not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise ToolArgumentError(f"the arguments must be a JSON object, not {type(parsed).__name__}")

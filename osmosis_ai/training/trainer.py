@@ -98,11 +98,10 @@ class Running:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def lines(self) -> AsyncIterator[str]:
+    def lines(self) -> AsyncIterator[str]:
         """Yield each line the trainer prints, until it ends."""
         assert self._process.stdout is not None
-        async for line in output_lines(self._process.stdout):
-            yield line
+        return output_lines(self._process.stdout)
 
     def stop(self) -> None:
         """End the trainer: SIGTERM now, SIGKILL after a grace period. Returns at once."""

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from osmosis_ai.wire_json import decode_json
+
 __all__ = ["TEXT_CHARACTERS", "Node", "tree"]
 
 MAX_DEPTH = 16
@@ -29,8 +31,8 @@ def tree(value: Any) -> list[Node] | None:
         if value.lstrip()[:1] not in ("{", "["):
             return None
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = decode_json(value)
+        except ValueError:
             # Truncated JSON, a number of a million digits, ten thousand levels: show it as plain text.
             return None
     if not isinstance(value, (dict, list)):

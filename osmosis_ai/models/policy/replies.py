@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from osmosis_ai.records import JsonObject, Message, Tool
+from osmosis_ai.wire_json import decode_json
 
 __all__ = ["FORMS", "Form", "form_of", "read_reply"]
 
@@ -39,8 +40,8 @@ class Form(NamedTuple):
 
 def _json_call(text: str, _: Mapping[str, JsonObject]) -> _Call | None:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = decode_json(text)
+    except ValueError:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         return None
@@ -68,8 +69,8 @@ def _typed(text: str, schema: Any) -> Any:
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return decode_json(text)
+    except ValueError:
         return text
 
 

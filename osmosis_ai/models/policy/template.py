@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from osmosis_ai.errors import ModelStartError, OsmosisError
 from osmosis_ai.folders import UnreadableError, read_bounded
 from osmosis_ai.records import JsonObject, Message, Tool
+from osmosis_ai.wire_json import decode_json
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser
@@ -286,8 +287,8 @@ def _arguments(text: Any) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        found = decode_json(text or "{}")
+    except ValueError:
         return text
     return found if isinstance(found, dict) else text
 

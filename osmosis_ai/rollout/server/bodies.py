@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.records import JsonObject
 from osmosis_ai.rollout.types import (
     ExecutionResult,
@@ -13,6 +12,7 @@ from osmosis_ai.rollout.types import (
     RolloutSample,
     RolloutStatus,
 )
+from osmosis_ai.wire_json import encode_json
 
 __all__ = ["completion_body", "grader_body", "result_body", "reward_of"]
 

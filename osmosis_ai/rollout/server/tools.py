@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from osmosis_ai.errors import OsmosisRolloutError
-from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.masking import mask
+from osmosis_ai.wire_json import encode_json
 
 if TYPE_CHECKING:
     from osmosis_ai.http import HttpClient

@@ -16,6 +16,7 @@ from osmosis_ai import __version__
 from osmosis_ai.records import JsonObject, Record
 from osmosis_ai.rollout.trajectory.report import LlmCallMetrics, SampleReport
 from osmosis_ai.rollout.types import RolloutSample
+from osmosis_ai.wire_json import decode_json
 
 __all__ = ["Trajectory", "convert_sample_to_trajectory"]
 
@@ -221,8 +222,8 @@ def _calls(message: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> l
 def _call(call_id: object, name: object, arguments: object, index: int) -> JsonObject:
     if isinstance(arguments, str) and arguments:
         try:
-            parsed = json.loads(arguments)
-        except (ValueError, RecursionError):
+            parsed = decode_json(arguments)
+        except ValueError:
             parsed = None
         # The format takes an object only.
         arguments = parsed if isinstance(parsed, dict) else {"_raw": arguments}

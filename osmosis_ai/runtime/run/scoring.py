@@ -31,7 +31,6 @@ BATCH_SECONDS = 0.1
 """Target duration of a batch; slower functions get one rollout at a time."""
 
 MAX_BATCH = 256
-SHORTEST_SECONDS = 1e-6
 GATHER_SECONDS = 0.03
 """How long a batch waits for more rollouts, if the functions are fast enough for several."""
 
@@ -131,7 +130,7 @@ class Scoring:
     async def _next_batch(self, stored: Iterator[Unscored]) -> list[Unscored]:
         # One slot at a time; otherwise all slots would wait with one rollout each.
         async with self._gathering:
-            size = min(MAX_BATCH, max(1, int(BATCH_SECONDS / max(self._seconds_each, SHORTEST_SECONDS))))
+            size = max(1, int(BATCH_SECONDS / max(self._seconds_each, BATCH_SECONDS / MAX_BATCH)))
             # New rollouts first; stored ones fill up the batch.
             batch = self._added(size)
             batch += islice(stored, size - len(batch))

@@ -16,7 +16,6 @@ import msgspec
 
 from osmosis_ai.errors import OsmosisError
 from osmosis_ai.http import Answer, HttpClient, HttpError, retry_after
-from osmosis_ai.json_encoding import encode_json
 from osmosis_ai.records import JsonObject, Message, Record, Tool
 from osmosis_ai.rollout.vocabulary import API_KEY_VARIABLE, POLLING_LEASE_HEADER
 from osmosis_ai.runtime.worker.workflows.callbacks import (
@@ -28,6 +27,7 @@ from osmosis_ai.runtime.worker.workflows.callbacks import (
     read_report,
 )
 from osmosis_ai.tasks import task_group
+from osmosis_ai.wire_json import encode_json
 
 __all__ = ["ALIVE_SECONDS", "Asked", "RolloutServer", "RolloutServerError"]
 
