@@ -8,10 +8,12 @@ several times runs alone on a node; if that node is lost too, the job fails.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePosixPath
 from time import monotonic
 from typing import Protocol
 
@@ -21,6 +23,7 @@ from anyio.abc import TaskGroup
 
 from osmosis_ai.code_hashes import file_hash
 from osmosis_ai.errors import ModelStartError, OsmosisError, StartError, StoreError, start_error
+from osmosis_ai.git_ignore import ignored_files
 from osmosis_ai.records import Failure, JsonObject, Rollout, Score
 from osmosis_ai.runtime.pool.base import InFlight, PoolOptions
 from osmosis_ai.runtime.pool.group import HaltError
@@ -53,6 +56,8 @@ MAX_LOSSES = 3
 BRAKE_SECONDS = 2.0
 """The least time between two brakes: rollouts in flight at the first one still report the same overload."""
 JOBS_AT_ONCE = 50
+MAX_IGNORED = 100_000
+"""Ignored files among which the cause of a node's error is looked for."""
 
 
 class NodeLostError(OsmosisError):
@@ -409,19 +414,20 @@ class NodesPool:
             try:
                 theirs, ours = await node.versions(), this_version()
                 if theirs != ours:
-                    raise StartError(_mismatch(node.name, theirs, ours))
+                    raise StartError(_mismatch(theirs, ours))
                 opened = msgspec.json.decode(await node.open(msgspec.json.encode(self._boot)), type=Opened)
                 if opened.refused is not None:
-                    raise start_error(opened.refused.error, opened.refused.message)
+                    message = opened.refused.message + _not_sent(Path(self._spec.root), opened.refused.message)
+                    raise start_error(opened.refused.error, message)
                 assert opened.ready is not None
-                self._check_code(node.name, opened.ready)
+                self._check_code(opened.ready)
             finally:
                 self._loading -= 1
         except (StartError, NodeLostError) as error:
             node.kill()
-            if isinstance(error, StartError) and not self._settled.is_set():
-                self._fail(error)
             refused = f"node {node.name} isn't used: {error}"
+            if isinstance(error, StartError) and not self._settled.is_set():
+                self._fail(start_error(type(error).__name__, refused))
             # It is tried again, and what never changes is said once.
             if refused not in self._refused:
                 self._refused.add(refused)
@@ -449,14 +455,14 @@ class NodesPool:
         finally:
             self._lose(member, why)
 
-    def _check_code(self, name: str, ready: Ready) -> None:
+    def _check_code(self, ready: Ready) -> None:
         """Raise StartError if a node's code differs from this machine's; keep what the first node has loaded."""
         sources = {**ready.tool_sources, **ready.function_sources, **ready.rubric_files}
         differing = sorted(path for path, code in sources.items() if file_hash(Path(self._spec.root, path)) != code)
         if differing:
             raise StartError(
-                f"node {name} has loaded other code than this machine's: {', '.join(differing)}; run again, and save "
-                "no file while nodes load it"
+                f"it has loaded other code than this machine's: {', '.join(differing)}; run again, and save no file "
+                "while nodes load it"
             )
         if not self._settled.is_set():
             self.loaded = ready
@@ -558,12 +564,24 @@ class NodesPool:
         self._settled.set()
 
 
-def _mismatch(name: str, theirs: Versions, ours: Versions) -> str:
+def _mismatch(theirs: Versions, ours: Versions) -> str:
     for what, here, there in (
         ("osmosis-ai", ours.osmosis, theirs.osmosis),
         ("Python", ours.python, theirs.python),
         ("the source of osmosis-ai", ours.source[:12], theirs.source[:12]),
     ):
         if here != there:
-            return f"node {name} has another version of {what}: {there}, and this machine has {here}; install the same"
+            return f"it has another version of {what}: {there}, and this machine has {here}; install the same"
     raise AssertionError
+
+
+def _not_sent(root: Path, message: str) -> str:
+    """Return a line about the ignored files that a node's error names; an empty text if it names none."""
+    for path in map(PurePosixPath, islice(ignored_files(root), MAX_IGNORED)):
+        names = [rf"\b{re.escape(path.name)}\b"]
+        if path.suffix == ".py":
+            module = path.parent.name if path.stem == "__init__" else path.stem
+            names.append(rf"\b{re.escape(module)}'")
+        if re.search("|".join(names), message):
+            return f"\nNodes don't have {path}, because .gitignore names it, and what git ignores isn't sent to them."
+    return ""

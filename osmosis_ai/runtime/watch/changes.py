@@ -7,19 +7,14 @@ from collections.abc import Iterator
 from operator import or_
 from pathlib import Path, PurePosixPath
 
-import pathspec
 from msgspec.structs import astuple
 
+from osmosis_ai.git_ignore import TOOL_FOLDERS, GitIgnore, is_tool_folder
 from osmosis_ai.records import Record
 
-__all__ = ["GitIgnore", "Stale", "Watched", "classify", "counts", "from_root", "repository_files"]
+__all__ = ["Stale", "Watched", "classify", "counts", "from_root", "repository_files"]
 
-IGNORED_FOLDERS = {".osmosis", ".git", ".hg", "__pycache__", "node_modules", ".venv", "venv", ".tox"} | {
-    ".idea",
-    ".vscode",
-}
 IGNORED_SUFFIXES = (".pyc", ".pyo", ".swp", ".swo", ".swx", ".tmp", ".bak", "~")
-NO_RULES = pathspec.GitIgnoreSpec.from_lines([])
 IGNORED_NAMES = {"4913", ".DS_Store"}  # vim creates a file 4913 to test whether the folder is writable
 
 
@@ -58,7 +53,7 @@ def counts(path: str, ignored: GitIgnore) -> bool:
     """
     parts = PurePosixPath(path).parts
     name = parts[-1] if parts else ""
-    if IGNORED_FOLDERS & set(parts) or name in IGNORED_NAMES or name.endswith(IGNORED_SUFFIXES):
+    if TOOL_FOLDERS & set(parts) or name in IGNORED_NAMES or name.endswith(IGNORED_SUFFIXES):
         return False
     if name.startswith((".#", "#")) or (name.startswith(".") and name != ".env"):
         return False
@@ -76,50 +71,16 @@ def classify(path: str, watched: Watched) -> Stale:
     return Stale(tools=tools, functions=functions, dataset=path == watched.dataset)
 
 
-class GitIgnore:
-    """The current rules of a repository's .gitignore files, each for its own folder."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._rules: dict[str, tuple[tuple[int, int], pathspec.GitIgnoreSpec]] = {}
-
-    def ignores(self, path: str) -> bool:
-        """Return True if the rules ignore a file, given relative to the root; the folder nearest to it decides."""
-        for folder in PurePosixPath(path).parents:
-            decided = self._of(folder).check_file(PurePosixPath(path).relative_to(folder)).include
-            if decided is not None:
-                return decided
-        return False
-
-    def _of(self, folder: PurePosixPath) -> pathspec.GitIgnoreSpec:
-        file = self._root / folder / ".gitignore"
-        try:
-            found = file.stat()
-        except OSError:
-            return NO_RULES
-        # The rules are cached until the file's time or size changes.
-        seen = (found.st_mtime_ns, found.st_size)
-        if self._rules.get(str(folder), (None,))[0] != seen:
-            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-            self._rules[str(folder)] = (seen, pathspec.GitIgnoreSpec.from_lines(lines))
-        return self._rules[str(folder)][1]
-
-
 def repository_files(root: Path, folder: str) -> Iterator[str]:
     """Yield the files that count, anywhere below a folder of the repository; the folder needn't exist."""
     ignored = GitIgnore(root)
     for place, folders, files in os.walk(root / folder):
         # In place, so that os.walk doesn't enter the ignored ones.
-        folders[:] = [name for name in folders if not _is_ignored_folder(Path(place, name))]
+        folders[:] = [name for name in folders if not is_tool_folder(Path(place, name))]
         for name in files:
             path = from_root(root, f"{place}{os.sep}{name}")
             if counts(path, ignored):
                 yield path
-
-
-def _is_ignored_folder(folder: Path) -> bool:
-    # A virtual environment may have any name.
-    return folder.name in IGNORED_FOLDERS or (folder / "pyvenv.cfg").exists()
 
 
 def from_root(root: Path, path: str | Path) -> str:

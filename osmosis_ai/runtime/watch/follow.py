@@ -12,8 +12,9 @@ import anyio.lowlevel
 from anyio.abc import ObjectSendStream, TaskStatus
 
 from osmosis_ai.code_hashes import file_hash
+from osmosis_ai.git_ignore import GitIgnore
 from osmosis_ai.records import Record
-from osmosis_ai.runtime.watch.changes import GitIgnore, Stale, Watched, classify, counts, from_root, repository_files
+from osmosis_ai.runtime.watch.changes import Stale, Watched, classify, counts, from_root, repository_files
 
 __all__ = ["FileHashes", "Follower", "Save", "watch_files"]
 

@@ -19,15 +19,15 @@ import osmosis_ai
 from commands import run_osmosis
 from loopback import LoopbackCluster, LoopbackNode, hosting, open_loopback
 from osmosis_ai import Report, RunConfig
-from osmosis_ai.errors import ModelStartError, StartError, UsageError
+from osmosis_ai.errors import ModelStartError, RepositoryError, StartError, UsageError
 from osmosis_ai.records import Failure, ModelSpec, Rollout, Row, StoredInput
 from osmosis_ai.runtime.pool import nodes
 from osmosis_ai.runtime.pool.backends import BACKENDS
 from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.pool.group import HaltError
-from osmosis_ai.runtime.pool.node import portable, this_version
+from osmosis_ai.runtime.pool.node import Opened, portable, this_version
 from osmosis_ai.runtime.pool.nodes import NodesPool, open_nodes
-from osmosis_ai.runtime.protocol import LimitsConfig, RolloutJob, ScoreJob, WorkerSpec
+from osmosis_ai.runtime.protocol import LimitsConfig, NotReady, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.prepare import prepare
 from osmosis_ai.testing import FakePool, Gate, Reply, Request, ScriptedEndpoint, status, text
@@ -342,8 +342,8 @@ async def test_a_node_that_is_refused_again_and_again_is_reported_once(tmp_path:
         # Nodes are taken in the order in which they join.
         here.node("last")
         await until(lambda: here.pool.where == "2 nodes")
-        refused = [news.partition(" has another")[0] for news in here.pool.news() if "isn't used" in news]
-        assert refused == ["node old isn't used: node old", "node older isn't used: node older"]
+        refused = [news.partition(": it has another")[0] for news in here.pool.news() if "isn't used" in news]
+        assert refused == ["node old isn't used", "node older isn't used"]
 
 
 async def test_another_version_is_refused_with_what_differs(tmp_path: Path) -> None:
@@ -358,10 +358,59 @@ async def test_another_version_is_refused_with_what_differs(tmp_path: Path) -> N
             cluster = LoopbackCluster()
             versions = msgspec.structs.replace(ours, **change)
             cluster.join(LoopbackNode("old", group, hosting(FakePool()), versions))
-            with pytest.raises(StartError, match=f"node old has {said}"):
+            with pytest.raises(StartError, match=f"node old isn't used: it has {said}"):
                 async with open_nodes(cluster, spec, PoolOptions()):
                     raise AssertionError
             group.cancel_scope.cancel()
+
+
+class Refusing(LoopbackNode):
+    """A node that can't load what it was sent."""
+
+    message = ""
+
+    async def open(self, boot: bytes) -> bytes:
+        return msgspec.json.encode(Opened(refused=NotReady("RepositoryError", self.message)))
+
+
+@pytest.mark.parametrize(
+    ("message", "missing"),
+    [
+        ("ModuleNotFoundError: No module named 'keys'", "mcp/keys.py"),
+        ("ModuleNotFoundError: No module named 'vendor'", "mcp/vendor/__init__.py"),
+        ("ImportError: cannot import name 'words' from 'tools'", "mcp/vendor/words.py"),
+        ("FileNotFoundError: No such file or directory: '/place/mcp/table.json'", "mcp/table.json"),
+        ("ModuleNotFoundError: No module named 'mcp'", ""),
+        ("FileNotFoundError: No such file or directory: '/place/mcp/my_table.json'", ""),
+        ("ModuleNotFoundError: No module named 'lib'", ""),
+    ],
+)
+async def test_what_git_ignores_is_missing_on_nodes(tmp_path: Path, message: str, missing: str) -> None:
+    for name in (
+        "mcp/table.json",
+        "mcp/vendor/words.py",
+        "mcp/vendor/__init__.py",
+        "mcp/main.py",
+        "mcp/.venv/lib/lib.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    if missing.endswith("keys.py"):
+        (tmp_path / missing).touch()
+    (tmp_path / ".gitignore").write_text("keys.py\nvendor/\n*.json\n.venv\n", encoding="utf-8")
+    async with anyio.create_task_group() as group:
+        cluster = LoopbackCluster()
+        node = Refusing("one", group, hosting(FakePool()))
+        node.message = message
+        cluster.join(node)
+        with pytest.raises(RepositoryError) as refused:
+            async with open_nodes(cluster, WorkerSpec(str(tmp_path), LimitsConfig()), PoolOptions()):
+                raise AssertionError
+        group.cancel_scope.cancel()
+    first, *hint = str(refused.value).splitlines()
+    assert first == f"node one isn't used: {message}"
+    why = ", because .gitignore names it, and what git ignores isn't sent to them."
+    assert hint == ([f"Nodes don't have {missing}{why}"] if missing else [])
 
 
 def test_variables_of_one_machine_stay_there() -> None:

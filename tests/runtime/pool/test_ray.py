@@ -29,6 +29,7 @@ import osmosis_ai
 import waiting
 from commands import COMMAND, clean_environment, command_line, run_osmosis
 from osmosis_ai import Report, RunConfig
+from osmosis_ai.errors import StartError
 from osmosis_ai.runtime.run import events
 from osmosis_ai.store.queries import Queries
 from repos import write_repo
@@ -320,19 +321,50 @@ def test_a_node_whose_network_vanishes_is_lost(cluster: Any, repo: Path) -> None
         whole(holding.run(repo, act, nodes=len(cluster.list_all_nodes())), said=holding.said)
 
 
-def started(repo: Path, *command: str | Path) -> subprocess.Popen[str]:
+def started(repo: Path, *command: str | Path, cluster: str = "auto", **variables: str) -> subprocess.Popen[str]:
     """Start a command, and wait until a tool call of its run is held."""
     (repo.parent / "hold" / "all").touch()
     process = subprocess.Popen(
-        [*command, "eval", "--cluster", "auto", "--model", "offline/oracle", "--batch-size", "4"],
+        [*command, "eval", "--cluster", cluster, "--model", "offline/oracle", "--batch-size", "4"],
         cwd=repo,
-        env=clean_environment(),
+        env=clean_environment(**variables),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    eventually(lambda: [*(repo.parent / "hold").glob("waits-*")], lambda: str(process.poll()))
+
+    def held() -> bool:
+        if process.poll() is not None:
+            pytest.fail(f"it ended with {process.returncode}: {process.communicate()[1]}")
+        return any((repo.parent / "hold").glob("waits-*"))
+
+    eventually(held)
     return process
+
+
+def test_a_cluster_of_the_command_s_own_reports_no_usage_to_ray_s_makers(cluster: Any, repo: Path) -> None:
+    """Ray's processes decide by their environment, whatever the user's says."""
+    with started(repo, COMMAND, cluster="local", RAY_USAGE_STATS_ENABLED="1") as command:
+        said = {}
+        for process in psutil.Process(command.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                said[process.name()] = process.environ().get("RAY_USAGE_STATS_ENABLED")
+        (repo.parent / "hold" / "all").unlink()
+    assert command.returncode == 0
+    assert {"gcs_server", "raylet"} <= said.keys()
+    ours = {name: value for name, value in said.items() if value != "0"}
+    assert ours == {}
+
+
+def test_what_git_ignores_is_not_on_the_nodes(cluster: Any, repo: Path) -> None:
+    (repo / ".gitignore").write_text("words.py\n", encoding="utf-8")
+    (repo / "mcp" / "words.py").touch()
+    main = (repo / "mcp" / "main.py").read_text(encoding="utf-8")
+    (repo / "mcp" / "main.py").write_text(f"import words\n{main}", encoding="utf-8")
+    with pytest.raises(StartError) as refused:
+        run(repo)
+    assert "isn't used: mcp/main.py:1: ModuleNotFoundError: No module named 'words'" in str(refused.value)
+    assert "Nodes don't have mcp/words.py, because .gitignore names it" in str(refused.value)
 
 
 def test_the_command_is_killed_and_its_run_resumed(cluster: Any, repo: Path) -> None:
@@ -346,14 +378,14 @@ def test_the_command_is_killed_and_its_run_resumed(cluster: Any, repo: Path) -> 
 
 def test_the_head_of_the_cluster_is_killed_and_the_run_resumed_on_another_cluster(cluster: Any, repo: Path) -> None:
     """Ray itself would end the command after a minute, without a word of its own."""
-    impatient = "import sys; from osmosis_ai.runtime.pool import ray; ray.HEAD_SECONDS = 3.0; "
+    impatient = "import sys; from osmosis_ai.runtime.pool import ray; ray.HEAD_SECONDS = 10.0; "
     impatient += "from osmosis_ai.__main__ import main; main()"
     with started(repo, sys.executable, "-c", impatient) as command:
         (head,) = [each for each in psutil.Process().children(recursive=True) if each.name().startswith("gcs_server")]
         head.kill()
         _, said = command.communicate(timeout=120)
     (repo.parent / "hold" / "all").unlink()
-    assert "stopped: the cluster was lost (its head hasn't answered for 3 s); use --resume to continue" in said
+    assert "stopped: the cluster was lost (its head hasn't answered for 10 s); use --resume to continue" in said
     assert "Traceback" not in said
     assert command.returncode == 130, said
     whole(run(repo, resume=True, cluster="local", nodes=1, workers_per_node=1))

@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from osmosis_ai.git_ignore import GitIgnore
 from osmosis_ai.runtime.watch.changes import (
-    GitIgnore,
     Stale,
     Watched,
     classify,
