@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
-import anyio.lowlevel
 import msgspec
 from anyio.abc import TaskGroup
 
@@ -151,7 +150,8 @@ class NodeHost:
         self._group = group
         self._log = log
         self._read = 0
-        self._limit = anyio.CapacityLimiter(1)
+        self._share = 1
+        self._running = 0
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._waiting: dict[str, RolloutJob] = {}
         self._ended: list[Ended] = []
@@ -179,19 +179,20 @@ class NodeHost:
     def submit(self, orders: bytes) -> None:
         """Accept encoded `Orders`."""
         given = _decode_orders(orders)
-        self._limit.total_tokens = given.share
+        self._share = given.share
         for cancel in given.cancel:
-            if cancel.id in self._scopes:
+            if self._waiting.pop(cancel.id, None) is None and cancel.id in self._scopes:
                 self._scopes[cancel.id].cancel()
         for job in given.jobs:
             if isinstance(job, RolloutJob):
                 self._waiting[job.id] = job
-            self._group.start_soon(self._run, job)
-        # Give back the last ones, which would wait longest.
-        for id in [*reversed(self._waiting)][: given.give_back]:
-            if id in self._scopes:
-                self._scopes[id].cancel()
-                self._note(Ended(id, kind="returned"))
+            else:
+                self._start(job)
+        self._start_waiting()
+        for _ in range(min(given.give_back, len(self._waiting))):
+            # The last one, which would wait longest.
+            id, _job = self._waiting.popitem()
+            self._note(Ended(id, kind="returned"))
 
     async def collect(self) -> bytes:
         """Wait for records, then a moment for more of them, and return an encoded `Report`."""
@@ -218,8 +219,18 @@ class NodeHost:
             )
         )
 
+    def _start_waiting(self) -> None:
+        while self._waiting and self._running < self._share:
+            self._running += 1
+            self._start(self._waiting.pop(next(iter(self._waiting))))
+
+    def _start(self, job: RolloutJob | ScoreJob | ProbeJob) -> None:
+        # Before the task runs, because it may be cancelled before that.
+        self._scopes[job.id] = anyio.CancelScope()
+        self._group.start_soon(self._run, job)
+
     async def _run(self, job: RolloutJob | ScoreJob | ProbeJob) -> None:
-        with anyio.CancelScope() as self._scopes[job.id]:
+        with self._scopes[job.id]:
             try:
                 self._note(await self._ended_job(job))
             except HaltError as error:
@@ -228,23 +239,18 @@ class NodeHost:
                 self._note(Ended(job.id, error=str(error), kind="store"))
             except StartError as error:
                 self._note(Ended(job.id, error=str(error), kind=type(error).__name__))
-            finally:
-                del self._scopes[job.id]
+        del self._scopes[job.id]
+        if isinstance(job, RolloutJob):
+            self._running -= 1
+            self._start_waiting()
 
     async def _ended_job(self, job: RolloutJob | ScoreJob | ProbeJob) -> Ended:
+        if isinstance(job, RolloutJob):
+            return Ended(job.id, await self._pool.rollout(job))
         if isinstance(job, ScoreJob):
             return Ended(job.id, scores=await self._pool.score(job))
-        if isinstance(job, ProbeJob):
-            await self._pool.probe(job.policy, price=job.price)
-            return Ended(job.id)
-        try:
-            async with self._limit:
-                # It may have been given back, or cancelled, just as its turn came.
-                await anyio.lowlevel.checkpoint_if_cancelled()
-                del self._waiting[job.id]
-                return Ended(job.id, await self._pool.rollout(job))
-        finally:
-            self._waiting.pop(job.id, None)
+        await self._pool.probe(job.policy, price=job.price)
+        return Ended(job.id)
 
     def _note(self, ended: Ended) -> None:
         self._ended.append(ended)

@@ -50,7 +50,8 @@ __all__ = ["Cluster", "ClusterLostError", "Node", "NodeLostError", "NodesPool", 
 SILENCE_SECONDS = 15.0
 """A node that hasn't reported for this long counts as lost, even if its connection is still open."""
 EMPTY_SECONDS = 60.0
-"""How long a run without a node waits for one to join."""
+"""How long a run without a node waits for one to join, not counting the time in which one loads the repository."""
+WATCH_SECONDS = 0.5
 MAX_LOSSES = 3
 """A job whose nodes were lost this many times runs alone."""
 BRAKE_SECONDS = 2.0
@@ -217,7 +218,6 @@ class NodesPool:
         self._settled = asyncio.Event()
         self._start_error: StartError | None = None
         self._loading = 0
-        self._empty_since = monotonic()
         self._closing = False
         self._halted: str | None = None
         group.start_soon(self._gather)
@@ -524,7 +524,6 @@ class NodesPool:
         self._told.append(
             f"node {member.node.name} was lost ({why}); {counted(len(member.jobs), 'job')} of it run again elsewhere"
         )
-        self._empty_since = monotonic()
         for job in reversed(member.jobs.values()):
             if job.done.done():
                 continue
@@ -540,9 +539,15 @@ class NodesPool:
 
     async def _watch(self) -> None:
         """Stop the run once it has had no node for too long."""
+        waited = 0.0
         while True:
-            await anyio.sleep(0.5)
-            if self._members or self._loading or monotonic() - self._empty_since < EMPTY_SECONDS:
+            await anyio.sleep(WATCH_SECONDS)
+            if self._members:
+                waited = 0.0
+            elif not self._loading:
+                # A node that is lost while it loads may have taken minutes for that.
+                waited += WATCH_SECONDS
+            if waited < EMPTY_SECONDS:
                 continue
             if not self._settled.is_set():
                 none = f"no node with a CPU has joined the cluster for {EMPTY_SECONDS:.0f} s"

@@ -26,7 +26,7 @@ from osmosis_ai.runtime.pool.backends import BACKENDS
 from osmosis_ai.runtime.pool.base import PoolOptions
 from osmosis_ai.runtime.pool.group import HaltError
 from osmosis_ai.runtime.pool.node import Opened, portable, this_version
-from osmosis_ai.runtime.pool.nodes import NodesPool, open_nodes
+from osmosis_ai.runtime.pool.nodes import NodeLostError, NodesPool, open_nodes
 from osmosis_ai.runtime.protocol import LimitsConfig, NotReady, RolloutJob, ScoreJob, WorkerSpec
 from osmosis_ai.runtime.run import events
 from osmosis_ai.runtime.run.prepare import prepare
@@ -262,6 +262,32 @@ async def test_without_any_node_the_run_stops_and_can_be_resumed(
         with pytest.raises(HaltError, match="every node was lost") as caught:
             await here.pool.rollout(job(1))
         assert "--resume" in caught.value.notice
+
+
+async def test_a_node_that_is_lost_after_a_long_start_leaves_time_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a node's network has vanished and its cluster notices that minutes later."""
+    monkeypatch.setattr(nodes, "EMPTY_SECONDS", 2.0)
+    monkeypatch.setattr(nodes, "WATCH_SECONDS", 0.01)
+    cluster = LoopbackCluster()
+
+    class LostAtItsStart(LoopbackNode):
+        async def open(self, boot: bytes) -> bytes:
+            await anyio.sleep(2.2)
+            group.start_soon(join_the_next)
+            raise NodeLostError("its network vanished")
+
+    async def join_the_next() -> None:
+        await anyio.sleep(0.1)
+        cluster.join(LoopbackNode("next", group, hosting(FakePool())))
+
+    async with anyio.create_task_group() as group:
+        cluster.join(LostAtItsStart("slow", group, hosting(FakePool())))
+        async with open_nodes(cluster, WorkerSpec(str(tmp_path), LimitsConfig()), PoolOptions()) as pool:
+            assert pool.where == "1 node"
+            assert pool.news() == ["node slow isn't used: its network vanished"]
+        group.cancel_scope.cancel()
 
 
 async def test_without_its_head_the_run_stops_and_can_be_resumed(tmp_path: Path) -> None:
