@@ -44,6 +44,11 @@ async def receive_file(target: Path, stream: AsyncIterator[bytes], size: int, sh
             raise UploadError("the upload's hash differs from the announced file's")
         await anyio.to_thread.run_sync(part.replace, target)
         await anyio.to_thread.run_sync(sync_folder, target.parent)
+    except OSError:
+        # Its space is free before the rest arrives.
+        part.unlink(missing_ok=True)
+        await _discard(stream, size)
+        raise
     finally:
         part.unlink(missing_ok=True)
     return digest
@@ -81,3 +86,11 @@ async def _write(part: Path, stream: AsyncIterator[bytes], limit: int) -> tuple[
                 await anyio.to_thread.run_sync(flush)
         await anyio.to_thread.run_sync(sync)
     return digest.hexdigest(), size
+
+
+async def _discard(stream: AsyncIterator[bytes], limit: int) -> None:
+    """Read the rest of an upload: a client that is still sending sees a reset connection, and not the answer."""
+    async for chunk in stream:
+        limit -= len(chunk)
+        if limit < 0:
+            return

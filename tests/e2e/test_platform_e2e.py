@@ -118,7 +118,7 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(osmosis: Run, workspace
     try:
         eventually(lambda: (data / "server.json").exists() and "true" in osmosis("platform", "status", "--json").stdout)
         assert osmosis("dataset", "upload", "data/sums.jsonl").code == 0
-        (workspace / "data/large.jsonl").write_bytes(rows(20_000))
+        (workspace / "data/large.jsonl").write_bytes(rows(200_000))
         refused = osmosis("dataset", "upload", "data/large.jsonl", "--json")
         assert refused.code == 1
         assert "can't be stored" in json.loads(refused.stderr)["error"]["message"]
