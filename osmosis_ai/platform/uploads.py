@@ -37,20 +37,19 @@ async def receive_file(target: Path, stream: AsyncIterator[bytes], size: int, sh
     # A name of its own, because a client that retries may still be sending the first time.
     part = target.with_name(f"{target.name}.{uuid.uuid4().hex}{PART}")
     try:
-        digest, written = await _write(part, stream, size)
-        if written != size:
-            raise UploadError(f"the upload has {written} bytes, not the announced {size}")
-        if sha256 not in (None, digest):
-            raise UploadError("the upload's hash differs from the announced file's")
-        await anyio.to_thread.run_sync(part.replace, target)
-        await anyio.to_thread.run_sync(sync_folder, target.parent)
+        try:
+            digest, written = await _write(part, stream, size)
+            if written != size:
+                raise UploadError(f"the upload has {written} bytes, not the announced {size}")
+            if sha256 not in (None, digest):
+                raise UploadError("the upload's hash differs from the announced file's")
+            await anyio.to_thread.run_sync(part.replace, target)
+            await anyio.to_thread.run_sync(sync_folder, target.parent)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError:
-        # Its space is free before the rest arrives.
-        part.unlink(missing_ok=True)
         await _discard(stream, size)
         raise
-    finally:
-        part.unlink(missing_ok=True)
     return digest
 
 

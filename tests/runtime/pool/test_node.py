@@ -19,6 +19,10 @@ from osmosis_ai.testing import FakePool
 pytestmark = pytest.mark.anyio
 
 
+def job(id: str) -> RolloutJob:
+    return RolloutJob(id, Row(0, "0", "s", "u", "g"), 0, "policy")
+
+
 class Hosted:
     """A host whose rollouts end when the test says so."""
 
@@ -39,8 +43,8 @@ class Hosted:
 
     async def order(self, share: int, *jobs: str, cancel: Iterable[str] = (), give_back: int = 0) -> list[str]:
         """Hand over jobs, and return those that run once nothing moves any more."""
-        given = [RolloutJob(id, Row(0, "0", "s", "u", "g"), 0, "policy") for id in jobs]
-        self.host.submit(msgspec.json.encode(Orders(share, given, [*map(Cancel, cancel)], give_back)))
+        given = Orders(share, [*map(job, jobs)], [*map(Cancel, cancel)], give_back)
+        self.host.submit(msgspec.json.encode(given))
         return await self.running()
 
     async def end(self, job: str) -> list[str]:
@@ -92,8 +96,7 @@ async def test_a_waiting_job_that_is_cancelled_never_begins(hosted: Hosted) -> N
 
 
 async def test_a_job_that_is_cancelled_before_its_task_has_run_ends_at_once(hosted: Hosted) -> None:
-    given = [RolloutJob("a", Row(0, "0", "s", "u", "g"), 0, "policy")]
-    hosted.host.submit(msgspec.json.encode(Orders(1, given)))
+    hosted.host.submit(msgspec.json.encode(Orders(1, [job("a")])))
     assert await hosted.order(1, "b", cancel=["a"]) == ["b"]
 
 
@@ -112,8 +115,7 @@ async def test_a_job_that_fails_leaves_its_place_to_the_next() -> None:
             raise StoreError("no space left")
 
     async with _host(Failing()) as host:
-        job = ScoreJob("s", [StoredInput(3, b"", b"")], ["reward"])
-        rollout = RolloutJob("a", Row(0, "0", "s", "u", "g"), 0, "policy")
-        host.submit(msgspec.json.encode(Orders(1, [job, rollout])))
+        scoring = ScoreJob("s", [StoredInput(3, b"", b"")], ["reward"])
+        host.submit(msgspec.json.encode(Orders(1, [scoring, job("a")])))
         found = msgspec.json.decode(await host.collect(), type=Report).ended
     assert [(one.job, one.kind, one.error) for one in found] == [("s", "store", "no space left"), ("a", "", None)]
